@@ -1,0 +1,1 @@
+"""Rows become conversations, conversations become text with regions."""

@@ -1,0 +1,59 @@
+"""The record that leaves the format stage and enters rendering: one normalised conversation."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+
+
+class Role(IntEnum):
+    """Who made a run of tokens; stored as uint8 in shards, so numbers never change."""
+
+    NONE = 0  # glue: text that no message printed
+    SYSTEM = 1
+    USER = 2
+    ASSISTANT = 3
+    TOOL = 4
+    OTHER = 5  # any further role that a template knows (developer, ipython, …)
+
+
+class Part(IntEnum):
+    """Which part of a message's region; stored as uint8 in shards, so numbers never change."""
+
+    GLUE = 0
+    HEADER = 1
+    BODY = 2
+    STOP = 3
+    TAIL = 4
+
+
+ROLE_OF_NAME: dict[str, Role] = {
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+def role_number(name: object) -> Role:
+    """The stored number of a role name as it stands in a message."""
+    return ROLE_OF_NAME.get(name, Role.OTHER) if isinstance(name, str) else Role.OTHER
+
+
+class Conversation(NamedTuple):
+    """One normalised conversation: what a template renders, or plain pieces of text.
+
+    `pieces` is set for rows without a template (plain text, string prompt and completion): the text
+    is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
+    `weights` has one entry per message (None: not given). `variables` are the row's own template variables.
+    `has_float` tells that some value the template may print is a float (the fast renderer prints those differently).
+    """
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    weights: tuple[float | None, ...] | None = None
+    variables: dict[str, Any] | None = None
+    pieces: tuple[tuple[Role, str], ...] | None = None
+    has_float: bool = False
