@@ -1,0 +1,1 @@
+"""Where rows come from: files, folders and hub datasets, cut into slices by content."""

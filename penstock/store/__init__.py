@@ -1,0 +1,1 @@
+"""Committed shards and manifests, and the dataset that reads them through mmap."""

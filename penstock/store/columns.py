@@ -1,0 +1,35 @@
+"""The columns of one shard as numpy arrays: what `store` hands to `view`, `pack` and `report`.
+
+Example i owns tokens ids[id_offsets[i]:id_offsets[i+1]] and segments [segment_offsets[i]:segment_offsets[i+1]].
+`segment_ends` count tokens from the example's own start; the last one of an example is its length.
+A row whose regions are unknown has a single segment: role NONE, part GLUE, message -1.
+Preference data has `sides` (0 chosen, 1 rejected); the two sides of a pair are adjacent, chosen first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Columns(NamedTuple):
+    """Read-only views on a shard's buffers (or arrays in memory, in tests)."""
+
+    ids: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+    id_offsets: npt.NDArray[np.int64]
+    segment_offsets: npt.NDArray[np.int64]
+    segment_ends: npt.NDArray[np.uint32]
+    segment_roles: npt.NDArray[np.uint8]
+    segment_parts: npt.NDArray[np.uint8]
+    segment_messages: npt.NDArray[np.int32]
+    segment_weights: npt.NDArray[np.float32] | None  # NaN: the row gave no weight for this message
+    rows: npt.NDArray[np.uint32]  # row number inside the slice
+    row_hashes: npt.NDArray[np.uint64]
+    sides: npt.NDArray[np.uint8] | None
+
+    @property
+    def examples(self) -> int:
+        """How many examples the shard holds (a pair counts as two)."""
+        return len(self.rows)
