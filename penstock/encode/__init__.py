@@ -1,0 +1,1 @@
+"""Texts become token ids, and the tokens of each segment are counted."""

@@ -1,0 +1,220 @@
+"""Texts in, token ids out: gigatoken where it is known to be equal to tokenizers, tokenizers everywhere else.
+
+`tokenizers` is the reference. The fast engine serves a text only when (1) it agreed with the reference on probes
+made from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines' Unicode
+tables, (3) the text is in NFC where the tokenizer normalises to it. The result never depends on which one served.
+Costs per core: fast 30 to 80 MB/s, reference 1 to 2.5 MB/s; the fast engine's memory grows with unseen words, so it
+is made anew (0.5 s) whenever it has grown by `GROWTH_LIMIT`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.encode.unassigned import uncertain
+from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.errors import TokenizerError
+
+GROWTH_LIMIT = 160 << 20  # bytes of resident memory
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
+
+
+class Encoded(NamedTuple):
+    """Ids of a batch: text i owns ids[offsets[i]:offsets[i+1]]. `reference`: why the slow engine served, by reason."""
+
+    ids: UInt32
+    offsets: Int64
+    reference: Counter[str]
+
+
+class Encoder:
+    """One tokenizer with both engines."""
+
+    def __init__(self, tokenizer_json: bytes, vocabulary: Vocabulary, *, fast: bool = True) -> None:
+        # Parallelism belongs to our worker processes; a thread pool in each would only fight over the cores.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer, processors
+
+        self._json = tokenizer_json
+        self._vocabulary = vocabulary
+        try:
+            self._reference = Tokenizer.from_str(tokenizer_json.decode())
+        except Exception as error:
+            raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
+        self._reference.no_truncation()
+        self._reference.no_padding()
+        self.prefix, self.suffix = self._added_around()
+        # Templates write their own special tokens; and a post-processor may trim offsets.
+        self._reference.post_processor = processors.Sequence([])
+        self._fast: Any = None
+        self._baseline = 0
+        self.why_reference = self._start_fast() if fast else "the fast encoder is switched off"
+
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer itself adds before and after a plain text (its BOS and EOS rule)."""
+        found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for probe in ("a", "Hello there", ""):
+            plain = self._reference.encode(probe, add_special_tokens=False).ids
+            full = self._reference.encode(probe, add_special_tokens=True).ids
+            extra = len(full) - len(plain)
+            at = next((k for k in range(extra + 1) if full[k : k + len(plain)] == plain), None)
+            if at is None:
+                raise TokenizerError("the tokenizer's post-processor changes the text's own tokens; it is not served")
+            if plain:
+                found.add((tuple(full[:at]), tuple(full[at + len(plain) :])))
+        if len(found) > 1:
+            raise TokenizerError("the tokenizer's post-processor adds tokens that depend on the text; it is not served")
+        prefix, suffix = found.pop() if found else ((), ())
+        return list(prefix), list(suffix)
+
+    # -- the fast engine ------------------------------------------------------------------------------------------
+
+    def _start_fast(self) -> str:
+        """Make the fast engine and try it; the reason why it can't serve, or ''."""
+        if self._vocabulary.normalizer is Normalizer.OTHER:
+            return "the tokenizer normalises text in a way the fast encoder is not trusted with"
+        try:
+            self._make_fast()
+        except ImportError as error:
+            return f"gigatoken is not available ({error})"
+        except Exception as error:  # a refusal of the young engine, in whatever form, is not ours to judge
+            self._fast = None
+            return f"gigatoken refuses this tokenizer: {str(error).splitlines()[0]}"
+        probes = _probes(self._vocabulary)
+        expected = [e.ids for e in self._reference.encode_batch_fast(probes, add_special_tokens=False)]
+        ids, offsets = self._run_fast([p.encode() for p in probes])
+        for k, probe in enumerate(probes):
+            if ids[offsets[k] : offsets[k + 1]].tolist() != expected[k]:
+                self._fast = None
+                return f"gigatoken differs from tokenizers on {probe!r}"
+        return ""
+
+    def _make_fast(self) -> None:
+        self._fast = None
+        from gigatoken import Tokenizer
+
+        _release_memory()
+        self._fast = Tokenizer.from_json(self._json).backend
+        self._run_fast([b"warm"])
+        self._baseline = resident_bytes()
+
+    def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
+        layout = self._fast.encode_batch(texts, parallel=False).layout
+        return np.asarray(layout.content.data), np.asarray(layout.offsets.data, dtype=np.int64)
+
+    # -- encoding -------------------------------------------------------------------------------------------------
+
+    def encode(self, texts: list[bytes]) -> Encoded:
+        """Ids of UTF-8 texts, without anything added around them."""
+        if self.why_reference:
+            return self.reference(texts, Counter({self.why_reference: len(texts)}))
+        if resident_bytes() - self._baseline > GROWTH_LIMIT:
+            self._make_fast()
+        slow = self._guarded(texts)
+        ids, offsets = self._run_fast(texts)
+        if not slow:
+            return Encoded(ids, offsets, Counter())
+        rows = sorted(slow)
+        served = self.reference([texts[r] for r in rows], Counter(slow.values()))
+        return _spliced(ids, offsets, rows, served)
+
+    def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
+        """The same, all by the reference engine."""
+        encodings = self._reference.encode_batch_fast([t.decode() for t in texts], add_special_tokens=False)
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(e) for e in encodings], out=offsets[1:])
+        ids = np.empty(int(offsets[-1]), np.uint32)
+        for k, encoding in enumerate(encodings):
+            ids[offsets[k] : offsets[k + 1]] = encoding.ids
+        return Encoded(ids, offsets, why or Counter())
+
+    def token_ends(self, text: bytes) -> Int64:
+        """Where each token of a text ends, in bytes, by the reference's offsets."""
+        decoded = text.decode()
+        encoding = self._reference.encode(decoded, add_special_tokens=False)
+        ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
+        ends = np.maximum.accumulate(ends) if len(ends) else ends
+        if decoded.isascii():
+            return ends
+        code_points = np.frombuffer(decoded.encode("utf-32-le"), np.uint32)
+        widths = 1 + (code_points >= 0x80).astype(np.int64) + (code_points >= 0x800) + (code_points >= 0x10000)
+        return np.concatenate([[0], np.cumsum(widths)])[ends]
+
+    def _guarded(self, texts: list[bytes]) -> dict[int, str]:
+        """Texts the fast engine is not trusted with: number -> reason."""
+        foreign = [k for k, text in enumerate(texts) if not text.isascii()]
+        if not foreign:
+            return {}
+        decoded = [texts[k].decode() for k in foreign]
+        slow: dict[int, str] = {}
+        joined = np.frombuffer("".join(decoded).encode("utf-32-le"), np.uint32)
+        hits = np.flatnonzero(uncertain()[joined])
+        if len(hits):
+            ends = np.cumsum([len(d) for d in decoded])
+            for n in np.unique(np.searchsorted(ends, hits, side="right")).tolist():
+                slow[foreign[n]] = "text with code points newer than Unicode 14"
+        if self._vocabulary.normalizer is Normalizer.NFC:
+            for k, text in zip(foreign, decoded, strict=True):
+                if not unicodedata.is_normalized("NFC", text):
+                    slow.setdefault(k, "text that is not in NFC")
+        return slow
+
+
+def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> Encoded:
+    """The fast result with some rows replaced by the reference's."""
+    pieces: list[UInt32] = []
+    lengths = np.diff(offsets)
+    at = 0
+    for k, row in enumerate(rows):
+        pieces.append(ids[at : offsets[row]])
+        pieces.append(served.ids[served.offsets[k] : served.offsets[k + 1]])
+        lengths[row] = served.offsets[k + 1] - served.offsets[k]
+        at = offsets[row + 1]
+    pieces.append(ids[at:])
+    return Encoded(np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), served.reference)
+
+
+def _probes(vocabulary: Vocabulary) -> list[str]:
+    """Texts on which the engines must agree before the fast one serves."""
+    added = [t.content for t in vocabulary.added]
+    shown = added[:40] + added[-40:] if len(added) > 80 else added
+    around = ["a{}b", " {} x", "\n{}\n", "{}{}", "1{}.", "x  {}  y", "é{}日本"]
+    texts = [pattern.replace("{}", token) for token in shown for pattern in around]
+    return [
+        *texts,
+        *added[40:-40],
+        "Hello, world! It's 12345.67 — “quoted” (don't)…\n\n\n  indented\t\ttabs  \r\nCRLF \u00a0nbsp ",
+        "def f(x):\n    return {'a': [1, 2, 3], \"b\": x**2}  # 100%\n\n\n",
+        "Grüße, señor; café naïve. Привет, мир! Γειά σου. שלום עולם. مرحبا بالعالم ١٢٣. नमस्ते दुनिया. สวัสดี",
+        "你好，世界！日本語のテキスト、한국어 문장입니다。繁體中文 ㍿ ﬁ ½ ² ① Ⅻ",
+        "😀👩‍👩‍👧‍👦🏳️‍🌈 zero\u200bwidth\u200djoin\ufeff soft\u00adhyphen \u0000\u0001\u001f\u007f\u0085\u2028\u2029",
+        "<|im_start|> </s> [INST] <think> <tool_call> {{ x }} {% y %} <0x0A> ▁ Ġ Ċ",
+        " leading", "trailing ", "   ", "\n", "\t\n \n", "", "'S 'll 'RE I'M we'Ve", "A" * 300, "ab" * 200, "0" * 50,
+    ]  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (0 where the system does not tell)."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _release_memory() -> None:
+    """Give freed memory back to the system; without it the engine made anew would start on top of the old one."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):  # not glibc: memory goes back when the allocator sees fit
+        return

@@ -1,0 +1,136 @@
+"""What `tokenizer.json` says about its tokens: ids, bytes, special tokens, the normaliser.
+
+Enters the file's bytes; leaves arrays indexed by token id. The byte length of a token is what it stands for in
+the text; where that is not known for a kind of tokenizer it is 0, and offsets of the reference encoder are used.
+Costs about 0.15 s for 150,000 tokens, once per process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from penstock.errors import TokenizerError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Normalizer(StrEnum):
+    """How the tokenizer changes text before it looks at it."""
+
+    NONE = "none"
+    NFC = "nfc"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is matched in the text before anything else."""
+
+    id: int
+    content: str
+    special: bool
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level tokenizers write for the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+class Vocabulary:
+    """Tokens of one `tokenizer.json`."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        try:
+            config = orjson.loads(tokenizer_json)
+            model = config["model"]
+            vocab = model["vocab"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise TokenizerError(f"tokenizer.json can't be understood: {error!r}") from error
+        self._config: dict[str, Any] = config
+        added = config.get("added_tokens") or []
+        self.added = tuple(AddedToken(int(t["id"]), str(t["content"]), bool(t.get("special"))) for t in added)
+        self._tokens: dict[str, int] = (
+            vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
+        )
+        ids = [*self._tokens.values(), *(t.id for t in self.added)]
+        self.size = max(ids, default=-1) + 1
+
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """The smallest unsigned type that holds every id, added tokens included."""
+        return np.uint16 if self.size <= 1 << 16 else np.uint32
+
+    @cached_property
+    def special_contents(self) -> frozenset[str]:
+        """The texts of the special tokens."""
+        return frozenset(t.content for t in self.added if t.special)
+
+    @cached_property
+    def special(self) -> npt.NDArray[np.bool_]:
+        """For each id: is it a special token?"""
+        table = np.zeros(self.size, np.bool_)
+        table[[t.id for t in self.added if t.special]] = True
+        return table
+
+    @cached_property
+    def normalizer(self) -> Normalizer:
+        """What the tokenizer does to text first, as far as it matters here."""
+        names = set(_types(self._config.get("normalizer")))
+        if not names - {"Sequence"}:
+            return Normalizer.NONE
+        return Normalizer.NFC if names - {"Sequence"} == {"NFC"} else Normalizer.OTHER
+
+    @cached_property
+    def byte_lengths(self) -> npt.NDArray[np.int32]:
+        """For each id, how many bytes of text it stands for (0: not known)."""
+        lengths = np.zeros(self.size, np.int32)
+        kinds = {*_types(self._config.get("decoder")), *_types(self._config.get("pre_tokenizer"))}
+        if "ByteLevel" in kinds:
+            alphabet = _byte_alphabet().keys()
+            known = {i: len(t) if alphabet >= set(t) else 0 for t, i in self._tokens.items()}
+        else:
+            known = {i: _piece_length(t) for t, i in self._tokens.items()}
+        lengths[list(known)] = list(known.values())
+        for token in self.added:
+            lengths[token.id] = len(token.content.encode())
+        return lengths
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """For each id, the bytes it stands for, for display."""
+        table = [b""] * self.size
+        byte_level = "ByteLevel" in {*_types(self._config.get("decoder")), *_types(self._config.get("pre_tokenizer"))}
+        alphabet = _byte_alphabet()
+        for text, i in self._tokens.items():
+            if byte_level and alphabet.keys() >= set(text):
+                table[i] = bytes(alphabet[c] for c in text)
+            elif match := _BYTE_TOKEN.fullmatch(text):
+                table[i] = bytes([int(match[1], 16)])
+            else:
+                table[i] = text.replace("▁", " ").encode()
+        for token in self.added:
+            table[token.id] = token.content.encode()
+        return table
+
+
+def _piece_length(text: str) -> int:
+    """Bytes of a SentencePiece-style piece: ▁ is a space, <0x0A> is one byte."""
+    return 1 if _BYTE_TOKEN.fullmatch(text) else len(text.replace("▁", " ").encode())
+
+
+def _types(node: Any) -> list[str]:
+    """The type names in a normaliser, pre-tokenizer or decoder and in what it contains."""
+    if not isinstance(node, dict):
+        return []
+    parts = [p for key in ("normalizers", "pretokenizers", "decoders") for p in node.get(key) or []]
+    return [str(node.get("type")), *(name for part in parts for name in _types(part))]

@@ -1,0 +1,158 @@
+"""The files of a tokenizer: from a folder, from a `tokenizer.json`, or from the hub by name.
+
+Enters a path or a hub name; leaves the bytes of `tokenizer.json`, the named special tokens and the chat
+templates, resolved as transformers does. Only the bytes count: the name never enters a key.
+Penstock goes by `tokenizer.json`; classes that rebuild a tokenizer from other files are not consulted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import TemplateError, TokenizerError
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+HUB_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What a tokenizer's files say."""
+
+    name: str
+    tokenizer_json: bytes
+    special_tokens: Mapping[str, str]
+    templates: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def template(self, choice: str | None = None) -> dict[str, str]:
+        """The templates to render with, under `default` and, where the tokenizer has one, `tool_use`.
+
+        `choice` is a file (or `-`-free literal path) or the name of one of the tokenizer's templates.
+        """
+        if choice is None:
+            if not self.templates:
+                raise TemplateError(
+                    f"the tokenizer {self.name!r} has no chat template. Give one with --template FILE.jinja."
+                )
+            if "default" not in self.templates:
+                raise TemplateError(
+                    f"the tokenizer {self.name!r} has several chat templates and no default: "
+                    f"{', '.join(sorted(self.templates))}. Choose one with --template NAME."
+                )
+            return {name: text for name, text in self.templates.items() if name in ("default", "tool_use")}
+        if choice in self.templates:
+            return {"default": self.templates[choice]}
+        path = Path(choice).expanduser()
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise TemplateError(f"{path}: the template is not UTF-8 text (byte {error.start})") from error
+        except OSError as error:
+            known = f", and the tokenizer's templates are: {', '.join(sorted(self.templates))}" if self.templates else ""
+            raise TemplateError(f"--template {choice}: no such file{known}") from error
+
+
+def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelFolder:
+    """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name."""
+    path = Path(spec).expanduser()
+    if path.is_file():
+        folder = path.parent
+        tokenizer = path
+    else:
+        folder = path if path.is_dir() else _from_hub(str(spec), revision)
+        tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise TokenizerError(_no_tokenizer_json(folder, str(spec)))
+    config = _read_object(folder / "tokenizer_config.json")
+    tokens = _special_tokens(_read_object(folder / "special_tokens_map.json"), config)
+    data = tokenizer.read_bytes()
+    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(_warnings(data, config, str(spec))))
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "://" in name:
+        raise TokenizerError(f"no tokenizer at {name!r}: the folder does not exist")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
+    except Exception as error:
+        raise TokenizerError(
+            f"no folder {name!r} here, and the hub has not given a tokenizer of that name: {error}. "
+            "Check the name, or pass the path of a folder with tokenizer.json."
+        ) from error
+
+
+def _no_tokenizer_json(folder: Path, spec: str) -> str:
+    present = sorted(p.name for p in folder.iterdir())[:12] if folder.is_dir() else []
+    return (
+        f"{spec}: there is no tokenizer.json (found: {', '.join(present) or 'nothing'}). Penstock serves tokenizers in that "
+        "format only; save one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise TokenizerError(f"{path}: invalid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: expected a JSON object")
+    return value
+
+
+def _special_tokens(*layers: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for layer in layers:  # the configuration wins over special_tokens_map.json, as in transformers
+        for key in NAMED_TOKENS:
+            value = layer.get(key)
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[key] = content
+    return {key: tokens[key] for key in NAMED_TOKENS if key in tokens}
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        templates["default"] = single.read_text(encoding="utf-8")
+    for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[extra.stem] = extra.read_text(encoding="utf-8")
+    if templates:  # files win over the configuration, as in transformers
+        return templates
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in given}
+    return {}
+
+
+def _warnings(data: bytes, config: Mapping[str, Any], name: str) -> list[str]:
+    declared = config.get("added_tokens_decoder")
+    if not isinstance(declared, dict):
+        return []
+    contents = (str(entry.get("content", "")) for entry in declared.values() if isinstance(entry, dict))
+    missing = [c for c in contents if c.encode() not in data and orjson.dumps(c)[1:-1] not in data]
+    if not missing:
+        return []
+    return [
+        f"{name}: tokenizer_config.json declares {len(missing)} added token(s) that tokenizer.json lacks "
+        f"(for example {missing[0]!r}). Penstock goes by tokenizer.json."
+    ]
