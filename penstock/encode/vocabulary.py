@@ -70,6 +70,11 @@ class Vocabulary:
         """The smallest unsigned type that holds every id, added tokens included."""
         return np.uint16 if self.size <= 1 << 16 else np.uint32
 
+    def id_of(self, content: str) -> int | None:
+        """The id of a token by its text."""
+        added = next((t.id for t in self.added if t.content == content), None)
+        return added if added is not None else self._tokens.get(content)
+
     @cached_property
     def special_contents(self) -> frozenset[str]:
         """The texts of the special tokens."""

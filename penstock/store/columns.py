@@ -18,8 +18,8 @@ class Columns(NamedTuple):
     """Read-only views on a shard's buffers (or arrays in memory, in tests)."""
 
     ids: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-    id_offsets: npt.NDArray[np.int64]
-    segment_offsets: npt.NDArray[np.int64]
+    id_offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]
+    segment_offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]
     segment_ends: npt.NDArray[np.uint32]
     segment_roles: npt.NDArray[np.uint8]
     segment_parts: npt.NDArray[np.uint8]

@@ -1,0 +1,114 @@
+"""The cache folder: where shards, manifests and tokenizers are, and how they get there.
+
+    CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
+    CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
+    CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
+    CACHE/memo/…, claims/…, tmp/…      conveniences; losing them only repeats work
+
+A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import CorruptError, StoreError
+from penstock.store.files import bytes_digest, explained, file_digest, make_folder, write_whole
+from penstock.store.shard import canonical, read_shard
+
+CACHE_VARIABLE = "PENSTOCK_CACHE"
+_NAME = re.compile(r"b3-[0-9a-f]{64}")
+
+
+def default_cache() -> Path:
+    """`PENSTOCK_CACHE`, or the usual place for caches."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "penstock"
+
+
+def checked_name(name: object) -> str:
+    """A digest from a file, fit to become part of a path; anything else is refused."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
+    return name
+
+
+class Cache:
+    """One cache folder."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        text = os.fspath(root) if root is not None else ""
+        if "://" in text:
+            raise StoreError(
+                f"{text}: the cache must be on a file system; object stores have no atomic rename. "
+                "Use a local or NFS folder with --cache."
+            )
+        self.root = (Path(text).expanduser() if text else default_cache()).absolute()
+        self.tmp = self.root / "tmp"
+
+    def shard_path(self, name: str) -> Path:
+        """Where the shard of that name is, or will be."""
+        return self.root / "shards" / checked_name(name)[3:5] / f"{name}.arrow"
+
+    def note_path(self, name: str) -> Path:
+        """Where counts, digest and engines of a shard are noted."""
+        return self.shard_path(name).with_suffix(".json")
+
+    def dataset_path(self, key: str) -> Path:
+        """The folder of the dataset of that key."""
+        return self.root / "datasets" / checked_name(key)
+
+    def tokenizer_path(self, digest: str) -> Path:
+        """Where the tokenizer.json with that digest is kept."""
+        return self.root / "tokenizers" / f"{checked_name(digest)}.json"
+
+    def prepare_root(self) -> None:
+        """Make the cache folder; a StoreError with the remedy where that can't be."""
+        make_folder(self.root)
+        make_folder(self.tmp, like=self.root)
+        with explained(self.root, "can't be written"):
+            if not os.access(self.tmp, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+
+    def has_shard(self, name: str) -> bool:
+        """Is the shard there for this user?"""
+        return os.access(self.shard_path(name), os.R_OK)
+
+    def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
+        """Put a shard and its note in place; the shard last."""
+        note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
+        write_whole(self.note_path(name), canonical(note), self.tmp, "note")
+        write_whole(self.shard_path(name), data, self.tmp, "shard")
+
+    def shard_note(self, name: str) -> dict[str, Any]:
+        """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
+        path = self.note_path(name)
+        try:
+            note = orjson.loads(path.read_bytes())
+            if isinstance(note, dict) and note.get("bytes") == self.shard_path(name).stat().st_size:
+                return note
+        except (OSError, orjson.JSONDecodeError):
+            pass  # a note is a convenience: the shard itself is the truth
+        columns, _ = read_shard(self.shard_path(name))
+        return {
+            "examples": columns.examples,
+            "tokens": int(columns.id_offsets[-1]),
+            "digest": file_digest(self.shard_path(name)),
+            "bytes": self.shard_path(name).stat().st_size,
+        }
+
+    def keep_tokenizer(self, tokenizer_json: bytes) -> str:
+        """Keep a tokenizer.json by its digest, so that datasets can be shown without its folder."""
+        name = bytes_digest(tokenizer_json)
+        path = self.tokenizer_path(name)
+        if not path.exists():
+            write_whole(path, tokenizer_json, self.tmp, "tokenizer")
+        return name

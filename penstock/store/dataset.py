@@ -1,0 +1,182 @@
+"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from penstock.encode.vocabulary import Vocabulary
+from penstock.errors import StoreError
+from penstock.store.cache import Cache
+from penstock.store.columns import Columns
+from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.shard import ShardMeta, read_shard
+
+
+class Place(NamedTuple):
+    """Where an example comes from: ordinal of the source file and number of the row in it, from 0."""
+
+    source: int
+    row: int
+
+
+class Dataset:
+    """The examples of a manifest, in the order of their rows."""
+
+    def __init__(self, cache: Cache, manifest: Manifest) -> None:
+        self.cache = cache
+        self.manifest = manifest
+        self.shard_examples = np.asarray(manifest.shards.examples, np.int64)
+        self._ends = np.cumsum(self.shard_examples)
+        self._open: OrderedDict[int, Columns] = OrderedDict()
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The content key."""
+        return self.manifest.key
+
+    @property
+    def path(self) -> Path:
+        """The dataset's folder."""
+        return self.cache.dataset_path(self.key)
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """All that decided the tokens besides the rows."""
+        return self.manifest.recipe
+
+    @property
+    def ledger(self) -> Mapping[str, Any]:
+        """The build ledger: rows in = rows kept + rejected, with reasons."""
+        return self.manifest.ledger
+
+    @property
+    def is_preference(self) -> bool:
+        """Does it hold pairs?"""
+        return self.manifest.preference
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all examples."""
+        return sum(self.manifest.shards.tokens)
+
+    def __len__(self) -> int:
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        return total // 2 if self.is_preference else total
+
+    def __repr__(self) -> str:
+        kind = "pairs" if self.is_preference else "examples"
+        return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
+
+    # -- what is in it --------------------------------------------------------------------------------------------
+
+    @property
+    def examples(self) -> int:
+        """How many token sequences there are; a pair has two."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the shards, in order."""
+        return self.manifest.shards.names
+
+    def columns(self, shard: int) -> Columns:
+        """The arrays of a shard; the most recently used ones stay open."""
+        found = self._open.get(shard)
+        if found is not None:
+            self._open.move_to_end(shard)
+            return found
+        columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
+        self._open[shard] = columns
+        if len(self._open) > _open_limit():
+            self._open.popitem(last=False)
+        return columns
+
+    def shard_meta(self, shard: int) -> ShardMeta:
+        """Ledger, rejected rows and proof of a shard."""
+        return read_shard(self.cache.shard_path(self.shards[shard]))[1]
+
+    def find(self, example: int) -> tuple[int, int]:
+        """Shard of an example, and its number there."""
+        if not 0 <= example < self.examples:
+            raise IndexError(f"example {example} of {self.examples}")
+        shard = int(np.searchsorted(self._ends, example, side="right"))
+        return shard, example - int(self._ends[shard]) + int(self.shard_examples[shard])
+
+    def locate(self, example: int) -> Place:
+        """Where an example comes from."""
+        shard, number = self.find(example)
+        table = self.manifest.shards
+        return Place(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
+
+    def input_ids(self, example: int) -> npt.NDArray[Any]:
+        """The tokens of an example."""
+        shard, number = self.find(example)
+        columns = self.columns(shard)
+        return columns.ids[columns.id_offsets[number] : columns.id_offsets[number + 1]]
+
+    # -- its tokenizer --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer it was made with."""
+        path = self.cache.tokenizer_path(self.recipe["tokenizer"])
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path}: the dataset's tokenizer is gone ({error.strerror}); prepare again") from error
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Ids and bytes of its tokens."""
+        return Vocabulary(self.tokenizer_json)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a named special token such as `eos_token`, where the tokenizer has one."""
+        content = self.recipe["special_tokens"].get(name)
+        return self.vocabulary.id_of(content) if content is not None else None
+
+    @cached_property
+    def notes(self) -> Mapping[str, Any]:
+        """What is known beside the dataset: the paths it was last prepared from."""
+        try:
+            value = orjson.loads((self.path / "notes.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
+        return open_dataset, (str(self.path),)
+
+
+def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
+    """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
+    path = Path(where).expanduser()
+    if path.name == "manifest.json":
+        path = path.parent
+    if (path / "manifest.json").is_file():
+        return Dataset(Cache(path.absolute().parent.parent), read_manifest(path / "manifest.json"))
+    home = Cache(cache)
+    found = sorted((home.root / "datasets").glob(f"{path.name}*/manifest.json")) if path.name.startswith("b3-") else []
+    if len(found) == 1:
+        return Dataset(home, read_manifest(found[0]))
+    if found:
+        raise StoreError(f"{where}: {len(found)} datasets begin with that; give more of the key")
+    raise StoreError(f"{where}: no dataset here, and none of that key in {home.root}. `penstock cache ls` shows them.")
+
+
+def _open_limit() -> int:
+    """How many shards may stay mapped: each holds a file descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(soft if soft != resource.RLIM_INFINITY else hard, 8192) // 2)

@@ -1,0 +1,124 @@
+"""A shard file: the examples of one slice as one Arrow IPC record batch.
+
+The bytes depend on the slice and the recipe alone. The schema's metadata carries, as canonical JSON, what else belongs
+to the slice: its build ledger, its rejected rows and the rows that its proof sampled. Read through mmap: opening costs
+the footer, columns are numpy views on the file's pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from penstock.errors import CorruptError, FormatError
+from penstock.store.columns import Columns
+
+FORMAT_VERSION = 1
+_META = b"penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMeta:
+    """What a shard says about its slice besides the examples."""
+
+    ledger: Mapping[str, Any]
+    rejected: list[dict[str, Any]]
+    proof: Mapping[str, Any]
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys: equal values have equal bytes."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
+    """The bytes of a shard file."""
+    batch = _record_batch(columns)
+    described = {"format": FORMAT_VERSION, "ledger": meta.ledger, "rejected": meta.rejected, "proof": meta.proof}
+    batch = batch.replace_schema_metadata({_META: canonical(described)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _lists(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def _record_batch(columns: Columns) -> pa.RecordBatch:
+    segments = columns.segment_offsets
+    arrays = {
+        "input_ids": _lists(columns.ids, columns.id_offsets),
+        "segment_ends": _lists(columns.segment_ends, segments),
+        "segment_roles": _lists(columns.segment_roles, segments),
+        "segment_parts": _lists(columns.segment_parts, segments),
+        "segment_messages": _lists(columns.segment_messages, segments),
+        "row": pa.array(columns.rows),
+        "row_hash": pa.array(columns.row_hashes),
+    }
+    if columns.segment_weights is not None:
+        arrays["segment_weights"] = _lists(columns.segment_weights, segments)
+    if columns.sides is not None:
+        arrays["side"] = pa.array(columns.sides)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
+    """Open a shard; raises CorruptError when it is not a whole shard file."""
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            batch = reader.get_batch(0)
+            described = orjson.loads(reader.schema.metadata[_META])
+    except FileNotFoundError:
+        raise CorruptError(
+            f"{path}: the shard is gone, though a dataset needs it. Run the same prepare again: it redoes this slice only."
+        ) from None
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
+        ) from error
+    check_format(described.get("format"), path)
+    meta = ShardMeta(described["ledger"], described["rejected"], described["proof"])
+    return _columns(batch), meta
+
+
+def check_format(version: object, path: Path) -> None:
+    """Refuse what another format version wrote."""
+    if version != FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: format version {version!r}, but this Penstock reads version {FORMAT_VERSION}. "
+            "Use the Penstock that wrote it, or prepare again into another cache."
+        )
+
+
+def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    column = batch.column(name)
+    return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy(zero_copy_only=True)
+
+
+def _columns(batch: pa.RecordBatch) -> Columns:
+    names = set(batch.schema.names)
+    ids, id_offsets = _values(batch, "input_ids")
+    ends, segment_offsets = _values(batch, "segment_ends")
+    return Columns(
+        ids=ids,
+        id_offsets=id_offsets,
+        segment_offsets=segment_offsets,
+        segment_ends=ends,
+        segment_roles=_values(batch, "segment_roles")[0],
+        segment_parts=_values(batch, "segment_parts")[0],
+        segment_messages=_values(batch, "segment_messages")[0],
+        segment_weights=_values(batch, "segment_weights")[0] if "segment_weights" in names else None,
+        rows=batch.column("row").to_numpy(zero_copy_only=True),
+        row_hashes=batch.column("row_hash").to_numpy(zero_copy_only=True),
+        sides=batch.column("side").to_numpy(zero_copy_only=True) if "side" in names else None,
+    )
