@@ -1,0 +1,132 @@
+"""The row formats: options of the user enter, the column mapping that reads every row leaves.
+
+`Mapping` is all that a row's columns and role names decide; it goes into the recipe as `as_json()`. Optional
+columns (tools, system, …) are in it whether or not the sample rows had them, so that a row that has them later
+is read the same way. How a mapping is found is in `formats_detect`, how it reads rows in `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+CALLS = "tool_calls"  # as a role's target: an assistant message whose text is the JSON of its tool calls
+
+WEIGHT_KEYS = ("weight", "train", "trainable", "masked", "loss", "loss_scale", "loss_weight")
+INVERSE_WEIGHT_KEY = "masked"  # true means: not trained
+
+ROLES: dict[str, str] = {name: name for name in ("system", "user", "assistant", "tool", "developer")}
+SHAREGPT_ROLES: dict[str, str] = {
+    **ROLES,
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": CALLS,
+    "tool_call": CALLS,
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+}
+
+
+class Format(StrEnum):
+    """How a row says its conversation. In the order of preference where several fit."""
+
+    PREFERENCE = "preference"
+    MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    PROMPT_COMPLETION = "prompt_completion"
+    ALPACA = "alpaca"
+    QUERY_RESPONSE = "query_response"
+    TEXT = "text"
+
+
+def option(text: str, default: Any = None) -> Any:
+    """A field whose help text travels with it, for command-line flags and documentation."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """What the user may say about the rows. None: found from the columns."""
+
+    format: str = option("Row format: auto, " + ", ".join(Format), "auto")
+    messages_key: str | None = option("Column with the list of messages")
+    tools_key: str | None = option("Column with the tools")
+    system_key: str | None = option("Column with the system prompt")
+    variables_key: str | None = option("Column with the row's own template variables")
+    text_key: str | None = option("Column with plain text")
+    prompt_key: str | None = option("Column with the prompt: a string or a list of messages")
+    completion_key: str | None = option("Column with the completion: a string or a list of messages")
+    chosen_key: str | None = option("Column with the preferred answer")
+    rejected_key: str | None = option("Column with the other answer")
+    query_key: str | None = option("Column with the question or instruction")
+    input_key: str | None = option("Column with the instruction's input, put below it after a blank line")
+    response_key: str | None = option("Column with the answer")
+    history_key: str | None = option("Column with earlier [question, answer] pairs")
+    role_key: str | None = option("Key of the role in a message")
+    content_key: str | None = option("Key of the content in a message")
+    weight_keys: tuple[str, ...] = option("Keys of a message that hold its weight in the loss", WEIGHT_KEYS)
+    roles: MappingABC[str, str] = field(
+        default_factory=dict, metadata={"help": "What a role name means, for example bot=assistant"}
+    )
+
+    def column(self, purpose: str) -> str | None:
+        """The column that the user named for a purpose."""
+        value: str | None = getattr(self, f"{purpose}_key")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Which columns and keys make a conversation. Equal mappings read every row equally."""
+
+    format: Format
+    columns: tuple[tuple[str, str], ...]  # purpose, column; sorted
+    role_key: str = ""  # these four are empty where the format has no messages
+    content_key: str = ""
+    roles: tuple[tuple[str, str], ...] = ()  # name in the row, role for the template; sorted
+    weight_keys: tuple[str, ...] = ()
+    seen: tuple[str, ...] = field(default=(), compare=False)  # of the sample rows, only to be shown
+    unused: tuple[str, ...] = field(default=(), compare=False)
+    renamed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    def column(self, purpose: str) -> str | None:
+        """The column that serves a purpose, if the format has that purpose."""
+        return dict(self.columns).get(purpose)
+
+    def as_json(self) -> dict[str, Any]:
+        """All that decides how rows are read, and nothing else: the mapping's part of the recipe."""
+        return {
+            "format": self.format.value,
+            "columns": dict(self.columns),
+            "role_key": self.role_key,
+            "content_key": self.content_key,
+            "roles": dict(self.roles),
+            "weight_keys": list(self.weight_keys),
+        }
+
+    @classmethod
+    def from_json(cls, value: MappingABC[str, Any]) -> Self:
+        """The mapping that `as_json` wrote."""
+        return cls(
+            format=Format(value["format"]),
+            columns=tuple(sorted(value["columns"].items())),
+            role_key=value["role_key"],
+            content_key=value["content_key"],
+            roles=tuple(sorted(value["roles"].items())),
+            weight_keys=tuple(value["weight_keys"]),
+        )
+
+    def describe(self) -> str:
+        """One line for the user: `messages (columns: messages, tools; not used: label)`."""
+        facts = [f"columns: {', '.join(self.seen or sorted(column for _, column in self.columns))}"]
+        if self.renamed:
+            facts.append("roles: " + ", ".join(f"{name}={role}" for name, role in self.renamed))
+        if self.unused:
+            facts.append("not used: " + ", ".join(self.unused))
+        return f"{self.format.value} ({'; '.join(facts)})"
