@@ -1,0 +1,77 @@
+"""What a view serves: one example, or a pair of them, as numpy arrays of equal length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from penstock.chat.regions import Bool, Int64
+from penstock.store.columns import Columns
+from penstock.view.examples import Place
+from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.runs import Float32, Runs
+
+IGNORED: Final = -100  # the label that every trainer leaves out of the loss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """One token sequence with its loss weights. Labels stand at their own token; shifting is the model's part."""
+
+    input_ids: Int64
+    loss_weights: Float32
+    row: Place
+    start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
+    runs: Runs  # who made which tokens; runs outside the window are there, and empty
+
+    @property
+    def loss_mask(self) -> Bool:
+        """Which tokens are trained."""
+        return self.loss_weights > 0
+
+    @property
+    def labels(self) -> Int64:
+        """The ids where trained, -100 elsewhere."""
+        return np.where(self.loss_mask, self.input_ids, IGNORED)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Two answers to one prompt; both sides begin with the same `prompt_length` tokens, which are not trained."""
+
+    chosen: Example
+    rejected: Example
+    prompt_length: int
+
+    @property
+    def row(self) -> Place:
+        """Where the pair comes from."""
+        return self.chosen.row
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which tokens of a row become an example: start:end, trained from `trained_from` on."""
+
+    start: int
+    end: int
+    trained_from: int = 0
+
+
+def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: Place) -> Example:
+    """The window of example `number` of a shard, weighted by the policy on the whole row."""
+    first = int(columns.id_offsets[number])
+    runs = Runs.of(columns, number, number + 1)
+    weights = run_weights(policy, runs)
+    runs = runs._replace(ends=np.minimum(np.maximum(runs.ends, cut.start), cut.end) - cut.start)
+    loss_weights = weights.repeat(runs.lengths)
+    if cut.trained_from > cut.start:
+        loss_weights[: cut.trained_from - cut.start] = 0
+    return Example(
+        columns.ids[first + cut.start : first + cut.end].astype(np.int64), loss_weights, row, cut.start, runs
+    )

@@ -1,0 +1,78 @@
+"""Loss policies: how much each run of tokens counts in the loss.
+
+Enters: the runs of one example or of a whole shard; the same function serves both, so that what is counted is what is
+served. Leaves: one weight per run, 0 where it is not trained.
+
+An assistant message is trained on its body and its stop token, never on its header or on white space after the stop.
+A weight that the row gives to a message multiplies the runs that the policy trains, whatever the policy; under
+`customized` it also decides for messages of other roles. Runs that no message made are trained by `all_tokens` alone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from penstock.chat.conversation import Part, Role
+from penstock.chat.regions import Bool
+from penstock.view.runs import Float32, Runs
+
+
+class LossPolicy(StrEnum):
+    """What is trained; the values are the option's."""
+
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
+    LAST_ASSISTANT_TURN = "last_assistant_turn"
+    ALL_MESSAGES = "all_messages"
+    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
+    ALL_TOKENS = "all_tokens"
+    CUSTOMIZED = "customized"
+
+    @property
+    def needs_regions(self) -> bool:
+        """Whether a row must have certain regions to be served."""
+        return self is not LossPolicy.ALL_TOKENS
+
+
+def run_weights(policy: LossPolicy, runs: Runs) -> Float32:
+    """The loss weight of each run."""
+    chosen = _chosen(policy, runs)
+    weights = chosen.astype(np.float32)
+    if runs.weights is None:
+        return weights
+    given = ~np.isnan(runs.weights)
+    if policy is LossPolicy.CUSTOMIZED:
+        given &= _is_content(runs)
+    else:
+        given &= chosen
+    np.copyto(weights, runs.weights, where=given)
+    return weights
+
+
+def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
+    """The runs that the policy trains where the row gives no weights."""
+    assistant = runs.by(Role.ASSISTANT)
+    match policy:
+        case LossPolicy.ALL_ASSISTANT_MESSAGES | LossPolicy.CUSTOMIZED:
+            return assistant & _is_content(runs)
+        case LossPolicy.LAST_ASSISTANT_MESSAGE:
+            last = runs.highest_message(assistant)
+            trained: Bool = runs.messages == np.repeat(last, runs.counts)
+            return trained & assistant & _is_content(runs)
+        case LossPolicy.LAST_ASSISTANT_TURN:
+            last = runs.highest_message(runs.by(Role.USER))
+            trained = runs.messages > np.repeat(last, runs.counts)
+            return trained & assistant & _is_content(runs)
+        case LossPolicy.ALL_MESSAGES:
+            return _is_content(runs)
+        case LossPolicy.ALL_USER_AND_SYSTEM_MESSAGES:
+            return runs.by(Role.USER, Role.SYSTEM) & _is_content(runs)
+        case LossPolicy.ALL_TOKENS:
+            return np.ones(len(runs.roles), np.bool_)
+
+
+def _is_content(runs: Runs) -> Bool:
+    """Bodies and stop tokens: what a message says, and that it ends."""
+    return runs.of_part(Part.BODY, Part.STOP)

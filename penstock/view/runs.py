@@ -1,0 +1,130 @@
+"""Segments as arrays of runs: the one form in which policies, windows and statistics see a shard.
+
+Enters: the columns of a shard (or a few of its examples). Leaves: `Runs`, and `Tally`, which counts tokens of
+chosen runs inside windows of rows. Token ids are never touched. Costs a handful of passes over the segments;
+a window costs one binary search at each end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.chat.conversation import Part, Role
+from penstock.chat.regions import Bool, Int32, Int64, UInt8
+from penstock.store.columns import Columns
+
+Float32 = npt.NDArray[np.float32]
+UInt32 = npt.NDArray[np.uint32]
+UInt64 = npt.NDArray[np.uint64]
+
+
+class Runs(NamedTuple):
+    """The segments of consecutive examples; example i owns entries offsets[i]:offsets[i+1]."""
+
+    offsets: Int64
+    ends: UInt32  # in tokens from the example's own start
+    roles: UInt8
+    parts: UInt8
+    messages: Int32
+    weights: Float32 | None  # NaN: not given
+
+    @classmethod
+    def of(cls, columns: Columns, first: int = 0, last: int | None = None) -> Runs:
+        """The runs of examples first:last of a shard (all of them by default), without copying."""
+        offsets = columns.segment_offsets[first : (columns.examples if last is None else last) + 1]
+        own = slice(int(offsets[0]), int(offsets[-1]))
+        weights = columns.segment_weights
+        return cls(
+            offsets - offsets[0],
+            columns.segment_ends[own],
+            columns.segment_roles[own],
+            columns.segment_parts[own],
+            columns.segment_messages[own],
+            None if weights is None else weights[own],
+        )
+
+    @property
+    def counts(self) -> Int64:
+        """Runs per example."""
+        return np.diff(self.offsets)
+
+    @property
+    def lengths(self) -> UInt32:
+        """Tokens per run."""
+        lengths = self.ends.copy()
+        lengths[1:] -= self.ends[:-1]  # wraps where an example begins; set below
+        if len(self.offsets) > 2:
+            first = self.offsets[:-1][self.counts > 0]
+            lengths[first] = self.ends[first]
+        return lengths
+
+    @property
+    def sizes(self) -> Int64:
+        """Tokens per example."""
+        sizes = np.zeros(len(self.offsets) - 1, np.int64)
+        filled = self.counts > 0
+        sizes[filled] = self.ends[self.offsets[1:][filled] - 1]
+        return sizes
+
+    @property
+    def unknown(self) -> Bool:
+        """Which examples have no certain regions: those with a single run, that no message made."""
+        unknown: Bool = self.counts == 1
+        only = self.offsets[:-1][unknown]
+        unknown[unknown] = (self.by(Role.NONE) & self.of_part(Part.GLUE))[only]
+        return unknown
+
+    def by(self, *roles: Role) -> Bool:
+        """Which runs were made by messages of these roles."""
+        return _among(self.roles, roles)
+
+    def of_part(self, *parts: Part) -> Bool:
+        """Which runs are such a part of a message."""
+        return _among(self.parts, parts)
+
+    def highest_message(self, chosen: Bool) -> Int32:
+        """Per example, the highest message number among chosen runs, or -1."""
+        highest = np.full(len(self.offsets) - 1, -1, np.int32)
+        filled = self.counts > 0
+        if filled.any():
+            numbers = np.where(chosen, self.messages, np.int32(-1))
+            highest[filled] = np.maximum.reduceat(numbers, self.offsets[:-1][filled])
+        return highest
+
+
+def _among(values: UInt8, wanted: tuple[Role, ...] | tuple[Part, ...]) -> Bool:
+    found: Bool = values == wanted[0].value
+    for other in wanted[1:]:
+        found = found | (values == other.value)
+    return found
+
+
+class Tally:
+    """Counts the tokens of chosen runs, per example and inside windows of examples."""
+
+    __slots__ = ("_before", "_chosen", "_ends", "_lengths", "_offsets")
+
+    def __init__(self, runs: Runs, chosen: Bool) -> None:
+        self._offsets, self._chosen, self._lengths = runs.offsets, chosen, runs.lengths
+        self._ends = np.concatenate(([0], np.cumsum(self._lengths, dtype=np.int64)))
+        self._before = np.concatenate(([0], np.cumsum(self._lengths * chosen, dtype=np.int64)))
+
+    @property
+    def totals(self) -> Int64:
+        """Chosen tokens per example."""
+        return np.diff(self._before[self._offsets])
+
+    def between(self, rows: Int64, starts: Int64, ends: Int64) -> Int64:
+        """Chosen tokens of window starts:ends of each of the rows."""
+        base = self._ends[self._offsets[rows]]
+        return self._up_to(base + ends) - self._up_to(base + starts)
+
+    def _up_to(self, tokens: Int64) -> Int64:
+        """Chosen ones among the first `tokens` tokens of all examples joined."""
+        if not len(self._chosen):
+            return np.zeros(len(tokens), np.int64)
+        run = np.searchsorted(self._ends[1:], tokens)
+        return self._before[run] + (tokens - self._ends[run]) * self._chosen[run]

@@ -1,0 +1,169 @@
+"""A view: a dataset as a sequence of training examples, under settings that are decided at load time.
+
+Enters: a prepared dataset and `ViewSettings`. Leaves: `view[i]`, lengths, a ledger and a digest. Nothing is encoded
+and nothing is written; another view of the same dataset costs one scan of its segments (`scan`), an example costs
+some tens of microseconds. A view pickles as (dataset, settings): the index is computed again where it is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Protocol, SupportsIndex, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.chat.regions import Int32, Int64
+from penstock.store.columns import Columns
+from penstock.view.example import Cut, Example, Pair, cut_example
+from penstock.view.examples import Examples, Place
+from penstock.view.ledger import Ledger
+from penstock.view.prompts import prompt_lengths
+from penstock.view.runs import Runs
+from penstock.view.scan import Index, scan
+from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
+
+
+class Served(Protocol):
+    """What packing and feeding read: a view, or a mixture of views."""
+
+    @property
+    def digest(self) -> str:
+        """A stable name of the content and its settings."""
+        ...
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether items are pairs."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where all rows and tokens went."""
+        ...
+
+    @property
+    def lengths(self) -> Int32:
+        """Tokens per item; of pairs, a column per side."""
+        ...
+
+    def epoch_indices(self, epoch: int) -> Int64:
+        """The items of an epoch, in no particular order; a function of (seed, epoch) alone."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: SupportsIndex) -> Example | Pair: ...
+
+
+def open_view(dataset: Examples, **options: Unpack[ViewOptions]) -> View:
+    """A view of the dataset, scanned at once, so that what can't be served is refused here."""
+    view = View(dataset, checked_settings(options))
+    return view.scanned()
+
+
+class View:
+    """A sequence of examples, or of pairs on preference data."""
+
+    def __init__(self, dataset: Examples, settings: ViewSettings) -> None:
+        self.dataset = dataset
+        self.settings = settings
+
+    def scanned(self) -> View:
+        """This view, with its index computed."""
+        _ = self._index
+        return self
+
+    def changed(self, **options: Unpack[ViewOptions]) -> View:
+        """The same dataset under settings changed by the options; nothing is scanned yet."""
+        return View(self.dataset, checked_settings(options, self.settings))
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether items are pairs."""
+        return self.dataset.is_preference
+
+    @property
+    def digest(self) -> str:
+        """A stable name for the dataset's content under these settings."""
+        return self.settings.digest(self.dataset.key)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where all rows and tokens went."""
+        return self._index.ledger
+
+    @property
+    def lengths(self) -> Int32:
+        """Tokens per item after truncation; of pairs, a column per side."""
+        return self._index.lengths
+
+    @property
+    def numbers(self) -> npt.NDArray[np.integer]:
+        """Per item, the number of its row in the dataset."""
+        return self._index.rows
+
+    @property
+    def starts(self) -> Int32:
+        """Per item, where in its row it begins."""
+        return self._index.starts
+
+    def epoch_indices(self, epoch: int) -> Int64:
+        """Every item, once an epoch."""
+        return np.arange(len(self), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._index.rows)
+
+    def __getitem__(self, index: SupportsIndex) -> Example | Pair:
+        return self.pair(index) if self.is_preference else self.example(index)
+
+    def __iter__(self) -> Iterator[Example | Pair]:
+        return (self[index] for index in range(len(self)))
+
+    def example(self, index: SupportsIndex) -> Example:
+        """The item of a view of single examples."""
+        item = self._item(index)
+        number, columns, local = self._find(item)
+        start, length = int(self._index.starts[item]), int(self._index.lengths[item])
+        place = Place(*self.dataset.locate(number))
+        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+
+    def pair(self, index: SupportsIndex) -> Pair:
+        """The item of a view of preference data."""
+        item = self._item(index)
+        number, columns, local = self._find(item)
+        start, lengths = int(self._index.starts[item]), self._index.lengths[item]
+        prompt = int(prompt_lengths(columns, Runs.of(columns, 2 * local, 2 * local + 2), 2 * local)[0])
+        place = Place(*self.dataset.locate(number))
+        chosen, rejected = (
+            cut_example(
+                columns, 2 * local + side, Cut(start, start + int(length), prompt), self.settings.train_on, place
+            )
+            for side, length in enumerate(lengths)
+        )
+        return Pair(chosen, rejected, prompt - start)
+
+    def __reduce__(self) -> tuple[type[View], tuple[Examples, ViewSettings]]:
+        return View, (self.dataset, self.settings)
+
+    def __repr__(self) -> str:
+        return f"View({self.settings}, dataset={self.dataset.key})"
+
+    @cached_property
+    def _index(self) -> Index:
+        return scan(self.dataset, self.settings)
+
+    def _item(self, index: SupportsIndex) -> int:
+        item = operator.index(index)
+        if not -len(self) <= item < len(self):
+            raise IndexError(f"item {item} of a view with {len(self)} items")
+        return item % len(self)
+
+    def _find(self, item: int) -> tuple[int, Columns, int]:
+        """The item's row: its number in the dataset, its shard, and its number there."""
+        number = int(self._index.rows[item])
+        shard = int(np.searchsorted(self._index.bounds, number, side="right")) - 1
+        return number, self.dataset.columns(shard), number - int(self._index.bounds[shard])

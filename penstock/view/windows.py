@@ -1,0 +1,86 @@
+"""Over-length policies: which window of each row is served.
+
+Enters: the sizes of rows. Leaves: windows (row, start, length), in row order, none longer than `max_length`.
+Under `split` the windows of a row partition it; under `drop` an over-long row has none; otherwise each row has one.
+Vectorised, linear in the number of windows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, assert_never
+
+import numpy as np
+
+from penstock.chat.regions import Bool, Int64
+from penstock.errors import UsageError
+from penstock.view.settings import Overlong
+
+
+class Windows(NamedTuple):
+    """Served parts of rows. Of pairs, `lengths` has two columns, and both sides share the start."""
+
+    rows: Int64
+    starts: Int64
+    lengths: Int64
+
+    def where(self, keep: Bool) -> Windows:
+        """Only the windows to keep."""
+        return Windows(self.rows[keep], self.starts[keep], self.lengths[keep])
+
+
+def windows(overlong: Overlong, limit: int | None, sizes: Int64) -> Windows:
+    """The windows of single rows. (`error` is the caller's, who can name the row: it counts as no limit here.)"""
+    rows = np.arange(len(sizes))
+    if limit is None:
+        return Windows(rows, np.zeros_like(sizes), sizes)
+    match overlong:
+        case Overlong.TRUNCATE:
+            return Windows(rows, np.zeros_like(sizes), np.minimum(sizes, limit))
+        case Overlong.TRUNCATE_LEFT:
+            lengths = np.minimum(sizes, limit)
+            return Windows(rows, sizes - lengths, lengths)
+        case Overlong.DROP:
+            return Windows(rows, np.zeros_like(sizes), sizes).where(sizes <= limit)
+        case Overlong.SPLIT:
+            return _split(limit, sizes)
+        case Overlong.ERROR:
+            return Windows(rows, np.zeros_like(sizes), sizes)
+        case _:
+            assert_never(overlong)
+
+
+def _split(limit: int, sizes: Int64) -> Windows:
+    chunks = np.maximum(-(-sizes // limit), 1)  # an empty row is one empty chunk, so that it is counted
+    rows = np.repeat(np.arange(len(sizes)), chunks)
+    first = np.cumsum(chunks) - chunks
+    starts = (np.arange(len(rows)) - first[rows]) * limit
+    return Windows(rows, starts, np.minimum(sizes[rows] - starts, limit))
+
+
+def pair_windows(overlong: Overlong, limit: int | None, sizes: Int64, prompts: Int64) -> Windows:
+    """The windows of pairs: `sizes` has a column per side, `prompts` the length of their common prompt.
+
+    `truncate` keeps the head of both sides. `truncate_left` takes the same number of tokens off the head of the
+    prompt on both sides, as many as the longer side is over; what is still over once the prompt is gone is cut off
+    the end of the completion. So the two sides always begin with the same prompt.
+    """
+    if overlong is Overlong.SPLIT:
+        raise UsageError(
+            "overlong='split' would tear pairs apart, and this is preference data. "
+            "Use 'truncate', 'truncate_left', 'drop' or 'error'."
+        )
+    rows, starts = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
+    if limit is None:
+        return Windows(rows, starts, sizes)
+    match overlong:
+        case Overlong.TRUNCATE:
+            return Windows(rows, starts, np.minimum(sizes, limit))
+        case Overlong.TRUNCATE_LEFT:
+            starts = np.clip(sizes.max(axis=1) - limit, 0, prompts)
+            return Windows(rows, starts, np.minimum(sizes - starts[:, None], limit))
+        case Overlong.DROP:
+            return Windows(rows, starts, sizes).where(sizes.max(axis=1) <= limit)
+        case Overlong.ERROR:
+            return Windows(rows, starts, sizes)
+        case _:
+            assert_never(overlong)
