@@ -97,10 +97,9 @@ class Cache:
                 return note
         except (OSError, orjson.JSONDecodeError):
             pass  # a note is a convenience: the shard itself is the truth
-        columns, _ = read_shard(self.shard_path(name))
+        _, meta = read_shard(self.shard_path(name))
         return {
-            "examples": columns.examples,
-            "tokens": int(columns.id_offsets[-1]),
+            "rejected": len(meta.rejected),
             "digest": file_digest(self.shard_path(name)),
             "bytes": self.shard_path(name).stat().st_size,
         }

@@ -29,7 +29,7 @@ class Place(NamedTuple):
     row: int
 
 
-class Dataset:
+class StoredDataset:
     """The examples of a manifest, in the order of their rows."""
 
     def __init__(self, cache: Cache, manifest: Manifest) -> None:
@@ -156,21 +156,21 @@ class Dataset:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., StoredDataset], tuple[str]]:
         return open_dataset, (str(self.path),)
 
 
-def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
+def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> StoredDataset:
     """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
     path = Path(where).expanduser()
     if path.name == "manifest.json":
         path = path.parent
     if (path / "manifest.json").is_file():
-        return Dataset(Cache(path.absolute().parent.parent), read_manifest(path / "manifest.json"))
+        return StoredDataset(Cache(path.absolute().parent.parent), read_manifest(path / "manifest.json"))
     home = Cache(cache)
     found = sorted((home.root / "datasets").glob(f"{path.name}*/manifest.json")) if path.name.startswith("b3-") else []
     if len(found) == 1:
-        return Dataset(home, read_manifest(found[0]))
+        return StoredDataset(home, read_manifest(found[0]))
     if found:
         raise StoreError(f"{where}: {len(found)} datasets begin with that; give more of the key")
     raise StoreError(f"{where}: no dataset here, and none of that key in {home.root}. `penstock cache ls` shows them.")

@@ -1,0 +1,257 @@
+"""Encoded examples of a batch as flat arrays: made from rendered text or from plain pieces, joined, cut, stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.regions import Regions, Segments
+from penstock.encode.align import segment_token_ends
+from penstock.encode.encoder import Encoded, Encoder
+from penstock.encode.normalise import Normaliser
+from penstock.encode.vocabulary import Vocabulary
+from penstock.store.columns import Columns
+
+Int64 = npt.NDArray[np.int64]
+
+
+def _empty() -> Int64:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class ExampleBatch:
+    """Examples in order; `rows` and `sides` say where each comes from. Segments as in `Columns`."""
+
+    ids: npt.NDArray[Any]
+    offsets: Int64
+    segment_offsets: Int64
+    ends: Int64  # of segments, in tokens from the example's start
+    roles: npt.NDArray[np.uint8]
+    parts: npt.NDArray[np.uint8]
+    messages: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32] | None = None
+    rows: Int64 = field(default_factory=_empty)
+    sides: Int64 = field(default_factory=_empty)
+    reference: Counter[str] = field(default_factory=Counter)
+
+    def taken(self, order: Int64) -> ExampleBatch:
+        """The examples of these numbers, in this order."""
+        tokens, offsets = _gathered(self.offsets, order)
+        segments, segment_offsets = _gathered(self.segment_offsets, order)
+        return ExampleBatch(
+            ids=self.ids[tokens],
+            offsets=offsets,
+            segment_offsets=segment_offsets,
+            ends=self.ends[segments],
+            roles=self.roles[segments],
+            parts=self.parts[segments],
+            messages=self.messages[segments],
+            weights=None if self.weights is None else self.weights[segments],
+            rows=self.rows[order] if len(self.rows) else self.rows,
+            sides=self.sides[order] if len(self.sides) else self.sides,
+            reference=self.reference,
+        )
+
+    def without(self, rows: Collection[int]) -> ExampleBatch:
+        """The examples whose row is not among these."""
+        keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
+        return self if keep.all() else self.taken(np.flatnonzero(keep))
+
+    def columns(self, row_hashes: npt.NDArray[np.uint64], *, preference: bool) -> Columns:
+        """The shard's columns."""
+        return Columns(
+            ids=self.ids,
+            id_offsets=self.offsets,
+            segment_offsets=self.segment_offsets,
+            segment_ends=self.ends.astype(np.uint32),
+            segment_roles=self.roles,
+            segment_parts=self.parts,
+            segment_messages=self.messages,
+            segment_weights=self.weights,
+            rows=self.rows.astype(np.uint32),
+            row_hashes=row_hashes[self.rows],
+            sides=self.sides.astype(np.uint8) if preference else None,
+        )
+
+
+def _gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
+    """Positions of the elements of some lists in a flat array, and the offsets of the gathered lists."""
+    lengths = np.diff(offsets)[order]
+    out = np.concatenate([[0], np.cumsum(lengths)])
+    return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out
+
+
+def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
+    """Batches one after the other."""
+    weighted = any(p.weights is not None for p in parts)
+    return ExampleBatch(
+        ids=_concatenated([p.ids for p in parts], dtype),
+        offsets=_chained([p.offsets for p in parts]),
+        segment_offsets=_chained([p.segment_offsets for p in parts]),
+        ends=_concatenated([p.ends for p in parts], np.int64),
+        roles=_concatenated([p.roles for p in parts], np.uint8),
+        parts=_concatenated([p.parts for p in parts], np.uint8),
+        messages=_concatenated([p.messages for p in parts], np.int32),
+        weights=_concatenated([_weights_of(p) for p in parts], np.float32) if weighted else None,
+        rows=_concatenated([p.rows for p in parts], np.int64),
+        sides=_concatenated([p.sides for p in parts], np.int64),
+        reference=sum((p.reference for p in parts), Counter()),
+    )
+
+
+def reordered(batch: ExampleBatch, order: Sequence[int]) -> ExampleBatch:
+    """Put examples back: the k-th one belongs at place order[k]."""
+    inverse = np.empty(len(order), np.int64)
+    inverse[np.asarray(order, np.int64)] = np.arange(len(order))
+    return batch.taken(inverse)
+
+
+def _concatenated(arrays: list[npt.NDArray[Any]], dtype: type[Any]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.zeros(0, dtype)
+
+
+def _chained(offsets: list[Int64]) -> Int64:
+    lengths = [np.diff(o) for o in offsets]
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]) if lengths else np.zeros(1, np.int64)
+
+
+def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
+    return batch.weights if batch.weights is not None else np.full(len(batch.ends), np.nan, np.float32)
+
+
+# -- making them --------------------------------------------------------------------------------------------------
+
+
+def encode_rendered(
+    conversations: Sequence[Conversation],
+    regions: Regions,
+    segments: Segments,
+    encoder: Encoder,
+    normaliser: Normaliser,
+    vocabulary: Vocabulary,
+    *,
+    reference: bool = False,
+) -> ExampleBatch:
+    """Examples of rendered conversations."""
+    ends = regions.text_ends.tolist()
+    data = regions.data
+    texts = [data[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return _encoded(conversations, texts, segments, encoder, normaliser, vocabulary, reference=reference)
+
+
+def _encoded(
+    conversations: Sequence[Conversation],
+    texts: list[bytes],
+    segments: Segments,
+    encoder: Encoder,
+    normaliser: Normaliser,
+    vocabulary: Vocabulary,
+    *,
+    reference: bool = False,
+) -> ExampleBatch:
+    texts, segments = normaliser(texts, segments)
+    encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts)
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends, inexact = segment_token_ends(
+        encoded.ids, encoded.offsets, lengths, segments, vocabulary.byte_lengths, lambda row: encoder.token_ends(texts[row])
+    )
+    why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
+    return ExampleBatch(
+        ids=encoded.ids,
+        offsets=encoded.offsets,
+        segment_offsets=segments.offsets,
+        ends=ends,
+        roles=segments.roles,
+        parts=segments.parts,
+        messages=segments.messages,
+        weights=_segment_weights(conversations, segments),
+        reference=why,
+    )
+
+
+def _segment_weights(conversations: Sequence[Conversation], segments: Segments) -> npt.NDArray[np.float32] | None:
+    if not any(c.weights for c in conversations):
+        return None
+    weights = np.full(len(segments.ends), np.nan, np.float32)
+    for row, conversation in enumerate(conversations):
+        if conversation.weights:
+            own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
+            given = np.array([np.nan if w is None else w for w in (*conversation.weights, None)], np.float32)
+            weights[own] = given[segments.messages[own]]  # glue is message -1: the None at the end
+    return weights
+
+
+def encode_pieces(
+    conversations: Sequence[Conversation],
+    encoder: Encoder,
+    normaliser: Normaliser,
+    vocabulary: Vocabulary,
+    *,
+    reference: bool = False,
+) -> ExampleBatch:
+    """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
+    texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
+    batch = _encoded(
+        conversations, texts, _piece_segments(conversations), encoder, normaliser, vocabulary, reference=reference
+    )
+    return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch
+
+
+def _piece_segments(conversations: Sequence[Conversation]) -> Segments:
+    counts = [len(c.pieces or ()) for c in conversations]
+    ends = [np.cumsum([len(text.encode()) for _, text in c.pieces or ()]) for c in conversations]
+    roles = [role for c in conversations for role, _ in c.pieces or ()]
+    return Segments(
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        ends=np.concatenate([_empty(), *ends]).astype(np.int64),
+        roles=np.array(roles, np.uint8),
+        parts=np.full(len(roles), Part.BODY, np.uint8),
+        messages=np.concatenate([np.zeros(0, np.int32), *(np.arange(n, dtype=np.int32) for n in counts)]),
+        inclusive=np.zeros(len(roles), np.bool_),
+        known=np.ones(len(conversations), np.bool_),
+    )
+
+
+def _surrounded(batch: ExampleBatch, prefix: list[int], suffix: list[int]) -> ExampleBatch:
+    """Put the tokenizer's own tokens around each example: BOS as glue, EOS as the last message's stop."""
+    ids: list[npt.NDArray[Any]] = []
+    ends: list[Int64] = []
+    roles: list[npt.NDArray[np.uint8]] = []
+    parts: list[npt.NDArray[np.uint8]] = []
+    messages: list[npt.NDArray[np.int32]] = []
+    for k in range(len(batch.offsets) - 1):
+        own = batch.ids[batch.offsets[k] : batch.offsets[k + 1]]
+        cut = slice(int(batch.segment_offsets[k]), int(batch.segment_offsets[k + 1]))
+        before = [] if own[: len(prefix)].tolist() == prefix else prefix
+        after = [] if suffix and own[len(own) - len(suffix) :].tolist() == suffix else suffix
+        last = batch.messages[cut][-1:]
+        ids.append(np.concatenate([before, own, after]))
+        body = batch.ends[cut] + len(before)
+        size = len(before) + len(own) + len(after)
+        ends.append(np.concatenate([[len(before)] * bool(before), body, [size] * bool(after)]).astype(np.int64))
+        roles.append(_around(batch.roles[cut], Role.NONE, bool(before), batch.roles[cut][-1:], bool(after)))
+        parts.append(_around(batch.parts[cut], Part.GLUE, bool(before), np.array([Part.STOP], np.uint8), bool(after)))
+        messages.append(_around(batch.messages[cut], -1, bool(before), last, bool(after)))
+    counts = [len(e) for e in ends]
+    return ExampleBatch(
+        ids=_concatenated(ids, np.uint32),
+        offsets=np.concatenate([[0], np.cumsum([len(i) for i in ids])]).astype(np.int64),
+        segment_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        ends=_concatenated(ends, np.int64),
+        roles=_concatenated(roles, np.uint8),
+        parts=_concatenated(parts, np.uint8),
+        messages=_concatenated(messages, np.int32),
+        weights=None,
+        reference=batch.reference,
+    )
+
+
+def _around(own: npt.NDArray[Any], first: int, before: bool, last: npt.NDArray[Any], after: bool) -> npt.NDArray[Any]:
+    return np.concatenate([np.array([first] * before, own.dtype), own, last if after else last[:0]])

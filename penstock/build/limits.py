@@ -1,0 +1,74 @@
+"""How many workers this process may use: CPU affinity, cgroup CPU quota and memory, not the machine's totals."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from penstock.errors import UsageError
+
+WORKER_BYTES = 600 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def worker_count(asked: str) -> int:
+    """The number behind `--workers`."""
+    if asked != "auto":
+        if not asked.isdigit() or int(asked) < 1:
+            raise UsageError(f"--workers {asked}: expected a number from 1 on, or auto")
+        return int(asked)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cpu_quota()
+    if quota is not None:
+        cpus = min(cpus, max(1, math.floor(quota)))
+    memory = _memory_left()
+    if memory is not None:
+        cpus = min(cpus, max(1, memory // WORKER_BYTES))
+    return max(1, cpus)
+
+
+def _folders() -> list[Path]:
+    """The cgroup folders of this process, from its own one up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line.split("::", 1)[1] for line in lines if "::" in line), "/")
+    folder = _CGROUP / own.strip("/")
+    return [folder, *(p for p in folder.parents if p.is_relative_to(_CGROUP))]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _cpu_quota() -> float | None:
+    quotas: list[float] = []
+    for folder in _folders():
+        quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    quota_v1, period_v1 = _read(_CGROUP / "cpu/cpu.cfs_quota_us"), _read(_CGROUP / "cpu/cpu.cfs_period_us")
+    if quota_v1 and quota_v1.isdigit() and period_v1 and period_v1.isdigit():
+        quotas.append(int(quota_v1) / int(period_v1))
+    return min(quotas, default=None)
+
+
+def _memory_left() -> int | None:
+    """Bytes this process's cgroup and the machine still have to give."""
+    left: list[int] = []
+    for folder in _folders():
+        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
+        if limit and limit.isdigit() and used and used.isdigit():
+            left.append(int(limit) - int(used))
+    limit, used = _read(_CGROUP / "memory/memory.limit_in_bytes"), _read(_CGROUP / "memory/memory.usage_in_bytes")
+    if limit and limit.isdigit() and used and used.isdigit():
+        left.append(int(limit) - int(used))
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            left.append(int(line.split()[1]) << 10)
+    return min(left, default=None)

@@ -1,0 +1,99 @@
+"""Every option of `prepare`, declared once: keyword arguments, command-line flags and documentation come from here."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.chat.formats import FormatOptions, option
+from penstock.chat.parts import RegionsMode
+from penstock.errors import UsageError
+
+
+class SpecialText(StrEnum):
+    """What to do with special tokens that stand in the text of messages."""
+
+    AS_TEMPLATE = "as-template"
+    REJECT = "reject"
+
+
+class DroppedCalls(StrEnum):
+    """What to do with a conversation whose tool calls the template leaves out."""
+
+    REJECT = "reject"
+    KEEP = "keep"
+
+
+class OnBadRow(StrEnum):
+    """What a bad row does to the build."""
+
+    ERROR = "error"
+    QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions(FormatOptions):
+    """What `prepare` can be told, besides the sources."""
+
+    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "")
+    tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
+    template: str | None = option("Chat template: a file, or the name of one of the tokenizer's templates")
+    template_vars: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "Template variable, for example enable_thinking=false", "flag": "template-var"},
+    )
+    date: datetime.date | None = option("Date that templates print (YYYY-MM-DD); default: today, resolved once")
+    regions: RegionsMode = option("Whose word decides what the assistant wrote: auto, structure", RegionsMode.AUTO)
+    special_tokens_in_text: SpecialText = option(
+        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE
+    )
+    dropped_tool_calls: DroppedCalls = option(
+        "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT
+    )
+    split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
+    config: str | None = option("Configuration of a hub dataset")
+    revision: str | None = option("Revision of a hub dataset")
+    max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000)
+    on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
+    quarantine_file: Path | None = option("Where to write rows set aside; default: beside the dataset")
+    workers: str = option("Worker processes: a number, or auto", "auto")
+    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    fast: bool = option("Use the fast engines; the result is the same without", True)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` Did you mean …?` for a name that is not known, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
+    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
+    from pydantic import ValidationError
+
+    known = [f.name for f in fields(PrepareOptions)]
+    for name in values:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
+    try:
+        options: PrepareOptions = _adapter().validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "options"
+        raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
+    if not options.tokenizer:
+        raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
+    return options
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(PrepareOptions)

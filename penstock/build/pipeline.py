@@ -1,0 +1,242 @@
+"""One slice through all stages: rows → conversations → text and regions → ids and segments → the shard's columns.
+
+A pipeline belongs to a recipe and to one process; making it costs about 2 s (engines, calibration), then it does
+20 to 35 MB/s per core. Work goes in batches, so that memory stays bounded whatever the slice holds.
+Every row ends as examples or as a rejected row with its reason: the ledger adds up by construction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_rendered, joined, reordered
+from penstock.build.options import DroppedCalls, SpecialText
+from penstock.build.recipe import Recipe
+from penstock.chat.adapt import Adapter
+from penstock.chat.conversation import Conversation
+from penstock.chat.engine import TemplateEngine
+from penstock.chat.parts import Splitter
+from penstock.chat.rows import Normaliser as RowReader
+from penstock.chat.special_text import SpecialTextFinder
+from penstock.encode.encoder import Encoder
+from penstock.encode.normalise import Normaliser
+from penstock.encode.vocabulary import Vocabulary
+from penstock.errors import RowError
+from penstock.sources import Rows
+from penstock.store.columns import Columns
+
+BATCH_ROWS = 1024
+BATCH_BYTES = 1 << 20
+DROPPED = "tool_calls_dropped"
+
+
+@dataclass(slots=True)
+class SliceResult:
+    """What became of a slice."""
+
+    columns: Columns
+    rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
+    notes: Counter[str]
+    rows: int
+    engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows on their way: conversations with the number of their row and their side."""
+
+    conversations: list[Conversation] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
+    size: int = 0
+
+
+class _Rendering:
+    """Everything that one template needs."""
+
+    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, fast: bool) -> None:
+        self.engine = TemplateEngine(
+            template,
+            special_tokens=recipe.special_tokens,
+            variables=recipe.template_vars,
+            date=recipe.date,
+            fast=fast,
+        )
+        self.adapter = Adapter(self.engine.plain)
+        self.splitter = Splitter(
+            self.engine,
+            special_tokens=vocabulary.special_contents,
+            eos_token=recipe.special_tokens.get("eos_token"),
+            mode=recipe.regions,
+        )
+
+
+class Pipeline:
+    """The stages of a recipe, ready to take slices."""
+
+    def __init__(self, recipe: Recipe, tokenizer_json: bytes, *, fast: bool = True) -> None:
+        self.recipe = recipe
+        self.fast = fast
+        self.vocabulary = Vocabulary(tokenizer_json)
+        self.reader = RowReader(recipe.mapping)
+        self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
+        self.normaliser = Normaliser(self.vocabulary)
+        self.special_text = SpecialTextFinder(self.vocabulary.special_contents)
+        self.renderings = {
+            name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know about this recipe."""
+        return [w for r in self.renderings.values() for w in r.splitter.warnings]
+
+    @property
+    def engines(self) -> dict[str, str]:
+        """Which engine serves each stage, and why not the fast one."""
+        why = {f"render {n}" if n != "default" else "render": r.engine.why_reference for n, r in self.renderings.items()}
+        return {**why, "encode": self.encoder.why_reference}
+
+    def run(self, rows: Rows) -> SliceResult:
+        """Take a slice through all stages."""
+        state = _SliceState()
+        parts = [self._examples(batch, state) for batch in self._batches(rows, state)]
+        batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(r) for r in rows.rows), np.uint64, len(rows.rows))
+        if rows.nulls_dropped:
+            state.notes["arrow nulls dropped"] += rows.nulls_dropped
+        columns = batch.columns(hashes, preference=self.reader.is_preference)
+        rejected = [state.rejected[row] for row in sorted(state.rejected)]
+        engines = {"render": state.render, "encode": state.encode}
+        return SliceResult(columns, rejected, state.notes, len(rows.rows), engines)
+
+    # -- rows to conversations ------------------------------------------------------------------------------------
+
+    def _batches(self, rows: Rows, state: _SliceState) -> Iterator[_Batch]:
+        batch = _Batch()
+        for number, row in enumerate(rows.rows):
+            try:
+                if number in rows.oversize:
+                    raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
+                conversations = self.reader.conversations(row)
+                if not self.renderings and any(c.pieces is None for c in conversations):
+                    raise _no_template()
+                special = self.special_text.find(row)
+                if special is not None:
+                    if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+                        raise _special_text(special)
+                    state.notes["special tokens in text"] += 1
+            except RowError as error:
+                state.reject(number, error)
+                continue
+            for side, conversation in enumerate(conversations):
+                batch.conversations.append(conversation)
+                batch.rows.append(number)
+                batch.sides.append(side)
+            batch.size += len(row)
+            if batch.size >= BATCH_BYTES or len(batch.rows) >= BATCH_ROWS:
+                yield batch
+                batch = _Batch()
+        if batch.rows:
+            yield batch
+
+    # -- conversations to examples --------------------------------------------------------------------------------
+
+    def _examples(self, batch: _Batch, state: _SliceState) -> ExampleBatch:
+        """All examples of a batch, in the order of their rows; rows with an error are rejected whole."""
+        groups: dict[str, list[int]] = {}
+        for k, conversation in enumerate(batch.conversations):
+            groups.setdefault(self.way(conversation), []).append(k)
+        parts: list[ExampleBatch] = []
+        order: list[int] = []
+        for way, members in groups.items():
+            conversations = [batch.conversations[k] for k in members]
+            part, failed = (
+                (encode_pieces(conversations, self.encoder, self.normaliser, self.vocabulary), {})
+                if way == ""
+                else self._rendered(way, conversations, state)
+            )
+            for k, error in failed.items():
+                state.reject(batch.rows[members[k]], error)
+            parts.append(part)
+            order += members
+        merged = parts[0] if len(parts) == 1 else reordered(joined(parts), order)
+        merged.rows = np.asarray(batch.rows, np.int64)
+        merged.sides = np.asarray(batch.sides, np.int64)
+        state.encode += merged.reference
+        return merged.without(state.rejected) if state.rejected else merged
+
+    def way(self, conversation: Conversation) -> str:
+        """Which template renders a conversation; '' for plain text."""
+        if conversation.pieces is not None:
+            return ""
+        return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
+
+    def _rendered(
+        self, way: str, conversations: list[Conversation], state: _SliceState
+    ) -> tuple[ExampleBatch, dict[int, RowError]]:
+        rendering = self.renderings[way]
+        adapted, failed = _adapted(rendering.adapter, conversations)
+        regions = rendering.engine.render(adapted)
+        segments, refused = rendering.splitter.split(adapted, regions)
+        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
+            kept = {k for k, error in refused.items() if error.kind == DROPPED}
+            state.notes["tool calls dropped by the template"] += len(kept)
+            refused = {k: error for k, error in refused.items() if k not in kept}
+        state.render += regions.reference
+        state.notes += segments.notes
+        part = encode_rendered(adapted, regions, segments, self.encoder, self.normaliser, self.vocabulary)
+        return part, {**refused, **regions.errors, **failed}
+
+
+@dataclass(slots=True)
+class _SliceState:
+    """What a slice collects on its way."""
+
+    rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    render: Counter[str] = field(default_factory=Counter)
+    encode: Counter[str] = field(default_factory=Counter)
+
+    def reject(self, row: int, error: RowError) -> None:
+        known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
+        self.rejected.setdefault(row, known)
+
+
+def _adapted(adapter: Adapter, conversations: list[Conversation]) -> tuple[list[Conversation], dict[int, RowError]]:
+    """Conversations in the form that the template takes; those with no such form keep theirs, with the error."""
+    failed: dict[int, RowError] = {}
+    adapted: list[Conversation] = []
+    for k, conversation in enumerate(conversations):
+        try:
+            adapted.append(adapter.adapt(conversation))
+        except RowError as error:
+            failed[k] = error
+            adapted.append(conversation)
+    return adapted, failed
+
+
+def _too_large(size: int, limit: int) -> RowError:
+    return RowError(
+        "row_too_large", f"the row has {size:,} bytes, more than {limit:,}", "Split it, or raise --max-row-bytes"
+    )
+
+
+def _special_text(token: str) -> RowError:
+    return RowError(
+        "special_tokens_in_text",
+        f"a message contains the special token {token!r}",
+        "Clean the text, or allow it with --special-tokens-in-text as-template",
+    )
+
+
+def _no_template() -> RowError:
+    return RowError(
+        "no_template", "the row has messages, and the tokenizer has no chat template", "Give one with --template FILE"
+    )

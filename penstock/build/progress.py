@@ -1,0 +1,67 @@
+"""What a build tells while it runs and when it is done."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.build.slice_job import SliceReport
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts so far. `bytes_total` is 0 while it is not known."""
+
+    workers: int = 1
+    bytes_total: int = 0
+    slices_done: int = 0
+    slices_reused: int = 0
+    slices_elsewhere: int = 0  # made by other processes while this one worked
+    rows: int = 0
+    examples: int = 0
+    tokens: int = 0
+    bytes: int = 0  # of rows read by this process
+    bytes_seen: int = 0  # of slices found, reused ones included
+    rejected: int = 0
+    mismatches: int = 0
+    retries: int = 0
+    memory: int = 0  # of the largest worker
+    waiting: bool = False
+    started: float = field(default_factory=time.monotonic)
+    first_report: float = 0.0
+    engines: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of rows read."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds left, where that can be told."""
+        left = self.bytes_total - self.bytes_seen
+        return left / self.bytes_per_second if self.bytes and left >= 0 and self.bytes_total else None
+
+    def add(self, report: SliceReport) -> None:
+        """Count a finished slice."""
+        self.slices_done += 1
+        self.rows += report.rows
+        self.examples += report.examples
+        self.tokens += report.tokens
+        self.bytes += report.bytes
+        self.bytes_seen += report.bytes
+        self.rejected += report.rejected
+        self.mismatches += report.mismatches
+        self.memory = max(self.memory, report.memory)
+        for stage, why in report.engines.items():
+            self.engines.setdefault(stage, Counter()).update(why)
+
+
+OnProgress = Callable[[Progress], None]

@@ -1,0 +1,108 @@
+"""The recipe: all that decides the tokens besides the rows, in one place.
+
+Left out on purpose, because they change no byte of a shard: the sources' paths and names, the split, the cache, the
+number of workers, `fast` (engines are interchangeable), `on_bad_row` and the quarantine file (rejected rows are kept
+with their shard either way), and everything a view decides.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from penstock.build.options import DroppedCalls, PrepareOptions, SpecialText
+from penstock.chat.formats import Format
+from penstock.chat.formats import Mapping as ColumnMapping
+from penstock.chat.parts import RegionsMode
+from penstock.sources.model_folder import ModelFolder
+from penstock.store.files import bytes_digest, digest
+from penstock.store.shard import FORMAT_VERSION, canonical
+
+STAGES_VERSION = 1  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
+REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A value; two equal recipes make equal shards of equal slices."""
+
+    mapping: ColumnMapping
+    templates: dict[str, str]  # empty where no row needs one
+    template_vars: dict[str, Any]
+    date: datetime.date | None  # None where no template prints it
+    regions: RegionsMode
+    special_tokens_in_text: SpecialText
+    dropped_tool_calls: DroppedCalls
+    max_row_bytes: int
+    special_tokens: dict[str, str]
+    tokenizer: str  # digest of tokenizer.json
+
+    def as_json(self) -> dict[str, Any]:
+        """What the manifest shows and the digest covers."""
+        return {
+            "format": FORMAT_VERSION,
+            "stages": STAGES_VERSION,
+            "references": {name: ".".join(version(name).split(".")[:2]) for name in REFERENCES},
+            "mapping": self.mapping.as_json(),
+            "templates": self.templates,
+            "template_vars": self.template_vars,
+            "date": self.date.isoformat() if self.date else None,
+            "regions": self.regions.value,
+            "special_tokens_in_text": self.special_tokens_in_text.value,
+            "dropped_tool_calls": self.dropped_tool_calls.value,
+            "max_row_bytes": self.max_row_bytes,
+            "special_tokens": self.special_tokens,
+            "tokenizer": self.tokenizer,
+        }
+
+    @property
+    def digest(self) -> str:
+        """The digest of all of it."""
+        return digest(b"recipe", canonical(self.as_json()))
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Recipe:
+        """The recipe of a manifest, or one sent to a worker."""
+        return cls(
+            mapping=ColumnMapping.from_json(value["mapping"]),
+            templates=value["templates"],
+            template_vars=value["template_vars"],
+            date=datetime.date.fromisoformat(value["date"]) if value["date"] else None,
+            regions=RegionsMode(value["regions"]),
+            special_tokens_in_text=SpecialText(value["special_tokens_in_text"]),
+            dropped_tool_calls=DroppedCalls(value["dropped_tool_calls"]),
+            max_row_bytes=value["max_row_bytes"],
+            special_tokens=value["special_tokens"],
+            tokenizer=value["tokenizer"],
+        )
+
+
+def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Recipe:
+    """Resolve options and tokenizer files to a recipe."""
+    templates = _templates(options, mapping, model)
+    dated = any("strftime_now" in text for text in templates.values())
+    return Recipe(
+        mapping=mapping,
+        templates={name: text.replace("\r\n", "\n").replace("\r", "\n") for name, text in templates.items()},
+        template_vars=dict(options.template_vars),
+        date=(options.date or datetime.date.today()) if dated else None,
+        regions=options.regions,
+        special_tokens_in_text=options.special_tokens_in_text,
+        dropped_tool_calls=options.dropped_tool_calls,
+        max_row_bytes=options.max_row_bytes,
+        special_tokens=dict(model.special_tokens),
+        tokenizer=bytes_digest(model.tokenizer_json),
+    )
+
+
+def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> dict[str, str]:
+    """Plain text needs no template; prompts and pairs may be strings, so there it may be missing."""
+    match mapping.format:
+        case Format.TEXT:
+            return {}
+        case Format.PROMPT_COMPLETION | Format.PREFERENCE if options.template is None and not model.templates:
+            return {}
+        case _:
+            return model.template(options.template)

@@ -1,0 +1,102 @@
+"""One slice, from reading its rows to its committed shard. What a worker does, and what a build in-process does."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.build.pipeline import Pipeline, SliceResult
+from penstock.build.proof import mismatches, sampled_rows
+from penstock.build.recipe import Recipe
+from penstock.chat.conversation import Part
+from penstock.encode.encoder import resident_bytes
+from penstock.sources import Rows, Slice, read_rows
+from penstock.store.cache import Cache
+from penstock.store.manifest import shard_name
+from penstock.store.shard import ShardMeta, encode_shard
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """What the parent learns of a finished slice."""
+
+    name: str
+    rows: int
+    examples: int
+    tokens: int
+    bytes: int  # of rows read
+    rejected: int
+    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
+    mismatches: int  # rows of the proof's sample that differed; the slice was redone by the references
+    memory: int  # resident bytes of the process
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SliceJob:
+    """Makes shards of one recipe."""
+
+    def __init__(self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True) -> None:
+        self._recipe = recipe
+        self._tokenizer_json = tokenizer_json
+        self._cache = cache
+        self._digest = recipe.digest
+        self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
+        self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
+
+    def run(self, slice_: Slice, path: Path, data: bytes | None = None) -> SliceReport:
+        """Read, prepare, prove, commit."""
+        rows = read_rows(slice_, path, data=data, max_row_bytes=self._recipe.max_row_bytes)
+        sizes = [len(row) for row in rows.rows]
+        sample = sampled_rows(slice_.digest, sizes)
+        result = self.pipeline.run(rows)
+        wrong = mismatches(self.pipeline, rows.rows, sample, result) if self.pipeline.fast else []
+        if wrong:
+            result = self._reference().run(rows)
+            result.engines["proof"] = Counter({"the proof found a difference": result.rows})
+        return self._commit(slice_, rows, result, sample, len(wrong), sum(sizes))
+
+    def _commit(
+        self, slice_: Slice, rows: Rows, result: SliceResult, sample: list[int], wrong: int, size: int
+    ) -> SliceReport:
+        columns = result.columns
+        kept = int(np.count_nonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))) if columns.examples else 0
+        first_segment = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) == 1]
+        unknown = int(np.count_nonzero(columns.segment_parts[first_segment] == Part.GLUE))
+        ledger = {
+            "rows": result.rows,
+            "kept": kept,
+            "rejected": dict(Counter(entry["kind"] for entry in result.rejected)),
+            "examples": columns.examples,
+            "tokens": int(columns.id_offsets[-1]),
+            "regions_unknown": unknown,
+            "notes": {note: n for note, n in sorted(result.notes.items()) if n},
+            "warnings": self.pipeline.warnings,
+        }
+        rejected = [
+            {**entry, "line": rows.lines[entry["row"]], "data": _shown(rows.rows[entry["row"]])}
+            for entry in result.rejected
+        ]
+        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
+        name = shard_name(self._digest, slice_.digest)
+        engines = {stage: dict(why) for stage, why in result.engines.items() if why}
+        note = {"rejected": len(rejected), "engines": engines, "mismatches": wrong}
+        self._cache.commit_shard(name, data, note)
+        return SliceReport(
+            name, result.rows, columns.examples, ledger["tokens"], size, len(rejected), engines, wrong, resident_bytes()
+        )
+
+
+def _shown(row: bytes) -> str | dict[str, str]:
+    """A rejected row as JSON can hold it: as text, or as base64 where it is not UTF-8."""
+    try:
+        return row.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(row).decode()}
