@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.chat.regions import Bool, Int64
 from penstock.store.columns import Columns
-from penstock.view.examples import Place
+from penstock.store.dataset import Place
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
 

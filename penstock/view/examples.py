@@ -6,26 +6,18 @@ but the columns of one shard at a time, so that a view costs memory for its inde
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.store.columns import Columns
-
-
-class Place(NamedTuple):
-    """Where an example comes from: the ordinal of its source in the call, and the row's number there."""
-
-    source: int
-    row: int
-
-    def __str__(self) -> str:
-        return f"row {self.row} of source {self.source}"
+from penstock.store.dataset import Place
 
 
 class Examples(Protocol):
-    """A prepared dataset. Examples are numbered over all shards in order; of preference data, pairs are."""
+    """A prepared dataset. Token sequences are numbered over all shards in order; the sides of a pair are adjacent."""
 
     @property
     def key(self) -> str:
@@ -33,8 +25,8 @@ class Examples(Protocol):
         ...
 
     @property
-    def tokenizer_digest(self) -> str:
-        """Tells whether two datasets have the same vocabulary."""
+    def recipe(self) -> Mapping[str, Any]:
+        """All that decided the tokens; `recipe["tokenizer"]` tells whether two datasets share a vocabulary."""
         ...
 
     @property
@@ -47,14 +39,24 @@ class Examples(Protocol):
         """Token sequences per shard (a pair counts as two), in order."""
         ...
 
-    def columns(self, shard: int) -> Columns:
+    def columns(self, shard: int, /) -> Columns:
         """The columns of one shard."""
         ...
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """The source and the row that example (or pair) `number` comes from."""
+    def locate(self, example: int, /) -> Place:
+        """Where a token sequence comes from."""
         ...
 
     def __len__(self) -> int:
-        """How many examples, or pairs, there are."""
+        """How many rows there are: examples, or pairs."""
         ...
+
+
+def place_of(examples: Examples, row: int) -> Place:
+    """Where a row of the dataset (an example, or a pair) comes from."""
+    return examples.locate(2 * row if examples.is_preference else row)
+
+
+def named(place: Place) -> str:
+    """A place as error messages say it."""
+    return f"row {place.row} of source {place.source}"

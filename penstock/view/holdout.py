@@ -14,21 +14,9 @@ import numpy as np
 
 from penstock.chat.regions import Bool
 from penstock.errors import ViewError
+from penstock.view.keyed import keyed_hashes
 from penstock.view.runs import UInt64
 from penstock.view.settings import HoldoutPart, ViewSettings
-
-
-def keyed_hashes(hashes: UInt64, seed: int) -> UInt64:
-    """Row hashes mixed with a seed: uniform, and independent between seeds."""
-    return splitmix64(hashes ^ splitmix64(np.array([seed], np.uint64)))
-
-
-def splitmix64(values: UInt64) -> UInt64:
-    """The finaliser of SplitMix64: a bijection of 64-bit words that scatters neighbours."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 class Holdout:

@@ -5,9 +5,9 @@ Enters: rows as lists of `Piece`. Leaves: `MemoryExamples`, which satisfies `Exa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from blake3 import blake3
@@ -15,6 +15,7 @@ from blake3 import blake3
 from penstock.chat.conversation import Part, Role
 from penstock.chat.regions import Int64
 from penstock.store.columns import Columns
+from penstock.store.dataset import Place
 from penstock.view.settings import ViewOptions
 from penstock.view.view import View, open_view
 
@@ -39,7 +40,7 @@ class MemoryExamples:
     shards: tuple[Columns, ...]
     key: str
     is_preference: bool = False
-    tokenizer_digest: str = "memory"
+    tokenizer: str = "memory"
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, shard_rows: int = 1000, pairs: bool = False) -> MemoryExamples:
@@ -58,9 +59,14 @@ class MemoryExamples:
         """The columns of one shard."""
         return self.shards[shard]
 
-    def locate(self, number: int) -> tuple[int, int]:
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Only the name of a tokenizer."""
+        return {"tokenizer": self.tokenizer}
+
+    def locate(self, example: int) -> Place:
         """The only source, and the row's number."""
-        return 0, number
+        return Place(0, example // 2 if self.is_preference else example)
 
     def view(self, **options: Unpack[ViewOptions]) -> View:
         """A view of these examples."""

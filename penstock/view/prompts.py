@@ -23,10 +23,9 @@ _BLOCK: Final = 32  # tokens compared at first
 _CELLS: Final = 1 << 18  # tokens compared at once, which bounds the memory
 
 
-def prompt_lengths(columns: Columns, runs: Runs, first: int = 0) -> Int64:
-    """Tokens in the common prompt of each pair; `runs` are those of the examples from `first` on."""
-    sizes = runs.sizes
-    starts = columns.id_offsets[first : first + len(sizes)].astype(np.int64)
+def prompt_lengths(columns: Columns, runs: Runs) -> Int64:
+    """Tokens in the common prompt of each pair of a shard; `runs` are the shard's."""
+    sizes, starts = runs.sizes, columns.id_offsets[:-1].astype(np.int64)
     common = _common_prefixes(columns, starts[0::2], starts[1::2], np.minimum(sizes[0::2], sizes[1::2]))
     bounds = _answer_starts(runs, sizes, np.repeat(common, 2))
     return np.minimum(bounds[0::2], bounds[1::2])

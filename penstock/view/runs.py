@@ -34,7 +34,7 @@ class Runs(NamedTuple):
     @classmethod
     def of(cls, columns: Columns, first: int = 0, last: int | None = None) -> Runs:
         """The runs of examples first:last of a shard (all of them by default), without copying."""
-        offsets = columns.segment_offsets[first : (columns.examples if last is None else last) + 1]
+        offsets = columns.segment_offsets[first : (columns.examples if last is None else last) + 1].astype(np.int64)
         own = slice(int(offsets[0]), int(offsets[-1]))
         weights = columns.segment_weights
         return cls(

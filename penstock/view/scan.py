@@ -3,7 +3,7 @@
 Enters: the segments and offsets of every shard, one shard at a time (of pairs also the ids of common prompts).
 Leaves: `Index` with its ledger. A row that can't be served is counted by reason, or named in the error that refuses
 the view; none is skipped. Costs about a second for a million rows of ten segments, no Python per row, and keeps
-12 bytes an example (16 a pair).
+12 bytes an example (20 a pair).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.chat.regions import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
-from penstock.view.examples import Examples, Place
+from penstock.view.examples import Examples, named, place_of
 from penstock.view.holdout import Holdout
 from penstock.view.ledger import Ledger
 from penstock.view.policy import LossPolicy
@@ -25,7 +25,7 @@ from penstock.view.shard import Rows, row_hashes, serve
 from penstock.view.windows import Windows
 
 _NAMED: Final = 5  # rows that an error names
-_Compact = tuple[npt.NDArray[np.integer], Int32, Int32]
+_Compact = tuple[npt.NDArray[np.integer], Int32, Int32, Int32]
 
 
 class Index(NamedTuple):
@@ -35,6 +35,7 @@ class Index(NamedTuple):
     rows: npt.NDArray[np.integer]  # number of the row in the dataset; 4 bytes as long as they suffice
     starts: Int32
     lengths: Int32  # of pairs: a column per side
+    prompts: Int32  # of pairs: where in the row the common prompt ends
     ledger: Ledger
 
 
@@ -58,20 +59,24 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
         bounds.append(bounds[-1] + len(part))
     _check_regions(examples, settings, unknown_rows)
     _check_weights(examples, settings, weighted)
-    rows_of, starts, lengths = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    return Index(np.array(bounds, np.int64), rows_of, starts, lengths, ledger)
+    numbers, starts, lengths, prompts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return Index(np.array(bounds, np.int64), numbers, starts, lengths, prompts, ledger)
 
 
 def _none(examples: Examples) -> _Compact:
     shape = (0, 2) if examples.is_preference else (0,)
-    return np.empty(0, np.uint32), np.empty(0, np.int32), np.empty(shape, np.int32)
+    return np.empty(0, np.uint32), np.empty(0, np.int32), np.empty(shape, np.int32), np.empty(0, np.int32)
 
 
 def _compact(served: Windows, before: int) -> _Compact:
     """Rows numbered over the dataset, in the smallest types that hold them."""
-    rows = served.rows + before
     small = np.uint32 if before < 2**31 else np.int64
-    return rows.astype(small), served.starts.astype(np.int32), served.lengths.astype(np.int32)
+    return (
+        (served.rows + before).astype(small),
+        served.starts.astype(np.int32),
+        served.lengths.astype(np.int32),
+        served.prompts.astype(np.int32),
+    )
 
 
 def _any_weight(runs: Runs) -> bool:
@@ -83,9 +88,8 @@ def _check_lengths(examples: Examples, settings: ViewSettings, sizes: Int64, usa
     if limit is None or settings.overlong is not Overlong.ERROR:
         return
     for row in np.flatnonzero(usable & (sizes > limit)):
-        place = Place(*examples.locate(before + int(row)))
         raise ViewError(
-            f"{place} has {sizes[row]} tokens, more than max_length={limit}. "
+            f"{named(place_of(examples, before + int(row)))} has {sizes[row]} tokens, more than max_length={limit}. "
             "Raise max_length, or use overlong='truncate', 'truncate_left', 'drop' or 'split'."
         )
 
@@ -94,10 +98,10 @@ def _check_regions(examples: Examples, settings: ViewSettings, unknown_rows: lis
     unknown = np.concatenate(unknown_rows) if unknown_rows else np.empty(0, np.int64)
     if not len(unknown) or settings.regions_unknown is UnknownRegions.DROP:
         return
-    named = ", ".join(str(Place(*examples.locate(int(row)))) for row in unknown[:_NAMED])
+    first = ", ".join(named(place_of(examples, int(row))) for row in unknown[:_NAMED])
     raise RegionsUnknown(
         f"{len(unknown)} of {len(examples)} rows have regions that are not certain, and "
-        f"train_on={settings.train_on.value!r} needs them: {named}{', …' if len(unknown) > _NAMED else ''}. "
+        f"train_on={settings.train_on.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
         "Leave them out with regions_unknown='drop', or train on all_tokens."
     )
 
@@ -108,4 +112,3 @@ def _check_weights(examples: Examples, settings: ViewSettings, weighted: bool) -
             f"train_on='customized' needs per-message weights, and none of the {len(examples)} rows gives any. "
             "Give messages a weight (keys weight, train, loss, …), or choose another policy."
         )
-

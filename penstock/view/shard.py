@@ -110,13 +110,13 @@ def _cut_singles(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Win
 def _cut_pairs(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Windows, Int64]:
     """Windows of usable pairs, and the trained tokens behind the common prompt on each side."""
     tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
-    prompts = prompt_lengths(rows.columns, rows.runs)
-    cut = pair_windows(settings.overlong, settings.max_length, rows.sizes[usable], prompts[usable])
+    prompts = prompt_lengths(rows.columns, rows.runs)[usable]
+    cut = pair_windows(settings.overlong, settings.max_length, rows.sizes[usable], prompts)
     cut = cut._replace(rows=usable[cut.rows])
     trained = np.empty_like(cut.lengths)
     for side in (0, 1):
         ends = cut.starts + cut.lengths[:, side]
-        trained[:, side] = tally.between(2 * cut.rows + side, np.minimum(prompts[cut.rows], ends), ends)
+        trained[:, side] = tally.between(2 * cut.rows + side, np.minimum(cut.prompts, ends), ends)
     return cut, trained
 
 

@@ -18,10 +18,8 @@ import numpy.typing as npt
 from penstock.chat.regions import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.example import Cut, Example, Pair, cut_example
-from penstock.view.examples import Examples, Place
+from penstock.view.examples import Examples, place_of
 from penstock.view.ledger import Ledger
-from penstock.view.prompts import prompt_lengths
-from penstock.view.runs import Runs
 from penstock.view.scan import Index, scan
 from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
 
@@ -128,20 +126,18 @@ class View:
         item = self._item(index)
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
-        place = Place(*self.dataset.locate(number))
+        place = place_of(self.dataset, number)
         return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
 
     def pair(self, index: SupportsIndex) -> Pair:
         """The item of a view of preference data."""
         item = self._item(index)
         number, columns, local = self._find(item)
-        start, lengths = int(self._index.starts[item]), self._index.lengths[item]
-        prompt = int(prompt_lengths(columns, Runs.of(columns, 2 * local, 2 * local + 2), 2 * local)[0])
-        place = Place(*self.dataset.locate(number))
+        start, prompt = int(self._index.starts[item]), int(self._index.prompts[item])
+        lengths = [int(length) for length in self._index.lengths[item]]
+        place = place_of(self.dataset, number)
         chosen, rejected = (
-            cut_example(
-                columns, 2 * local + side, Cut(start, start + int(length), prompt), self.settings.train_on, place
-            )
+            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), self.settings.train_on, place)
             for side, length in enumerate(lengths)
         )
         return Pair(chosen, rejected, prompt - start)

@@ -7,7 +7,7 @@ Vectorised, linear in the number of windows.
 
 from __future__ import annotations
 
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 
@@ -17,34 +17,39 @@ from penstock.view.settings import Overlong
 
 
 class Windows(NamedTuple):
-    """Served parts of rows. Of pairs, `lengths` has two columns, and both sides share the start."""
+    """Served parts of rows. Of pairs, `lengths` has a column per side, and both sides share the start."""
 
     rows: Int64
     starts: Int64
     lengths: Int64
+    prompts: Int64  # of pairs: where in the row the common prompt ends; of single rows: empty
 
     def where(self, keep: Bool) -> Windows:
         """Only the windows to keep."""
-        return Windows(self.rows[keep], self.starts[keep], self.lengths[keep])
+        prompts = self.prompts[keep] if len(self.prompts) else self.prompts
+        return Windows(self.rows[keep], self.starts[keep], self.lengths[keep], prompts)
+
+
+_NO_PROMPTS: Final = np.empty(0, np.int64)
 
 
 def windows(overlong: Overlong, limit: int | None, sizes: Int64) -> Windows:
     """The windows of single rows. (`error` is the caller's, who can name the row: it counts as no limit here.)"""
     rows = np.arange(len(sizes))
     if limit is None:
-        return Windows(rows, np.zeros_like(sizes), sizes)
+        return Windows(rows, np.zeros_like(sizes), sizes, _NO_PROMPTS)
     match overlong:
         case Overlong.TRUNCATE:
-            return Windows(rows, np.zeros_like(sizes), np.minimum(sizes, limit))
+            return Windows(rows, np.zeros_like(sizes), np.minimum(sizes, limit), _NO_PROMPTS)
         case Overlong.TRUNCATE_LEFT:
             lengths = np.minimum(sizes, limit)
-            return Windows(rows, sizes - lengths, lengths)
+            return Windows(rows, sizes - lengths, lengths, _NO_PROMPTS)
         case Overlong.DROP:
-            return Windows(rows, np.zeros_like(sizes), sizes).where(sizes <= limit)
+            return Windows(rows, np.zeros_like(sizes), sizes, _NO_PROMPTS).where(sizes <= limit)
         case Overlong.SPLIT:
             return _split(limit, sizes)
         case Overlong.ERROR:
-            return Windows(rows, np.zeros_like(sizes), sizes)
+            return Windows(rows, np.zeros_like(sizes), sizes, _NO_PROMPTS)
         case _:
             assert_never(overlong)
 
@@ -54,7 +59,7 @@ def _split(limit: int, sizes: Int64) -> Windows:
     rows = np.repeat(np.arange(len(sizes)), chunks)
     first = np.cumsum(chunks) - chunks
     starts = (np.arange(len(rows)) - first[rows]) * limit
-    return Windows(rows, starts, np.minimum(sizes[rows] - starts, limit))
+    return Windows(rows, starts, np.minimum(sizes[rows] - starts, limit), _NO_PROMPTS)
 
 
 def pair_windows(overlong: Overlong, limit: int | None, sizes: Int64, prompts: Int64) -> Windows:
@@ -71,16 +76,16 @@ def pair_windows(overlong: Overlong, limit: int | None, sizes: Int64, prompts: I
         )
     rows, starts = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
     if limit is None:
-        return Windows(rows, starts, sizes)
+        return Windows(rows, starts, sizes, prompts)
     match overlong:
         case Overlong.TRUNCATE:
-            return Windows(rows, starts, np.minimum(sizes, limit))
+            return Windows(rows, starts, np.minimum(sizes, limit), prompts)
         case Overlong.TRUNCATE_LEFT:
             starts = np.clip(sizes.max(axis=1) - limit, 0, prompts)
-            return Windows(rows, starts, np.minimum(sizes - starts[:, None], limit))
+            return Windows(rows, starts, np.minimum(sizes - starts[:, None], limit), prompts)
         case Overlong.DROP:
-            return Windows(rows, starts, sizes).where(sizes.max(axis=1) <= limit)
+            return Windows(rows, starts, sizes, prompts).where(sizes.max(axis=1) <= limit)
         case Overlong.ERROR:
-            return Windows(rows, starts, sizes)
+            return Windows(rows, starts, sizes, prompts)
         case _:
             assert_never(overlong)

@@ -1,0 +1,197 @@
+"""Mixtures: several views as one, with a share of each per epoch.
+
+Enters: views (or datasets) with a number of passes, or of examples, per epoch. Leaves: `Mixture`, which packing and
+feeding read like a view: items are numbered over all parts, and `epoch_indices(epoch)` says which of them an epoch
+holds. That is a function of (seed, name of the part, epoch) alone, so that any epoch is found without the ones before.
+
+Whole passes serve every item. What remains, a fraction, is fresh: epochs walk through a shuffle of the part without
+repeating an item until less than another fraction is left, and then shuffle anew. Of 0.3, epochs 0, 1 and 2 are
+disjoint, and so are 3, 4 and 5. An epoch costs a shuffle of each part that is served in fractions.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Final, NamedTuple, SupportsIndex, Unpack
+
+import numpy as np
+import orjson
+from blake3 import blake3
+
+from penstock.chat.regions import Int32, Int64
+from penstock.errors import UsageError, ViewError
+from penstock.view.example import Example, Pair
+from penstock.view.examples import Examples
+from penstock.view.keyed import keyed_permutation
+from penstock.view.ledger import Ledger
+from penstock.view.settings import ViewOptions, ViewSettings
+from penstock.view.view import View
+
+_MOST_PASSES: Final = 1000  # beyond this, a number of examples was meant
+
+
+class Count(NamedTuple):
+    """So many examples per epoch, whatever the size of the dataset."""
+
+    examples: int
+
+
+class Share(NamedTuple):
+    """A part of a mixture: a view, and how much of it an epoch serves (passes, or a count)."""
+
+    view: View
+    amount: float | Count
+
+    @property
+    def per_epoch(self) -> int:
+        """Items per epoch; the same in every epoch."""
+        if isinstance(self.amount, Count):
+            return self.amount.examples
+        return math.floor(self.amount * len(self.view) + 0.5)
+
+
+Part = Examples | View
+
+
+def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> Mixture:
+    """A mixture of datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
+
+    A number is passes per epoch; `Count` is examples per epoch. Datasets get the default view; `.view(…)` changes it.
+    """
+    if not parts:
+        raise UsageError("a mixture of nothing. Give at least one name with (dataset, passes per epoch).")
+    shares = {name: Share(_as_view(part), _amount(name, amount)) for name, (part, amount) in parts.items()}
+    _check_alike(shares)
+    return Mixture(shares, seed)
+
+
+class Mixture:
+    """Several views as one sequence, with the items of each epoch."""
+
+    def __init__(self, shares: Mapping[str, Share], seed: int) -> None:
+        self.shares = dict(shares)
+        self.seed = seed
+
+    def view(self, **options: Unpack[ViewOptions]) -> Mixture:
+        """The same mixture with these options changed in every part, scanned at once."""
+        changed = {name: Share(share.view.changed(**options), share.amount) for name, share in self.shares.items()}
+        mixture = Mixture(changed, self.seed)
+        _ = mixture._bounds
+        return mixture
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether items are pairs."""
+        return next(iter(self.shares.values())).view.is_preference
+
+    @property
+    def digest(self) -> str:
+        """A stable name for the parts, their amounts and the seed."""
+        parts = [[name, share.view.digest, _plain(share.amount)] for name, share in self.shares.items()]
+        return f"b3-{blake3(orjson.dumps({'mixture': 1, 'seed': self.seed, 'parts': parts})).hexdigest()}"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledgers of all parts, added; each part counts once, whatever its passes."""
+        return sum((share.view.ledger for share in self.shares.values()), Ledger())
+
+    @cached_property
+    def lengths(self) -> Int32:
+        """Tokens per item; of pairs, a column per side."""
+        return np.concatenate([share.view.lengths for share in self.shares.values()])
+
+    def epoch_indices(self, epoch: int) -> Int64:
+        """The items of an epoch, part by part; an item of two passes stands there twice."""
+        if epoch < 0:
+            raise UsageError(f"epoch {epoch} does not exist. Epochs count from 0.")
+        chosen = [self._chosen(name, epoch) for name in self.shares]
+        return np.concatenate([items + first for items, first in zip(chosen, self._bounds, strict=False)])
+
+    def place(self, index: SupportsIndex) -> tuple[str, int]:
+        """The part that an item belongs to, and its number there."""
+        item = operator.index(index)
+        if not -len(self) <= item < len(self):
+            raise IndexError(f"item {item} of a mixture with {len(self)} items")
+        item %= len(self)
+        part = int(np.searchsorted(self._bounds, item, side="right")) - 1
+        return list(self.shares)[part], item - int(self._bounds[part])
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def __getitem__(self, index: SupportsIndex) -> Example | Pair:
+        name, item = self.place(index)
+        return self.shares[name].view[item]
+
+    def __iter__(self) -> Iterator[Example | Pair]:
+        return (self[index] for index in range(len(self)))
+
+    def __reduce__(self) -> tuple[type[Mixture], tuple[dict[str, Share], int]]:
+        return Mixture, (self.shares, self.seed)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}: {share.amount}" for name, share in self.shares.items())
+        return f"Mixture({parts}, seed={self.seed})"
+
+    @cached_property
+    def _bounds(self) -> Int64:
+        """Items before each part, and the total."""
+        for name, share in self.shares.items():
+            if not share.per_epoch or not len(share.view):
+                raise ViewError(
+                    f"part {name!r} of the mixture gives no example: its view has {len(share.view)} and an epoch "
+                    f"takes {share.amount} of them. Raise the amount, or leave the part out."
+                )
+        return np.concatenate(([0], np.cumsum([len(share.view) for share in self.shares.values()], dtype=np.int64)))
+
+    def _chosen(self, name: str, epoch: int) -> Int64:
+        size = len(self.shares[name].view)
+        passes, rest = divmod(self.shares[name].per_epoch, size)
+        whole = np.tile(np.arange(size), passes)
+        if not rest:
+            return whole
+        lap, turn = divmod(epoch, size // rest)
+        shuffled = keyed_permutation(size, _key(self.seed, name, lap))
+        return np.concatenate((whole, np.sort(shuffled[turn * rest : (turn + 1) * rest])))
+
+
+def _key(seed: int, name: str, lap: int) -> int:
+    """The key of one shuffle of one part; the name keeps parts of equal size from moving together."""
+    return int.from_bytes(blake3(orjson.dumps([seed, name, lap])).digest(8), "little")
+
+
+def _as_view(part: Part) -> View:
+    return part if isinstance(part, View) else View(part, ViewSettings())
+
+
+def _plain(amount: float | Count) -> object:
+    return {"count": amount.examples} if isinstance(amount, Count) else float(amount)
+
+
+def _amount(name: str, amount: float | Count) -> float | Count:
+    if isinstance(amount, Count):
+        if amount.examples < 1:
+            raise UsageError(f"part {name!r}: {amount} is no number of examples. Use 1 or more.")
+        return amount
+    if isinstance(amount, bool) or not math.isfinite(amount) or not 0 < amount <= _MOST_PASSES:
+        raise UsageError(
+            f"part {name!r}: {amount!r} is no number of passes per epoch; expected more than 0, at most {_MOST_PASSES}. "
+            "For a number of examples, write Count(5000)."
+        )
+    return float(amount)
+
+
+def _check_alike(shares: Mapping[str, Share]) -> None:
+    """One vocabulary, and one kind of item."""
+    first_name, first = next(iter(shares.items()))
+    for name, share in shares.items():
+        if share.view.dataset.recipe["tokenizer"] != first.view.dataset.recipe["tokenizer"]:
+            raise UsageError(
+                f"{name!r} and {first_name!r} have different tokenizers, so their ids mean different text. "
+                "Prepare both with the same tokenizer."
+            )
+        if share.view.is_preference != first.view.is_preference:
+            raise UsageError(f"of {name!r} and {first_name!r} one holds preference pairs and the other does not.")
