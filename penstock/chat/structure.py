@@ -1,0 +1,166 @@
+"""Cuts by structure: what the generation prompt would have supplied, the words, the end-of-turn token, the rest.
+
+Enters: pieces of a batch, header tables and end tokens. Leaves: cuts, the rows whose headers are not certain (they are
+cut as if they had no pieces), and the rows with an answer that no stop token ends. Costs two short looks at each
+assistant message; a message that no table settles costs a render of its prompt, at most 16 a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.chat.calibrate import Engine, observe, render_probes
+from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.cuts import Cuts, Outcome, Pieces
+from penstock.chat.headers import Headers, learn_headers
+from penstock.chat.regions import Int64, Regions, UInt8
+from penstock.chat.stops import StopFinder
+from penstock.errors import RowError
+
+_ASKS_PER_ROW = 16  # keeps the cost of a long conversation linear
+_OWN_VARIABLES = len(Role)  # the context of rows with template variables of their own, which the table doesn't hold
+_TABLES_KEPT = 256
+_RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8)
+
+
+class HeaderFinder:
+    """Finds where the headers of assistant messages end."""
+
+    def __init__(self, engine: Engine, special_tokens: frozenset[str], headers: Headers) -> None:
+        self._engine, self._special_tokens, self._headers = engine, special_tokens, headers
+        self._quick = [headers.candidates(role) or () for role in Role] + [()]
+        self._tables: dict[str, Headers] = {}
+
+    def find(
+        self, conversations: Sequence[Conversation], regions: Regions, opening: Pieces, previous: UInt8
+    ) -> tuple[Int64, set[int]]:
+        """For the first pieces of assistant messages: where headers end, and the rows where that is not certain."""
+        contexts = previous.copy()
+        own = [row for row, conversation in enumerate(conversations) if conversation.variables]
+        if own:
+            contexts[np.isin(opening.rows, own)] = _OWN_VARIABLES
+        starts, quick, begins = opening.starts.tolist(), self._quick, regions.data.startswith
+        found, open_questions = [], []
+        for start, end, context in zip(starts, opening.ends.tolist(), contexts.tolist(), strict=True):
+            for header in quick[context]:
+                if begins(header, start, end):
+                    found.append(start + len(header))
+                    break
+            else:
+                open_questions.append(len(found))
+                found.append(start)
+        lost: set[int] = set()
+        asked: Counter[int] = Counter()
+        for index in open_questions:
+            row = int(opening.rows[index])
+            if row not in lost:
+                header = self._ask(conversations[row], regions, opening, index, Role(int(previous[index])), asked)
+                if header is None:
+                    lost.add(row)
+                else:
+                    found[index] += len(header)
+        return np.array(found, np.int64), lost
+
+    def _ask(
+        self,
+        conversation: Conversation,
+        regions: Regions,
+        opening: Pieces,
+        index: int,
+        previous: Role,
+        asked: Counter[int],
+    ) -> bytes | None:
+        """The header of one region, by the row's own table, or by rendering its prompt."""
+        headers = self._table(conversation)
+        row, start, end = int(opening.rows[index]), int(opening.starts[index]), int(opening.ends[index])
+        region = regions.data[start:end]
+        agreed = headers.agreed(previous, region)
+        if agreed is not None or not headers.prompts:
+            return agreed
+        asked[row] += 1
+        if asked[row] > _ASKS_PER_ROW:
+            return None
+        before = conversation.messages[: int(opening.messages[index])]
+        try:
+            text = self._engine.plain(before, conversation.tools, conversation.variables, add_generation_prompt=True)
+        except RowError:
+            return headers.everywhere(region)
+        prompt, low = text.encode(), int(regions.text_ends[row - 1]) if row else 0
+        if prompt.startswith(regions.data[low:start]):
+            return headers.under(prompt[start - low :], region)
+        if regions.data.startswith(prompt, low, end):
+            return headers.without(region)
+        return headers.ended_by(prompt, region)
+
+    def _table(self, conversation: Conversation) -> Headers:
+        """The table for a row's own variables: a function of them alone, so keeping it changes only the speed."""
+        if not conversation.variables:
+            return self._headers
+        key = json.dumps(conversation.variables, sort_keys=True, default=repr)
+        if key not in self._tables:
+            if len(self._tables) >= _TABLES_KEPT:
+                self._tables.clear()
+            rendered = render_probes(self._engine, conversation.variables)
+            self._tables[key] = learn_headers(observe(self._engine, rendered), self._special_tokens)
+        return self._tables[key]
+
+
+def structural_cuts(
+    conversations: Sequence[Conversation],
+    regions: Regions,
+    pieces: Pieces,
+    roles: UInt8,
+    finder: HeaderFinder,
+    stops: StopFinder,
+) -> Outcome:
+    """Cut at headers and stops; `roles` are those of all messages of the batch."""
+    opens, _ = _extremes(pieces, len(roles))
+    opening = pieces.take(opens)
+    before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
+    header_ends, lost = finder.find(conversations, regions, opening, before)
+    body_starts = pieces.starts.copy()
+    body_starts[opens] = header_ends
+    if lost:
+        sure = ~np.isin(pieces.rows, list(lost))
+        pieces, body_starts = pieces.take(np.flatnonzero(sure)), body_starts[sure]
+    _, closes = _extremes(pieces, len(roles))
+    find, data = stops.find, regions.data
+    ends = zip(body_starts[closes].tolist(), pieces.ends[closes].tolist(), strict=True)
+    found = np.array([find(data, start, end) for start, end in ends], np.int64).reshape(-1, 2)
+    stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
+    stop_starts[closes], stop_ends[closes] = found[:, 0], found[:, 1]
+    silent = set(pieces.rows[closes][found[:, 0] == found[:, 1]].tolist())
+    return Outcome(_interleave(regions, pieces, body_starts, stop_starts, stop_ends), lost, silent)
+
+
+def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
+    """Of each assistant message the first and the last piece, in the order of the text."""
+    own = np.flatnonzero(pieces.roles == Role.ASSISTANT)
+    first, last = np.full(messages, -1, np.int64), np.full(messages, -1, np.int64)
+    first[pieces.numbers[own][::-1]] = own[::-1]
+    last[pieces.numbers[own]] = own
+    return own[first[pieces.numbers[own]] == own], own[last[pieces.numbers[own]] == own]
+
+
+def _interleave(regions: Regions, pieces: Pieces, bodies: Int64, stop_starts: Int64, stop_ends: Int64) -> Cuts:
+    """Five runs a piece (glue before it, header, body, stop, tail), and the glue at the end of each text."""
+    rows = len(regions.text_ends)
+    total = 5 * len(pieces.rows) + rows
+    tails = 5 * np.searchsorted(pieces.rows, np.arange(rows), side="right") + np.arange(rows)
+    of_pieces = np.ones(total, np.bool_)
+    of_pieces[tails] = False
+    ends, messages = np.empty(total, np.int64), np.full(total, -1, np.int32)
+    roles, parts = np.full(total, Role.NONE, np.uint8), np.full(total, Part.GLUE, np.uint8)
+    ends[tails] = regions.text_ends
+    ends[of_pieces] = np.stack((pieces.starts, bodies, stop_starts, stop_ends, pieces.ends), axis=1).ravel()
+    glue = np.array([True, False, False, False, False])
+    roles[of_pieces] = np.where(glue, np.uint8(Role.NONE), pieces.roles[:, None]).ravel()
+    messages[of_pieces] = np.where(glue, np.int32(-1), pieces.messages[:, None]).ravel()
+    parts[of_pieces] = np.tile(
+        np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8), len(bodies)
+    )
+    return Cuts(ends, roles, parts, messages, np.zeros(total, np.bool_))
