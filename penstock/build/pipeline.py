@@ -17,10 +17,11 @@ import xxhash
 
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_rendered, joined, reordered
 from penstock.build.options import DroppedCalls, SpecialText
-from penstock.build.recipe import Recipe
+from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
 from penstock.chat.engine import TemplateEngine
+from penstock.chat.formats import Format
 from penstock.chat.parts import Splitter
 from penstock.chat.rows import Normaliser as RowReader
 from penstock.chat.special_text import SpecialTextFinder
@@ -65,7 +66,7 @@ class _Rendering:
             template,
             special_tokens=recipe.special_tokens,
             variables=recipe.template_vars,
-            date=recipe.date,
+            date=recipe.date or NO_DATE,
             fast=fast,
         )
         self.adapter = Adapter(self.engine.plain)
@@ -111,7 +112,7 @@ class Pipeline:
         hashes = np.fromiter((xxhash.xxh3_64_intdigest(r) for r in rows.rows), np.uint64, len(rows.rows))
         if rows.nulls_dropped:
             state.notes["arrow nulls dropped"] += rows.nulls_dropped
-        columns = batch.columns(hashes, preference=self.reader.is_preference)
+        columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
         return SliceResult(columns, rejected, state.notes, len(rows.rows), engines)

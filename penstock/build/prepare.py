@@ -23,6 +23,7 @@ from penstock.build.pool import Setup, Task, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.slice_job import SliceReport
+from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
 from penstock.errors import RowError, SourceError
@@ -157,10 +158,8 @@ class Builder:
         self.progress.slices_reused += 1
         self.progress.bytes_seen += task.slice.size
         self._tell()
-        if self.options.on_bad_row is OnBadRow.ERROR and self.cache.shard_note(task.name).get("rejected", 1):
-            error = self._first_rejected(task.name, task.slice)
-            if error is not None:
-                raise error
+        if self.options.on_bad_row is OnBadRow.ERROR and self.cache.shard_note(task.name)["rejected"]:
+            raise self._first_rejected(task.name, task.slice)
 
     def _with_data(self, tasks: list[Task]) -> Iterator[Task]:
         """Tasks taken over from others; streamed sources are read again for their bytes."""
@@ -217,7 +216,7 @@ class Builder:
         )
         ledger = _summed([meta.ledger for meta in metas])
         proof = {"rows": sum(len(meta.proof["rows"]) for meta in metas)}
-        return Manifest(key, self.recipe.as_json(), table, ledger, proof, self.mapping.is_preference)
+        return Manifest(key, self.recipe.as_json(), table, ledger, proof, self.mapping.format is Format.PREFERENCE)
 
     def _note(self, key: str) -> None:
         """What is good to know beside the dataset, and changes with every run."""

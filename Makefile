@@ -1,0 +1,35 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make their own environment in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: demo test check conformance bench clean
+
+$(VENV)/core: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/core
+
+demo: $(VENV)/core
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+conformance: $(VENV)/dev
+	$(BIN)/python -m benchmarks.conformance $(ARGS)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,52 @@
+"""What a program uses: prepare, open, mix, and the dataset they give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder
+from penstock.build.progress import OnProgress
+from penstock.store.dataset import StoredDataset, open_dataset
+from penstock.store.origin import conversation
+from penstock.view.settings import ViewOptions
+from penstock.view.view import View, open_view
+
+
+class Dataset(StoredDataset):
+    """A prepared dataset: `view` it to get examples with loss masks."""
+
+    def view(self, **options: Unpack[ViewOptions]) -> View:
+        """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
+        return open_view(self, **options)
+
+    def conversation(self, index: int) -> dict[str, Any]:
+        """The conversation that example (or pair) `index` was rendered from, read again from its source.
+
+        `messages`, `tools` and template `variables` as transformers' `apply_chat_template` would take them
+        (`text` for rows without a template); for pairs, those of `chosen` and of `rejected`.
+        """
+        return conversation(self, index)
+
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
+        return open_, (str(self.path),)
+
+
+def prepare(
+    *sources: str | os.PathLike[str], on_progress: OnProgress | None = None, **options: Any
+) -> Dataset:
+    """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
+
+    Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
+    """
+    outcome = Builder([Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress).run()
+    return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
+
+
+def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
+    """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
+    stored = open_dataset(where, cache=cache)
+    return Dataset(stored.cache, stored.manifest)

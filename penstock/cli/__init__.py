@@ -1,0 +1,37 @@
+"""The `penstock` command. Exit codes: 0 done, 1 the work failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from penstock.cli.look import show, stats
+from penstock.cli.prepare import prepare
+from penstock.errors import PenstockError, UsageError
+
+app = typer.Typer(
+    help="Turns conversations into training batches: token-exact, fast, once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(prepare)
+app.command()(show)
+app.command()(stats)
+
+
+def main() -> None:
+    """Run the command; errors raised on purpose become one line and an exit code."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("penstock: interrupted; finished slices stay, the same command goes on from there", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,92 @@
+"""`penstock prepare`: sources in, a dataset and its summary out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.build.options import PrepareOptions, prepare_options
+from penstock.build.prepare import Builder, Outcome, outcome_json
+from penstock.cli.flags import with_flags
+from penstock.cli.live import LiveProgress, amount, duration
+from penstock.report.lengths import length_percentiles
+
+
+@with_flags(PrepareOptions)
+def prepare(
+    sources: Annotated[list[str], typer.Argument(help="Files, globs, folders or hub datasets", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Render and tokenize conversations once, into a dataset that every run can share."""
+    messages = Console(stderr=True)
+    with LiveProgress(messages) as live:
+        builder = Builder(sources, prepare_options(given), live)
+        messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
+        outcome = builder.run()
+    lengths = length_percentiles(outcome.dataset)
+    if json:
+        print(orjson.dumps({**outcome_json(outcome), "lengths": lengths}, option=orjson.OPT_INDENT_2).decode())
+    else:
+        summary(Console(), outcome, lengths)
+
+
+def summary(console: Console, outcome: Outcome, lengths: dict[str, int]) -> None:
+    """What was done, what was left out, how fast, and how to go on."""
+    dataset, progress, ledger = outcome.dataset, outcome.progress, outcome.dataset.ledger
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {sum(ledger['rejected'].values()):,} rejected")
+    for kind, count in ledger["rejected"].items():
+        table.add_row("", f"{count:,} {kind}")
+    table.add_row("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples")
+    table.add_row("lengths", ", ".join(f"{name} {value:,}" for name, value in lengths.items()))
+    if ledger["regions_unknown"]:
+        table.add_row("regions", f"{ledger['regions_unknown']:,} examples with unknown regions")
+    for note, count in ledger["notes"].items():
+        table.add_row("note", f"{note}: {count:,} rows")
+    table.add_row("slices", _slices(outcome))
+    if progress.slices_done:
+        table.add_row("engines", _engines(outcome))
+        speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"
+        table.add_row("time", f"{duration(progress.seconds)} ({speed}, {progress.workers} workers)")
+    proof = f"{dataset.manifest.proof['rows']:,} rows redone with the reference engines"
+    table.add_row("proof", proof + (f", {progress.mismatches} differed (redone)" if progress.mismatches else ""))
+    if outcome.quarantine:
+        table.add_row("set aside", str(outcome.quarantine))
+    for warning in outcome.warnings:
+        table.add_row("[yellow]warning[/]", warning)
+    console.print(table, highlight=False)
+    console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
+    console.print("\n[dim]import penstock as ps[/]", highlight=False)
+    console.print(f'[dim]view = ps.open("{dataset.path}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)
+
+
+def _slices(outcome: Outcome) -> str:
+    progress = outcome.progress
+    if outcome.hit:
+        return f"{len(outcome.dataset.shards)} found in the cache: nothing to do"
+    parts = [f"{progress.slices_done} made"]
+    if progress.slices_reused:
+        parts.append(f"{progress.slices_reused} found in the cache")
+    if progress.slices_elsewhere:
+        parts.append(f"{progress.slices_elsewhere} made by other processes")
+    return ", ".join(parts)
+
+
+def _engines(outcome: Outcome) -> str:
+    rows = max(outcome.progress.examples, 1)
+    lines = []
+    for stage, fast in (("render", "minijinja"), ("encode", "gigatoken")):
+        why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
+        slow = min(sum(why.values()), rows)
+        text = f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
+        reasons = "; ".join(f"{n:,} by the reference: {k}" for k, n in sorted(why.items(), key=lambda e: -e[1]))
+        lines.append(text + (f" ({reasons})" if reasons else ""))
+    return "\n".join(lines)
