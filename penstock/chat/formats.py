@@ -70,9 +70,12 @@ class FormatOptions:
     history_key: str | None = option("Column with earlier [question, answer] pairs")
     role_key: str | None = option("Key of the role in a message")
     content_key: str | None = option("Key of the content in a message")
-    weight_keys: tuple[str, ...] = option("Keys of a message that hold its weight in the loss", WEIGHT_KEYS)
+    weight_keys: tuple[str, ...] = field(
+        default=WEIGHT_KEYS,
+        metadata={"help": "Key of a message that holds its weight in the loss", "flag": "weight-key"},
+    )
     roles: MappingABC[str, str] = field(
-        default_factory=dict, metadata={"help": "What a role name means, for example bot=assistant"}
+        default_factory=dict, metadata={"help": "What a role name means, for example bot=assistant", "flag": "role"}
     )
 
     def column(self, purpose: str) -> str | None:

@@ -1,0 +1,143 @@
+"""Conversations to the forms that a template can be given: one enters, the same one or its adapted copy leaves.
+
+What the template takes is not changed: argument strings are parsed only where the template can't print strings,
+null content becomes "" only where it would fail or print None, and so on (`adapt_probes.Needs`). The forms are a
+function of the template and its variables. Where nothing must change, and for plain messages always, the conversation
+itself is returned, in about 0.1 µs per message.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
+from penstock.chat.conversation import Conversation, Message
+from penstock.chat.formats_json import has_float, parse_text
+from penstock.errors import RowError
+
+_ABSENT = object()
+
+
+class Adapter:
+    """Adapts conversations to one template, whose reference render is `plain`."""
+
+    def __init__(self, plain: Plain) -> None:
+        self.needs = find_needs(plain)
+        self._takes_all = self.needs == Needs()
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
+        if self._takes_all or conversation.pieces is not None:
+            return conversation
+        messages, tools = conversation.messages, conversation.tools
+        if not self.needs.no_text:
+            for message in messages:
+                if "tool_calls" in message or type(message.get("content")) is not str:
+                    messages = self._messages(messages)
+                    break
+        else:
+            messages = self._messages(messages)
+        if tools is not None:
+            tools = self._tools(tools)
+        if messages is conversation.messages and tools is conversation.tools:
+            return conversation
+        floats = conversation.has_float
+        if self.needs.object_arguments and not floats:  # parsed arguments may hold some
+            floats = has_float(messages, exact=True)
+        return conversation._replace(messages=messages, tools=tools, has_float=floats)
+
+    def _messages(self, given: list[Message]) -> list[Message]:
+        adapted = [self._message(message, number) for number, message in enumerate(given)]
+        same = all(new is old for new, old in zip(adapted, given, strict=True))
+        return given if same else adapted
+
+    def _message(self, message: Message, number: int) -> Message:
+        """One message, itself where nothing must change."""
+        needs = self.needs
+        if "tool_calls" in message:
+            message = self._calling(message, number)
+        given = content = message.get("content", _ABSENT)
+        if not content or content is _ABSENT:
+            content = self._nothing(message, content)
+        role = message["role"]
+        if type(content) is list and role in (needs.no_part if len(content) == 1 else needs.no_parts):
+            content = "".join(part["text"] for part in content)
+        if type(content) is str and role in needs.no_text:
+            content = [{"type": "text", "text": content}]
+        return message if content is given else {**message, "content": content}
+
+    def _nothing(self, message: Message, content: object) -> object:
+        """Content that says nothing, as the template takes it."""
+        where = context(message)
+        if where == "calls" and self.needs.null_with_calls:
+            return None
+        if content is None and where in self.needs.text_for_null:
+            return ""
+        if content is _ABSENT and where in self.needs.text_for_missing:
+            return ""
+        return content
+
+    def _calling(self, message: Message, number: int) -> Message:
+        calls = message["tool_calls"]
+        if not calls:
+            if not self.needs.no_empty_calls:
+                return message
+            return {key: value for key, value in message.items() if key != "tool_calls"}
+        adapted = [self._call(call, f"messages[{number}].tool_calls[{n}]") for n, call in enumerate(calls)]
+        if all(new is old for new, old in zip(adapted, calls, strict=True)):
+            return message
+        return {**message, "tool_calls": adapted}
+
+    def _call(self, call: dict[str, Any], where: str) -> dict[str, Any]:
+        is_bare = "function" not in call
+        function = call if is_bare else call["function"]
+        arguments = self._arguments(function.get("arguments"), f"{where} ({function['name']})")
+        if arguments is not function.get("arguments"):
+            function = {**function, "arguments": arguments}
+        if is_bare:
+            return _wrapped(function) if self.needs.wrapped_calls else function
+        if self.needs.typed_calls and "type" not in call:
+            return {**call, "type": "function", "function": function}
+        return call if function is call["function"] else {**call, "function": function}
+
+    def _arguments(self, arguments: object, where: str) -> object:
+        if type(arguments) is str and self.needs.object_arguments:
+            return self._parsed(arguments, where)
+        if type(arguments) is dict and self.needs.string_arguments:
+            return json.dumps(arguments, ensure_ascii=False)
+        return arguments
+
+    def _parsed(self, text: str, where: str) -> object:
+        """The object that an argument string spells; an empty string is a call without arguments."""
+        try:
+            value = parse_text(text) if text.strip() else {}
+        except ValueError:
+            value = None
+        if type(value) is dict:
+            return value
+        if not self.needs.other_strings_fail:
+            return text
+        raise RowError(
+            "bad_tool_calls",
+            f"the arguments of {where} are a string that is not a JSON object, and the template takes only objects",
+            'Give them as an object, or as a string such as {"city": "Bern"}',
+        )
+
+    def _tools(self, given: list[Any]) -> list[Any]:
+        if self.needs.wrapped_tools and any(_is_bare(tool) for tool in given):
+            return [_wrapped(tool) if _is_bare(tool) else tool for tool in given]
+        if self.needs.bare_tools and any("function" in tool for tool in given):
+            return [tool.get("function", tool) for tool in given]
+        return given
+
+
+def _is_bare(tool: dict[str, Any]) -> bool:
+    return "function" not in tool and "name" in tool
+
+
+def _wrapped(function: dict[str, Any]) -> dict[str, Any]:
+    """A bare function, or a bare call with its id outside, as OpenAI's API writes it."""
+    outside = {"id": function["id"]} if "id" in function else {}
+    inside = {key: value for key, value in function.items() if key not in ("id", "type")}
+    return {**outside, "type": "function", "function": inside}
