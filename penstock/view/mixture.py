@@ -178,7 +178,7 @@ def _amount(name: str, amount: float | Count) -> float | Count:
         return amount
     if isinstance(amount, bool) or not math.isfinite(amount) or not 0 < amount <= _MOST_PASSES:
         raise UsageError(
-            f"part {name!r}: {amount!r} is no number of passes per epoch; expected more than 0, at most {_MOST_PASSES}. "
+            f"part {name!r}: {amount!r} is no number of passes per epoch (above 0, at most {_MOST_PASSES}). "
             "For a number of examples, write Count(5000)."
         )
     return float(amount)
