@@ -1,10 +1,35 @@
 """Penstock turns conversations into training batches: token-exact, fast, once."""
 
-from penstock.api import Dataset, prepare
-from penstock.api import open_ as open
-from penstock.errors import PenstockError
-from penstock.view.mixture import Count, Mixture, mix
-from penstock.view.view import View
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.api import Dataset, prepare
+    from penstock.api import open_ as open
+    from penstock.errors import PenstockError
+    from penstock.view.mixture import Count, Mixture, mix
+    from penstock.view.view import View
 
 __version__ = "0.1.0"
 __all__ = ["Count", "Dataset", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
+
+# Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
+_HOMES = {
+    "Count": "view.mixture",
+    "Dataset": "api",
+    "Mixture": "view.mixture",
+    "PenstockError": "errors",
+    "View": "view.view",
+    "mix": "view.mixture",
+    "open": "api",
+    "prepare": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(import_module(f"penstock.{home}"), "open_" if name == "open" else name)

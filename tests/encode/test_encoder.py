@@ -1,0 +1,138 @@
+"""The fast encoder and the reference give the same ids, whatever the text; guards send doubtful text to the reference."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from penstock.encode.encoder import Encoder
+from penstock.encode.unassigned import uncertain
+from penstock.encode.vocabulary import Normalizer, Vocabulary
+
+
+def encoder_of(folder: Path) -> Encoder:
+    data = (folder / "tokenizer.json").read_bytes()
+    return Encoder(data, Vocabulary(data))
+
+
+@pytest.fixture(scope="module")
+def small(tokenizer: Path) -> Encoder:
+    return encoder_of(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def large(deepseek: Path) -> Encoder:
+    return encoder_of(deepseek)
+
+
+@pytest.fixture(scope="module")
+def nfc() -> Encoder:
+    """A byte-level tokenizer that normalises to NFC, as Qwen's does."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["Grüße aus Zürich, café crème, naïve façade"] * 5, trainer)
+    data = tokenizer.to_str().encode()
+    return Encoder(data, Vocabulary(data))
+
+
+hostile = st.text(
+    alphabet=st.one_of(
+        st.characters(exclude_categories=["Cs"]), st.sampled_from("aé1 \n\t\r'’\u0301\u0338\u200b\ufeff\x0b\x1c\x85\u2028<|>▁Ġ")
+    )
+)
+
+
+@pytest.mark.parametrize("name", ["small", "large", "nfc"])
+def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> None:
+    encoder: Encoder = request.getfixturevalue(name)
+    assert encoder.why_reference == ""
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(hostile, min_size=1, max_size=8))
+    def law(texts: list[str]) -> None:
+        data = [t.encode() for t in texts]
+        fast, slow = encoder.encode(data), encoder.reference(data)
+        assert fast.ids.tolist() == slow.ids.tolist()
+        assert fast.offsets.tolist() == slow.offsets.tolist()
+
+    law()
+
+
+def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
+    texts = ["plain", "new \U000323b0 ideograph", "käse"]
+    encoded = large.encode([t.encode() for t in texts])
+    assert encoded.reference == {"text with code points newer than Unicode 14": 1}
+    assert encoded.ids.tolist() == large.reference([t.encode() for t in texts]).ids.tolist()
+
+
+def test_the_table_of_uncertain_code_points() -> None:
+    table = uncertain()
+    assert not table[: 0x378].any()
+    assert table[0x378]
+    assert table[0x323B0]
+    assert not table[[ord(c) for c in "a日😀é"]].any()
+
+
+def test_decomposed_text_goes_to_the_reference(nfc: Encoder) -> None:
+    text = unicodedata.normalize("NFD", "café")
+    assert nfc.encode([text.encode()]).reference == {"text that is not in NFC": 1}
+
+
+def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    data = tokenizer.to_str().encode()
+    encoder = Encoder(data, Vocabulary(data))
+    assert "gigatoken refuses" in encoder.why_reference
+    assert encoder.encode([b"a b c", b""]).ids.tolist() == [0, 1, 2]
+
+
+def test_switched_off(tokenizer: Path) -> None:
+    data = (tokenizer / "tokenizer.json").read_bytes()
+    encoder = Encoder(data, Vocabulary(data), fast=False)
+    assert encoder.why_reference == "the fast encoder is switched off"
+
+
+def test_truncation_and_padding_in_the_file_do_not_count(tokenizer: Path) -> None:
+    loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    loaded.enable_truncation(3)
+    loaded.enable_padding(length=8)
+    data = loaded.to_str().encode()
+    encoder = Encoder(data, Vocabulary(data))
+    text = b"What is the country of Oslo and Bern?"
+    assert len(encoder.encode([text]).ids) == len(encoder.reference([text]).ids) > 3
+
+
+@pytest.mark.parametrize("name", ["small", "large", "nfc"])
+def test_token_ends_are_the_byte_sums_where_these_hold(name: str, request: pytest.FixtureRequest) -> None:
+    encoder: Encoder = request.getfixturevalue(name)
+    for text in ("Grüße aus Oslo: 12 + 3 = 15.\n\n  日本語 😀!", "  spaces\n"):
+        data = text.encode()
+        ids = encoder.encode([data]).ids
+        sums = encoder._vocabulary.byte_lengths[ids].cumsum()
+        assert sums[-1] == len(data)
+        ends = encoder.token_ends(data)
+        # inside a character split over tokens, offsets name the whole character
+        boundaries = {len(text[:k].encode()) for k in range(len(text) + 1)}
+        assert [e for e in ends.tolist() if e in boundaries][-1] == sums[-1]
+        assert all(a >= b for a, b in zip(ends.tolist(), sums.tolist(), strict=True))
+
+
+def test_vocabulary(tokenizer: Path, deepseek: Path) -> None:
+    small = Vocabulary((tokenizer / "tokenizer.json").read_bytes())
+    assert small.normalizer is Normalizer.NONE
+    assert small.dtype.__name__ == "uint16"
+    assert small.special_contents == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert small.token_bytes[small.id_of("<|im_end|>") or 0] == b"<|im_end|>"
+    large = Vocabulary((deepseek / "tokenizer.json").read_bytes())
+    assert large.dtype.__name__ == "uint32"
+    assert [len(b) for b in large.token_bytes] == large.byte_lengths.tolist()
