@@ -1,0 +1,88 @@
+"""The shard file: its bytes, what comes back, and hostile files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import CorruptError, FormatError
+from penstock.store.columns import Columns
+from penstock.store.shard import ShardMeta, encode_shard, read_shard
+
+
+def columns(*, weights: bool = False, sides: bool = False) -> Columns:
+    return Columns(
+        ids=np.array([5, 6, 7, 8, 9], np.uint16),
+        id_offsets=np.array([0, 3, 5], np.int64),
+        segment_offsets=np.array([0, 2, 3], np.int64),
+        segment_ends=np.array([1, 3, 2], np.uint32),
+        segment_roles=np.array([2, 3, 3], np.uint8),
+        segment_parts=np.array([2, 2, 2], np.uint8),
+        segment_messages=np.array([0, 1, 0], np.int32),
+        segment_weights=np.array([np.nan, 0.5, 1], np.float32) if weights else None,
+        rows=np.array([0, 4], np.uint32),
+        row_hashes=np.array([2**63, 1], np.uint64),
+        sides=np.array([0, 1], np.uint8) if sides else None,
+    )
+
+
+META = ShardMeta({"rows": 5}, [{"row": 1, "kind": "x"}], {"rows": [0]})
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("sides", [False, True])
+def test_what_goes_in_comes_out(tmp_path: Path, weights: bool, sides: bool) -> None:
+    path = tmp_path / "a.arrow"
+    given = columns(weights=weights, sides=sides)
+    path.write_bytes(encode_shard(given, META))
+    found, meta = read_shard(path)
+    assert meta == META
+    for name in Columns._fields:
+        before, after = getattr(given, name), getattr(found, name)
+        if before is None:
+            assert after is None
+        else:
+            np.testing.assert_array_equal(before, after)
+    assert found.ids.dtype == np.uint16
+
+
+def test_the_bytes_are_an_arrow_file_that_others_can_read(tmp_path: Path) -> None:
+    data = encode_shard(columns(), META)
+    table = pa.ipc.open_file(data).read_all()
+    assert table.column("input_ids").to_pylist() == [[5, 6, 7], [8, 9]]
+    assert encode_shard(columns(), META).equals(data)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 100, -1])
+def test_a_cut_file_is_told(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "a.arrow"
+    data = encode_shard(columns(), META).to_pybytes()
+    path.write_bytes(data[:keep])
+    with pytest.raises(CorruptError, match="not a whole shard"):
+        read_shard(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match="the shard is gone"):
+        read_shard(tmp_path / "b.arrow")
+
+
+def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    table = pa.table({"x": [1]})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorruptError):
+        read_shard(path)
+
+
+def test_a_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.arrow"
+    monkeypatch.setattr("penstock.store.shard.FORMAT_VERSION", 99)
+    path.write_bytes(encode_shard(columns(), META))
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match="format version 99, but this Penstock reads version 1"):
+        read_shard(path)
