@@ -1,1 +1,26 @@
 """Where rows come from: files, folders and hub datasets, cut into slices by content."""
+
+from penstock.sources.discover import discover
+from penstock.sources.kinds import Kind
+from penstock.sources.reading import fetch_data, plan, read_rows
+from penstock.sources.slices import SLICING_VERSION, FileIdentity, Rows, Slice, SlicePlan, SourceFile, identity
+from penstock.sources.source_set import SourceSet
+from penstock.sources.splits import Split, parse_split
+
+__all__ = [
+    "SLICING_VERSION",
+    "FileIdentity",
+    "Kind",
+    "Rows",
+    "Slice",
+    "SlicePlan",
+    "SourceFile",
+    "SourceSet",
+    "Split",
+    "discover",
+    "fetch_data",
+    "identity",
+    "parse_split",
+    "plan",
+    "read_rows",
+]

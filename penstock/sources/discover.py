@@ -1,0 +1,150 @@
+"""What the user names, in; a `SourceSet`, out: files, globs, folders and hub datasets, in the order given.
+
+Costs one small read a file. Files that are named are read whole, as split `train`; folders and hub datasets may have
+named splits, of which a call without a split reads `train` (or the only one there is).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import SourceError
+from penstock.sources.folders import DEFAULT_SPLIT, Found, read_folder
+from penstock.sources.hub import HubDataset
+from penstock.sources.kinds import has_data_suffix, kind_of
+from penstock.sources.slices import SourceFile
+from penstock.sources.source_set import SourceSet
+from penstock.sources.splits import Split, parse_split
+
+URL = re.compile(r"[a-zA-Z][\w+.-]*://")
+HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+WILD = re.compile(r"[*?\[]")
+
+
+class _Source(NamedTuple):
+    """One thing the user named: its splits, and how to get the files of one."""
+
+    name: str
+    splits: list[str]
+    files: Callable[[str], list[Found]]
+    ignored: list[str]
+    is_expanded: bool = False  # a glob or a folder: the user did not write the files' names
+
+
+def discover(
+    sources: Sequence[str | Path] | str | Path,
+    *,
+    split: str | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+) -> SourceSet:
+    """The files that these sources stand for, with the split to take from them."""
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    if not given:
+        raise SourceError("no source given. Name a file, a folder, a pattern such as 'data/*.jsonl', or a dataset.")
+    parsed = None if split is None else parse_split(split)
+    found = [_source(str(source), config, revision) for source in given]
+    files: list[Found] = []
+    ignored: list[str] = []
+    for source in found:
+        wanted = _wanted(source, parsed)
+        files += [file for name in source.splits if name in wanted for file in source.files(name)]
+        unread = [name for name in source.splits if name not in wanted]
+        ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
+    _check_repeats(files, found)
+    listed = [
+        SourceFile(ordinal, file.path, kind_of(file.path, file.name), file.name, file.split)
+        for ordinal, file in enumerate(files)
+    ]
+    return SourceSet(tuple(listed), parsed, tuple(ignored))
+
+
+def _wanted(source: _Source, split: Split | None) -> set[str]:
+    """The named splits to read of a source."""
+    there = ", ".join(source.splits)
+    if split is None:
+        if DEFAULT_SPLIT in source.splits or len(source.splits) == 1:
+            return {DEFAULT_SPLIT if DEFAULT_SPLIT in source.splits else source.splits[0]}
+        raise SourceError(f"{source.name}: has the splits {there}. Choose one with --split.")
+    names = {part.name for part in split.parts}
+    for name in names - set(source.splits):
+        raise SourceError(f"{source.name}: no split {name!r}; it has {there}. Choose one of them with --split.")
+    return names
+
+
+def _source(text: str, config: str | None, revision: str | None) -> _Source:
+    if URL.match(text):
+        raise SourceError(
+            f"{text}: addresses of object stores and web servers are not read. Copy the data to a local disk first "
+            "(a Hugging Face dataset is given by its name, like org/name)."
+        )
+    path = Path(text).expanduser()
+    if (path.is_dir() and config is not None) or (not path.exists() and _may_be_hub_name(text)):
+        return _hub(HubDataset(text, config, revision))
+    if revision is not None or config is not None:
+        raise SourceError(f"{text}: --config and --revision are for Hugging Face datasets; this is a local source.")
+    if path.is_dir():
+        return _folder(path, text)
+    if path.exists():
+        return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, text)], [])
+    if WILD.search(text):
+        return _glob(path, text)
+    raise SourceError(f"{text}: no such file or folder.{_nearest(path)}")
+
+
+def _hub(dataset: HubDataset) -> _Source:
+    return _Source(dataset.name, dataset.split_names(), dataset.load, [])
+
+
+def _folder(path: Path, text: str) -> _Source:
+    folder = read_folder(path, text.rstrip("/"))
+    splits = list(dict.fromkeys(file.split for file in folder.files))
+    return _Source(
+        text, splits, lambda name: [file for file in folder.files if file.split == name], folder.ignored, True
+    )
+
+
+def _glob(pattern: Path, text: str) -> _Source:
+    """Files that match; as in a shell, names that begin with a dot only if the pattern says so."""
+    parts = pattern.parts
+    wild = next(index for index, part in enumerate(parts) if WILD.search(part))
+    matches = sorted(Path(*parts[:wild]).glob(str(Path(*parts[wild:]))))
+    paths = [path for path in matches if path.is_file() and (".." in parts or not path.name.startswith("."))]
+    if not paths:
+        raise SourceError(f"{text}: no file matches this pattern. Check it, and that your shell did not need quotes.")
+    return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, str(path)) for path in paths], [], True)
+
+
+def _may_be_hub_name(text: str) -> bool:
+    """Whether a name of nothing local can be a dataset's: not a path, not a data file, no folder here begins it."""
+    path = Path(text)
+    if not HUB_NAME.fullmatch(text) or has_data_suffix(path):
+        return False
+    return len(path.parts) == 1 or not path.parent.exists()
+
+
+def _nearest(path: Path) -> str:
+    """A remedy: the name nearby that was probably meant."""
+    if not path.parent.is_dir():
+        return f" The folder {path.parent} does not exist either."
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    near = get_close_matches(path.name, names, n=1)
+    if near:
+        return f" Did you mean {path.with_name(near[0])}?"
+    return f" The folder {path.parent} holds {', '.join(names[:5]) or 'nothing'}."
+
+
+def _check_repeats(files: list[Found], sources: list[_Source]) -> None:
+    """A file may be named twice on purpose, but not be met twice by chance."""
+    if len(sources) < 2 or not any(source.is_expanded for source in sources):
+        return
+    seen: set[Path] = set()
+    for file in files:
+        resolved = file.path.resolve()
+        if resolved in seen:
+            raise SourceError(f"{file.name}: given twice, through a pattern or a folder. Give it once.")
+        seen.add(resolved)

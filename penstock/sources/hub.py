@@ -1,0 +1,62 @@
+"""Datasets of the Hugging Face hub (or a folder with a config), through the optional package `datasets`.
+
+Enters a name with config and revision, leave the Arrow files that `datasets` downloads and prepares in its own cache.
+Only the splits that are asked for are prepared.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import SourceError
+from penstock.sources.folders import Found
+
+
+class HubDataset(NamedTuple):
+    """A dataset's name, and which one of its configurations and versions."""
+
+    name: str
+    config: str | None = None
+    revision: str | None = None
+
+    def split_names(self) -> list[str]:
+        """The splits that the dataset has."""
+        datasets = _datasets(self.name)
+        try:
+            return list(datasets.get_dataset_split_names(self.name, self.config, revision=self.revision))
+        except Exception as error:  # `datasets` raises whatever its readers raise
+            raise self._failure(error) from error
+
+    def load(self, split: str) -> list[Found]:
+        """The files of one split, downloaded and prepared if they are not there yet."""
+        datasets = _datasets(self.name)
+        try:
+            dataset = datasets.load_dataset(self.name, self.config, revision=self.revision, split=split)
+        except Exception as error:
+            raise self._failure(error) from error
+        if dataset._indices is not None or not dataset.cache_files:
+            raise SourceError(
+                f"{self.name}: 'datasets' holds this dataset in memory or through an indices mapping. "
+                "Save it first, dataset.flatten_indices().save_to_disk('folder'), and give the folder."
+            )
+        paths = [Path(entry["filename"]) for entry in dataset.cache_files]
+        return [Found(path, f"{self.name}/{path.name}", split) for path in paths]
+
+    def _failure(self, error: Exception) -> SourceError:
+        config = f" with config {self.config!r}" if self.config else ""
+        return SourceError(
+            f"{self.name}: neither a file or folder here, nor could it be loaded as a Hugging Face dataset{config}: "
+            f"{type(error).__name__}: {error}. Check the name, the config, the revision and the network."
+        )
+
+
+def _datasets(name: str) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise SourceError(
+            f"{name}: not a file or folder here, and loading a Hugging Face dataset needs the package 'datasets'. "
+            "Install it: pip install 'penstock[hub]'."
+        ) from error

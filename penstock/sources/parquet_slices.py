@@ -1,0 +1,147 @@
+"""Parquet files: row groups as units, and in the worker the rows of a slice.
+
+Slicing reads the raw bytes once, for their digests, and decodes nothing. A worker decodes a row group in small
+batches; it remembers where it stopped, so the slices of one large row group, taken in order, decode it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from penstock.errors import SourceError
+from penstock.sources.arrow_rows import json_rows, unit_rows
+from penstock.sources.slices import FileIdentity, Rows, Slice, SourceFile, identity
+from penstock.sources.units import Unit, check_units, cut_units, trim_units
+
+READ_BYTES = 1 << 20
+BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
+
+
+def cut_parquet(file: SourceFile) -> Iterator[Slice]:
+    """The slices of a Parquet file."""
+    with _opened(file.path, file.name) as parquet, file.path.open("rb") as raw:
+        units = (_unit(parquet, raw, group) for group in range(parquet.num_row_groups))
+        yield from cut_units(file, units, _schema(parquet))
+
+
+def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
+    """The slice of rows first:stop of this slice."""
+    with _opened(path, str(path)) as parquet:
+        return trim_units(part, _schema(parquet), _units(part, parquet, path), first, stop)
+
+
+def head_of_parquet(file: SourceFile, count: int) -> list[bytes]:
+    """The first rows of a file."""
+    with _opened(file.path, file.name) as parquet:
+        batch = next(parquet.iter_batches(batch_size=count), None)
+        return [] if batch is None else json_rows(batch)[0]
+
+
+def read_parquet(part: Slice, path: Path, max_row_bytes: int) -> Rows:
+    """The rows of a slice, from a file that is checked to be the one that was cut."""
+    try:
+        cursor = _cursor_for(part, path)
+        rows = unit_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
+    except (pa.ArrowException, OSError) as error:
+        groups = f"row groups {part.unit} to {part.unit + part.units - 1}"
+        raise SourceError(f"{path}: {groups} can't be read: {error}. Write the file again.") from error
+    _resting.append(cursor)
+    return rows
+
+
+class _Cursor:
+    """A place in some row groups of a file, from which reading goes on."""
+
+    def __init__(self, part: Slice, path: Path) -> None:
+        self._key = _cursor_key(part, path)
+        parquet = _opened(path, str(path))
+        self.schema, self.units = _schema(parquet), _units(part, parquet, path)
+        self._position = 0
+        self._left: pa.RecordBatch | None = None
+        rows, size = sum(unit.rows for unit in self.units), sum(unit.size for unit in self.units)
+        self._batches = parquet.iter_batches(
+            batch_size=max(1, min(BATCH_ROWS, rows * BATCH_BYTES // max(size, 1))),
+            row_groups=list(range(part.unit, part.unit + part.units)),
+        )
+
+    def serves(self, part: Slice, path: Path) -> bool:
+        """Whether reading on from here reaches the slice."""
+        return self._position <= part.skip and self._key == _cursor_key(part, path)
+
+    def take(self, skip: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The batches of rows skip:skip + rows."""
+        stop = skip + rows
+        while self._position < stop:
+            batch = next(self._batches) if self._left is None else self._left
+            self._left = None
+            first, last = max(0, skip - self._position), min(batch.num_rows, stop - self._position)
+            if first < last:
+                yield batch.slice(first, last - first)
+            if last < batch.num_rows:
+                self._left = batch.slice(last)
+            self._position += min(last, batch.num_rows)
+
+
+_resting: list[_Cursor] = []  # at most one, of the last slice read; out of the list while it is used
+
+
+def _cursor_key(part: Slice, path: Path) -> tuple[Path, FileIdentity, int, int]:
+    return path, identity(path), part.unit, part.units
+
+
+def _cursor_for(part: Slice, path: Path) -> _Cursor:
+    cursor = _resting.pop() if _resting else None
+    _resting.clear()
+    if cursor is None or not cursor.serves(part, path):
+        cursor = _Cursor(part, path)
+    if not check_units(part, cursor.schema, cursor.units):
+        raise SourceError(
+            f"{path}: changed while it was read (row group {part.unit}). "
+            "Run again once nothing writes to it; finished slices are kept."
+        )
+    return cursor
+
+
+def _opened(path: Path, name: str) -> pq.ParquetFile:
+    try:
+        # Buffered and not read ahead: memory follows the batch, not the row group.
+        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{name}: not a readable Parquet file: {error}. Is it cut off? Write it again.") from error
+
+
+def _schema(parquet: pq.ParquetFile) -> str:
+    """Names and types of the columns; other metadata, such as who wrote the file, has no part in the rows."""
+    return str(parquet.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False))
+
+
+def _units(part: Slice, parquet: pq.ParquetFile, path: Path) -> list[Unit]:
+    with path.open("rb") as raw:
+        return [_unit(parquet, raw, group) for group in range(part.unit, part.unit + part.units)]
+
+
+def _unit(parquet: pq.ParquetFile, raw: BinaryIO, group: int) -> Unit:
+    """A row group: the hash covers its column chunks and what is needed to read them."""
+    meta = parquet.metadata.row_group(group)
+    hasher = blake3(f"{meta.num_rows} rows".encode())
+    starts, ends = [], []
+    for number in range(meta.num_columns):
+        column = meta.column(number)
+        dictionary = column.dictionary_page_offset if column.has_dictionary_page else None
+        start = column.data_page_offset if not dictionary else min(dictionary, column.data_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+        what = (column.path_in_schema, column.physical_type, column.compression, column.num_values)
+        hasher.update(f"{what} {column.total_compressed_size} bytes".encode())
+        raw.seek(start)
+        left = column.total_compressed_size
+        while left and (block := raw.read(min(READ_BYTES, left))):
+            hasher.update(block)
+            left -= len(block)
+    return Unit(min(starts, default=0), max(ends, default=0), meta.num_rows, meta.total_byte_size, hasher.digest())

@@ -1,0 +1,98 @@
+"""One file in, its slices out; one slice in, its rows out: the kinds brought together.
+
+`scan` runs in the process that hands out work, `read_rows` in the one that does it, which reads only its own slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import SourceError
+from penstock.sources.arrow_slices import cut_arrow, head_of_arrow, read_arrow, trim_arrow
+from penstock.sources.cutting import SLICE_SIZES
+from penstock.sources.kinds import Kind
+from penstock.sources.parquet_slices import cut_parquet, head_of_parquet, read_parquet, trim_parquet
+from penstock.sources.slices import MAX_ROW_BYTES, Rows, Slice, SlicePlan, SourceFile, identity
+from penstock.sources.text_rows import Giant
+from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
+
+
+def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep_data: bool = True) -> Iterator[Slice]:
+    """The slices of a file, in order, in one pass; those of streamed kinds with their data, if it is to be kept."""
+    before = identity(file.path)
+    match file.kind:
+        case Kind.PARQUET:
+            yield from cut_parquet(file)
+        case Kind.ARROW:
+            yield from cut_arrow(file)
+        case _:
+            keep = keep_data and file.kind.is_streamed
+            runs = text_runs(file, max_row_bytes if keep else 0, SLICE_SIZES.largest)
+            yield from cut_text(file, runs, keep_data=keep)
+    after = identity(file.path)
+    if (before.size, before.mtime_ns) != (after.size, after.mtime_ns):
+        raise SourceError(
+            f"{file.name}: changed while it was read ({before.size} bytes before, {after.size} after). "
+            "Run again once nothing writes to it."
+        )
+
+
+def plan(file: SourceFile) -> SlicePlan:
+    """How a file is cut, to be remembered under its identity."""
+    before = identity(file.path)
+    return SlicePlan(before, file.kind, tuple(scan(file, keep_data=False)))
+
+
+def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
+    """The slice of rows first:stop of a slice, with its own digest."""
+    match part.kind:
+        case Kind.PARQUET:
+            return trim_parquet(part, path, first, stop)
+        case Kind.ARROW:
+            return trim_arrow(part, path, first, stop)
+        case _:
+            return trim_text(part, path, first, stop)
+
+
+def read_rows(part: Slice, path: Path, *, data: bytes | None = None, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
+    """The rows of a slice. `data` is what came with a slice of a streamed kind, None for the others."""
+    match part.kind:
+        case Kind.PARQUET:
+            return read_parquet(part, path, max_row_bytes)
+        case Kind.ARROW:
+            return read_arrow(part, path, max_row_bytes)
+        case _:
+            return read_text(part, path, data, max_row_bytes)
+
+
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> bytes | None:
+    """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
+    if not part.kind.is_streamed:
+        return None
+    for whole in scan(file, max_row_bytes=max_row_bytes):
+        first = part.first_row - whole.first_row
+        if first < whole.rows:
+            found = whole if part.rows == whole.rows else trim(whole, file.path, first, first + part.rows)
+            if found.digest == part.digest:
+                return found.data
+            break
+    raise SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
+
+
+def head(file: SourceFile, count: int) -> list[bytes]:
+    """The first rows of a file; of text, those that are not too large to look at."""
+    match file.kind:
+        case Kind.PARQUET:
+            return head_of_parquet(file, count)
+        case Kind.ARROW:
+            return head_of_arrow(file, count)
+    rows: list[bytes] = []
+    for run in text_runs(file, MAX_ROW_BYTES, SLICE_SIZES.largest):
+        if isinstance(run, Giant):
+            rows += [run.data] if run.data else []
+        else:
+            rows += [row for row in run.rows if row]
+        if len(rows) >= count:
+            break
+    return rows[:count]

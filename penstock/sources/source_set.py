@@ -1,0 +1,90 @@
+"""The files of a call and the rows of them that are asked for: a set of sources in, slices out, in order.
+
+A split takes whole slices of the uncut files where it can and parts of slices at its ends, so it shares all other
+slices with the full data. Row numbers from the end and percentages need the rows counted first: then files are read
+once more, but for those whose slices can be read without the data before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.errors import SourceError
+from penstock.sources.reading import head, scan, trim
+from penstock.sources.slices import MAX_ROW_BYTES, Slice, SourceFile
+from penstock.sources.splits import Split, SplitPart
+
+Known = dict[int, tuple[Slice, ...]]  # slices by the ordinal of their file
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSet:
+    """Files in their order, and the split that selects from them (None: every row)."""
+
+    files: tuple[SourceFile, ...]
+    split: Split | None = None
+    ignored: tuple[str, ...] = ()  # files in the given folders that are no data, for showing
+
+    def slices(
+        self, *, max_row_bytes: int = MAX_ROW_BYTES, known: Mapping[int, tuple[Slice, ...]] | None = None
+    ) -> Iterator[Slice]:
+        """The slices of the selected rows, lazily. `known` has the slices of whole files that need not be cut again."""
+        cut: Known = dict(known or {})
+        empty = True
+        for part in self._parts():
+            for found in self._part(part, cut, max_row_bytes):
+                empty = False
+                yield found
+        if empty:
+            where = ", ".join(file.name for file in self.files[:3])
+            if self.split is not None:
+                raise SourceError(f"split {str(self.split)!r} selects no rows of {where}. Widen it.")
+            raise SourceError(f"{where}: no rows. Check that this is the right file.")
+
+    def peek(self, n: int = 20) -> list[bytes]:
+        """The first rows as JSON, for telling their format."""
+        rows: list[bytes] = []
+        name = self._parts()[0].name
+        for file in self.files:
+            if len(rows) < n and (not name or file.split == name):
+                rows += head(file, n - len(rows))
+        if not rows:
+            raise SourceError(f"{', '.join(file.name for file in self.files[:3])}: no rows. Is this the right file?")
+        return rows
+
+    def _parts(self) -> tuple[SplitPart, ...]:
+        return (SplitPart(""),) if self.split is None else self.split.parts
+
+    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int) -> Iterator[Slice]:
+        files = [file for file in self.files if not part.name or file.split == part.name]
+        total = None
+        if part.needs_total:
+            for file in files:
+                if file.ordinal not in cut:
+                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep_data=False))
+            total = sum(_rows(cut[file.ordinal]) for file in files)
+        first, stop = part.bounds(total)
+        row = 0  # in the files, one after the other
+        for file in files:
+            if file.ordinal in cut and row + _rows(cut[file.ordinal]) <= first:
+                row += _rows(cut[file.ordinal])
+                continue
+            for found in _slices(file, cut, max_row_bytes):
+                begin = max(first - row, 0)
+                end = found.rows if stop is None else min(stop - row, found.rows)
+                if begin < end:
+                    yield found if end - begin == found.rows else trim(found, file.path, begin, end)
+                row += found.rows
+                if stop is not None and row >= stop:
+                    return
+
+
+def _slices(file: SourceFile, cut: Known, max_row_bytes: int) -> Iterable[Slice]:
+    if file.ordinal in cut and not file.kind.is_streamed:
+        return cut[file.ordinal]
+    return scan(file, max_row_bytes=max_row_bytes)
+
+
+def _rows(slices: Iterable[Slice]) -> int:
+    return sum(found.rows for found in slices)

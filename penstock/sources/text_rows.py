@@ -1,0 +1,98 @@
+"""What rows of both text kinds (lines, array elements) have in common: runs of rows, and rows that come in pieces.
+
+Memory is bounded by the chunk and the largest slice: a row beyond that is hashed as it streams by, and kept only
+while it is no larger than a row may be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blake3 import blake3
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of a slice of text, given its rows joined by newlines."""
+    return "b3-" + blake3(data).hexdigest()
+
+
+class Run(NamedTuple):
+    """Consecutive lines or elements: a row each, or b"" where a line is blank.
+
+    `ends` are the byte positions after each of them; None where the rows stand in `text`, each followed by one newline.
+    """
+
+    rows: list[bytes]
+    start: int
+    ends: list[int] | None = None
+    text: memoryview = memoryview(b"")
+
+    def end_of(self, index: int) -> int:
+        """The byte position after a row and its line end; of index -1, where the run starts."""
+        if index < 0:
+            return self.start
+        if self.ends is not None:
+            return self.ends[index]
+        return self.start + sum(map(len, self.rows[: index + 1])) + index + 1
+
+    def joined(self, first: int, stop: int) -> bytes | memoryview:
+        """The rows of lines first:stop, joined by newlines."""
+        if self.ends is not None:
+            return b"\n".join(row for row in self.rows[first:stop] if row)
+        begin, end = self.end_of(first - 1) - self.start, self.end_of(stop - 1) - self.start
+        return self.text[begin : max(begin, end - 1)]
+
+
+class Giant(NamedTuple):
+    """One row larger than the largest slice. `data` is None where it is also larger than a row may be."""
+
+    start: int
+    end: int
+    size: int
+    digest: str
+    data: bytes | None
+
+
+class PartialRow:
+    """A row that arrives in pieces. Over `largest` bytes it is a giant: hashed on the way, kept up to `limit` bytes."""
+
+    def __init__(self, largest: int, limit: int) -> None:
+        self.size = 0
+        self._largest, self._limit = largest, limit
+        self._kept: list[bytes] = []
+        self._hasher: blake3 | None = None
+        self._held = b""  # a giant's last byte, hashed late: a \r before the newline is no part of the row
+
+    def add(self, piece: bytes) -> None:
+        """Append to the row."""
+        self.size += len(piece)
+        if self._hasher is None:
+            self._kept.append(piece)
+            if self.size > self._largest + 1:  # + 1 for the \r
+                self._hasher = blake3()
+                for kept in self._kept:
+                    self._hash(self._hasher, kept)
+        else:
+            self._hash(self._hasher, piece)
+            if self.size <= self._limit + 1:
+                self._kept.append(piece)
+        if self._hasher is not None and self.size > self._limit + 1:
+            self._kept.clear()
+
+    def finish(self, start: int, end: int, line_end: bytes = b"") -> bytes | Giant:
+        """The whole row, which stood at start:end, without its `line_end`."""
+        row = b"".join(self._kept)
+        if self._hasher is None:
+            return row.removesuffix(line_end)
+        size = self.size
+        if line_end and self._held == line_end:
+            size -= len(line_end)
+        else:
+            self._hasher.update(self._held)
+        data = row[:size] if size <= self._limit else None
+        return Giant(start, end, size, "b3-" + self._hasher.hexdigest(), data)
+
+    def _hash(self, hasher: blake3, piece: bytes) -> None:
+        if piece:
+            hasher.update(self._held + piece[:-1])
+            self._held = piece[-1:]
