@@ -58,14 +58,19 @@ class Adapter:
         if "tool_calls" in message:
             message = self._calling(message, number)
         given = content = message.get("content", _ABSENT)
+        role = message["role"]
+        if type(content) is list and self._must_join(content, role):
+            content = "".join(part["text"] for part in content)
         if not content or content is _ABSENT:
             content = self._nothing(message, content)
-        role = message["role"]
-        if type(content) is list and role in (needs.no_part if len(content) == 1 else needs.no_parts):
-            content = "".join(part["text"] for part in content)
         if type(content) is str and role in needs.no_text:
             content = [{"type": "text", "text": content}]
         return message if content is given else {**message, "content": content}
+
+    def _must_join(self, parts: list[Any], role: str) -> bool:
+        if not parts:  # no list of such a template's own making is empty
+            return role in self.needs.no_parts or role in self.needs.no_text
+        return role in (self.needs.no_part if len(parts) == 1 else self.needs.no_parts)
 
     def _nothing(self, message: Message, content: object) -> object:
         """Content that says nothing, as the template takes it."""

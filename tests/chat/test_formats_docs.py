@@ -1,0 +1,50 @@
+"""The examples of docs/formats.md are true."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.chat.conversation import Conversation
+from penstock.chat.formats import Format
+from penstock.chat.formats_detect import detect
+from penstock.chat.rows import Normaliser
+
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"<!-- example -->\n```json\n(.+)\n```\n```json\n((?:.+\n)+?)```\n", PAGE)
+
+
+def shown(conversation: Conversation) -> list[Any]:
+    if conversation.pieces is not None:
+        return [[role.name.lower(), text] for role, text in conversation.pieces]
+    return conversation.messages
+
+
+@pytest.mark.parametrize(("row", "expected"), EXAMPLES)
+def test_an_example_reads_as_shown(row: str, expected: str) -> None:
+    conversations = Normaliser(detect([json.loads(row)])).conversations(row.encode())
+    assert [shown(conversation) for conversation in conversations] == [
+        json.loads(line) for line in expected.splitlines()
+    ]
+
+
+def test_every_format_has_an_example() -> None:
+    assert len(EXAMPLES) == PAGE.count("<!-- example -->")
+    assert {detect([json.loads(row)]).format for row, _ in EXAMPLES} == set(Format)
+
+
+def test_every_kind_of_refusal_is_listed() -> None:
+    sources = (Path(__file__).parents[2] / "penstock" / "chat").glob("*.py")
+    raised = {
+        kind
+        for path in sources
+        if path.stem == "rows" or path.stem.startswith(("formats", "adapt"))
+        for kind in re.findall(r'RowError\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+    }
+    listed = re.findall(r"`(\w+)`", PAGE.split("## Rows that are refused")[1])
+    assert raised <= set(listed)
+    assert set(listed) - {"system"} <= raised
