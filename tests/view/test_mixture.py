@@ -92,7 +92,7 @@ def test_a_mixture_is_viewed_like_a_dataset() -> None:
 
 
 def test_a_mixture_pickles_and_has_a_stable_digest() -> None:
-    parts = {"a": (dataset(5), 0.5), "b": (dataset(7), Count(3))}
+    parts: dict[str, tuple[MemoryExamples, float | Count]] = {"a": (dataset(5), 0.5), "b": (dataset(7), Count(3))}
     mixture = mix(parts, seed=4)
     copy = pickle.loads(pickle.dumps(mixture))
     assert isinstance(copy, Mixture) and copy.digest == mixture.digest

@@ -29,7 +29,8 @@ def assert_equal_example(example: Example, tokens: list[Token]) -> None:
     assert np.array_equal(example.loss_mask, weights > 0)
     assert np.array_equal(example.labels, np.where(weights > 0, ids, -100))
     assert example.input_ids.dtype == example.labels.dtype == np.int64
-    assert (example.loss_weights.dtype, example.loss_mask.dtype) == (np.float32, np.bool_)
+    assert example.loss_weights.dtype == np.float32
+    assert example.loss_mask.dtype == np.bool_
     origin = [token.piece.message for token in tokens]
     assert np.repeat(example.runs.messages, example.runs.lengths).tolist() == origin
     assert example.loss_mask.any(), "an example without a trained token is never served"
