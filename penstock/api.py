@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,7 +12,7 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
 from penstock.store.dataset import StoredDataset, open_dataset
-from penstock.store.origin import conversation
+from penstock.store.origin import Origin
 from penstock.view.settings import ViewOptions
 from penstock.view.view import View, open_view
 
@@ -29,7 +30,12 @@ class Dataset(StoredDataset):
         `messages`, `tools` and template `variables` as transformers' `apply_chat_template` would take them
         (`text` for rows without a template); for pairs, those of `chosen` and of `rejected`.
         """
-        return conversation(self, index)
+        return self.origin.conversation(index)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The way back from examples to their rows."""
+        return Origin(self)
 
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
         return open_, (str(self.path),)

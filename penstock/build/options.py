@@ -30,6 +30,20 @@ class DroppedCalls(StrEnum):
     KEEP = "keep"
 
 
+class OnMiss(StrEnum):
+    """What to do when the dataset is not in the cache."""
+
+    BUILD = "build"
+    ERROR = "error"
+
+
+class OnUnwritable(StrEnum):
+    """What to do when the cache can't be written."""
+
+    ERROR = "error"
+    TEMPORARY = "temporary"
+
+
 class OnBadRow(StrEnum):
     """What a bad row does to the build."""
 
@@ -64,6 +78,14 @@ class PrepareOptions(FormatOptions):
     quarantine_file: Path | None = option("Where to write rows set aside; default: beside the dataset")
     workers: str = option("Worker processes: a number, or auto", "auto")
     cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    no_cache: bool = option("Build in a new temporary folder instead of the cache", False)
+    force: bool = option("Make all slices anew, whatever the cache has", False)
+    rank: int | None = option("Number of this process among those that share the work; default: from Slurm or torchrun")
+    world_size: int | None = option("How many processes share the work; default: from Slurm or torchrun")
+    on_miss: OnMiss = option("When the dataset is not there: build, error", OnMiss.BUILD)
+    on_unwritable: OnUnwritable = option(
+        "When the cache can't be written: error, or build once per host in a temporary folder", OnUnwritable.ERROR
+    )
     fast: bool = option("Use the fast engines; the result is the same without", True)
 
 

@@ -2,43 +2,41 @@
 
 Slices are found while earlier ones are worked on, so work starts at once and memory does not grow with the data.
 Every step leaves only whole files behind: a build that is killed anywhere goes on with the slices that are missing.
+Any number of processes may run it on the same data at once: they share the slices through claims.
 """
 
 from __future__ import annotations
 
+import datetime
 import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import orjson
-
+from penstock.build.finding import SliceFinder
+from penstock.build.finish import commit_dataset, note_sources, write_quarantine
 from penstock.build.limits import worker_count
-from penstock.build.options import OnBadRow, PrepareOptions
+from penstock.build.options import OnBadRow, OnMiss, PrepareOptions
+from penstock.build.place import chosen_cache, position
 from penstock.build.pool import Setup, Task, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.slice_job import SliceReport
-from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
-from penstock.errors import RowError, SourceError
+from penstock.errors import RowError, StoreError
 from penstock.sources import Slice, SourceSet, discover, model_folder
-from penstock.store.cache import Cache
 from penstock.store.claims import Claims
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import write_whole
-from penstock.store.manifest import Manifest, ShardTable, dataset_key, read_manifest, shard_name
-from penstock.store.shard import canonical, read_shard
+from penstock.store.manifest import Manifest, dataset_key, read_manifest, shard_name
+from penstock.store.memo import PlanMemo
+from penstock.store.shard import read_shard
 
 log = logging.getLogger("penstock")
 
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
-POLL = 0.5  # seconds between looks at what other processes have finished
+POLL = 0.3  # seconds between looks at what other processes have finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,62 +56,102 @@ class Builder:
 
     def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
         self.options = options
-        self.cache = Cache(options.cache)
-        self.cache.prepare_root()
-        self.sources: SourceSet = discover(
-            sources, split=options.split, config=options.config, revision=options.revision
-        )
+        self.cache, self._notice = chosen_cache(options)
+        self.sources: SourceSet = discover(sources, split=options.split, config=options.config, revision=options.revision)
         self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
         self.mapping = detect([parse_row(row) for row in self.sources.peek()], options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
         self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
+        self._rank, self._world_size = position(options)
+        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._ours: set[str] = set()
-        self._lock = threading.Lock()
+        self._made: set[str] = set()
 
     def _bytes_total(self) -> int:
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
     def run(self) -> Outcome:
-        """Build what is missing and open the dataset."""
-        for warning in self.model.warnings:
+        """Open the dataset, after building what is missing of it."""
+        for warning in (*self._notice, *self.model.warnings):
             log.warning("%s", warning)
-        self.cache.keep_tokenizer(self.model.tokenizer_json)
-        setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
-        claims = Claims(self.cache.root / "claims")
+        found = None if self.options.force else self._find()
+        if found is not None:
+            return self._outcome(found, hit=True)
+        if self.options.on_miss is OnMiss.ERROR:
+            raise StoreError(
+                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. Prepare it first with `penstock prepare`; "
+                "`penstock cache explain` says what differs from the nearest one."
+            )
+        self._build()
+        return self._outcome(self._commit(), hit=False)
+
+    # -- finding the whole dataset --------------------------------------------------------------------------------
+
+    def _find(self) -> Manifest | None:
+        """The dataset, if it can be known to be there without reading the data."""
+        slices = self._finder.known()
+        if slices is None:
+            return None
+        self._use_earlier_date(slices)
+        path = self.cache.dataset_path(self._key(slices)) / "manifest.json"
+        if not path.is_file():
+            return None
+        manifest = read_manifest(path)
+        if not all(self.cache.has_shard(name) for name in manifest.shards.names):
+            return None
+        self._slices = slices
+        self.progress.slices_reused = len(slices)
+        self._refuse_rejected(manifest)
+        return manifest
+
+    def _key(self, slices: list[Slice], recipe: Recipe | None = None) -> str:
+        return dataset_key((recipe or self.recipe).digest, [(s.file, s.digest) for s in slices])
+
+    def _use_earlier_date(self, slices: list[Slice]) -> None:
+        """Without --date, the same data prepared on another day is reused, and this is said."""
+        if self.recipe.date is None or self.options.date is not None:
+            return
+        pointer = self.cache.root / "memo" / "dates" / self._key(slices, replace(self.recipe, date=None))
         try:
-            self._build(setup, claims)
-        finally:
-            claims.close()
-        return self._finish()
+            earlier = datetime.date.fromisoformat(pointer.read_text())
+        except (OSError, ValueError):
+            return
+        if earlier != self.recipe.date:
+            log.warning("the template prints the date: reusing what was prepared with %s (--date sets another)", earlier)
+            self.recipe = replace(self.recipe, date=earlier)
+
+    def _refuse_rejected(self, manifest: Manifest) -> None:
+        if manifest.ledger["rejected"] and self.options.on_bad_row is OnBadRow.ERROR:
+            for name, part in zip(manifest.shards.names, self._slices, strict=True):
+                if read_shard(self.cache.shard_path(name))[1].rejected:
+                    raise self._first_rejected(name, part)
 
     # -- making what is missing -----------------------------------------------------------------------------------
 
-    def _build(self, setup: Setup, claims: Claims) -> None:
+    def _build(self) -> None:
         """Do our share of the slices, then wait for or take over what others have claimed."""
-        taken_elsewhere: list[Task] = []
-        self._dispatch(setup, self._tasks(claims, taken_elsewhere), claims)
-        if not self._slices:
-            raise SourceError("the sources have no rows. Check the files, or the --split.")
-        while taken_elsewhere:
-            self.progress.waiting = True
-            left = [task for task in taken_elsewhere if not self.cache.has_shard(task.name)]
-            self.progress.slices_elsewhere += len(taken_elsewhere) - len(left)
-            free = [task for task in left if claims.take(task.name)]
-            if free:
-                self._dispatch(setup, self._with_data(free), claims)
-            taken_elsewhere = [task for task in left if task.name not in self._ours]
-            self._tell()
-            if taken_elsewhere and not free:
-                time.sleep(POLL)
-        self.progress.waiting = False
+        self.cache.keep_tokenizer(self.model.tokenizer_json)
+        setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
+        claims = Claims(self.cache.root / "claims")
+        left: list[Task] = []
+        try:
+            self._dispatch(setup, self._first_pass(claims, left), claims)
+            while left:
+                before = len(left)
+                self._dispatch(setup, self._next_pass(claims, left), claims)
+                self._tell()
+                if left and len(left) == before:
+                    self.progress.waiting = True
+                    time.sleep(POLL)
+        finally:
+            claims.close()
+            self.progress.waiting = False
 
     def _dispatch(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
         def done(task: Task, report: SliceReport) -> None:
             claims.release(task.name)
-            self._ours.add(task.name)
             self.progress.add(report)
             self._tell()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
@@ -123,36 +161,53 @@ class Builder:
             self.progress.retries += 1
             log.warning("a worker died on %s: %s; the slice is tried once more", task.place, how)
 
-        if self.progress.workers == 1 or self._is_small():
+        if self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES:
             self.progress.workers = 1
             run_here(setup, tasks, done)
         else:
             run_workers(setup, tasks, self.progress.workers, done, retry)
 
-    def _is_small(self) -> bool:
-        return 0 < self.progress.bytes_total <= SMALL_BYTES
-
-    def _tasks(self, claims: Claims, elsewhere: list[Task]) -> Iterator[Task]:
-        """Slices to do, found as they are asked for."""
+    def _first_pass(self, claims: Claims, left: list[Task]) -> Iterator[Task]:
+        """Our slices, found as they are asked for; those of other ranks or processes go to `left`."""
         digest = self.recipe.digest
-        for found in self.sources.slices(max_row_bytes=self.options.max_row_bytes):
-            name = shard_name(digest, found.digest)
-            known = name in self._ours
+        for number, found in enumerate(self._finder.find()):
+            task = Task(shard_name(digest, found.digest), found, self.sources.files[found.file].path)
             self._slices.append(found.without_data())
-            task = Task(name, found, self.sources.files[found.file].path)
-            if known:
+            if task.name in self._made:
                 continue  # the same bytes stand elsewhere in the data; one shard serves both
-            if self.cache.has_shard(name):
+            ours = number % self._world_size == self._rank
+            if self._is_there(task):
                 self._reuse(task)
-            elif claims.take(name):
-                if self.cache.has_shard(name):  # finished by another process since we looked
-                    claims.release(name)
-                    self._reuse(task)
-                else:
-                    self._ours.add(name)
-                    yield task
+            elif ours and self._take(task, claims):
+                yield task
             else:
-                elsewhere.append(replace(task, slice=found.without_data()))
+                left.append(replace(task, slice=found.without_data()))
+
+    def _next_pass(self, claims: Claims, left: list[Task]) -> Iterator[Task]:
+        """What others have not finished and do not seem to be working on."""
+        waiting, left[:] = left[:], []
+        free: list[Task] = []
+        for task in waiting:
+            if task.name in self._made or self._is_there(task):
+                self.progress.slices_elsewhere += task.name not in self._made
+            elif self._take(task, claims):
+                free.append(task)
+            else:
+                left.append(task)
+        yield from self._with_data(free)
+
+    def _is_there(self, task: Task) -> bool:
+        return not self.options.force and self.cache.has_shard(task.name)
+
+    def _take(self, task: Task, claims: Claims) -> bool:
+        if not claims.take(task.name):
+            return False
+        if self._is_there(task):  # finished by another process since we looked
+            claims.release(task.name)
+            self._reuse(task)
+            return False
+        self._made.add(task.name)
+        return True
 
     def _reuse(self, task: Task) -> None:
         self.progress.slices_reused += 1
@@ -163,108 +218,36 @@ class Builder:
 
     def _with_data(self, tasks: list[Task]) -> Iterator[Task]:
         """Tasks taken over from others; streamed sources are read again for their bytes."""
-        if not any(task.slice.kind.is_streamed for task in tasks):
-            yield from tasks
-            return
-        wanted = {(task.slice.file, task.slice.first_row): task for task in tasks}
-        for found in self.sources.slices(max_row_bytes=self.options.max_row_bytes):
-            task = wanted.get((found.file, found.first_row))
-            if task is not None:
-                yield replace(task, slice=found)
+        streamed = {(t.slice.file, t.slice.first_row): t for t in tasks if t.slice.kind.is_streamed}
+        yield from (t for t in tasks if not t.slice.kind.is_streamed)
+        if streamed:
+            for found in self._finder.find():
+                task = streamed.pop((found.file, found.first_row), None)
+                if task is not None:
+                    yield replace(task, slice=found)
 
     def _tell(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
-    def _first_rejected(self, name: str, place: Slice) -> RowError:
-        _, meta = read_shard(self.cache.shard_path(name))
-        entry = meta.rejected[0]
-        return RowError(entry["kind"], entry["reason"], entry["remedy"], self._where(place, entry))
-
-    def _where(self, place: Slice, entry: dict[str, Any]) -> str:
-        return f"{self.sources.files[place.file].name}:{entry['line']}"
+    def _first_rejected(self, name: str, part: Slice) -> RowError:
+        entry = read_shard(self.cache.shard_path(name))[1].rejected[0]
+        where = f"{self.sources.files[part.file].name}:{entry['line']}"
+        return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> Outcome:
-        """Commit the manifest, unless it is there already."""
+    def _commit(self) -> Manifest:
         names = [shard_name(self.recipe.digest, s.digest) for s in self._slices]
-        key = dataset_key(self.recipe.digest, [(s.file, s.digest) for s in self._slices])
-        path = self.cache.dataset_path(key) / "manifest.json"
-        hit = path.is_file() and not self.progress.slices_done
-        if not path.is_file():
-            self._manifest(key, names).commit(self.cache)
-        manifest = read_manifest(path)
-        self._note(key)
-        quarantine = self._write_quarantine(key, names) if manifest.ledger["rejected"] else None
+        return commit_dataset(self.cache, self._key(self._slices), self.recipe, names, self._slices)
+
+    def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
+        if not hit:
+            note_sources(self.cache, manifest, self.sources, self._slices, self.model.name)
+        quarantine = None
+        if manifest.ledger["rejected"]:
+            target = self.options.quarantine_file
+            quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
+        warnings = (*self._notice, *self.model.warnings, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
-        warnings = (*self.model.warnings, *manifest.ledger["warnings"])
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine)
-
-    def _manifest(self, key: str, names: list[str]) -> Manifest:
-        notes = [self.cache.shard_note(name) for name in names]
-        metas = [read_shard(self.cache.shard_path(name))[1] for name in names]
-        table = ShardTable(
-            names=names,
-            digests=[note["digest"] for note in notes],
-            bytes=[note["bytes"] for note in notes],
-            sources=[s.file for s in self._slices],
-            first_rows=[s.first_row for s in self._slices],
-            rows=[s.rows for s in self._slices],
-            examples=[meta.ledger["examples"] for meta in metas],
-            tokens=[meta.ledger["tokens"] for meta in metas],
-        )
-        ledger = _summed([meta.ledger for meta in metas])
-        proof = {"rows": sum(len(meta.proof["rows"]) for meta in metas)}
-        return Manifest(key, self.recipe.as_json(), table, ledger, proof, self.mapping.format is Format.PREFERENCE)
-
-    def _note(self, key: str) -> None:
-        """What is good to know beside the dataset, and changes with every run."""
-        notes = {
-            "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in self.sources.files],
-            "slices": [s.to_json() for s in self._slices],
-            "tokenizer": self.model.name,
-            "used": time.time(),
-        }
-        write_whole(self.cache.dataset_path(key) / "notes.json", canonical(notes), self.cache.tmp, "notes")
-
-    def _write_quarantine(self, key: str, names: list[str]) -> Path:
-        path = self.options.quarantine_file or self.cache.dataset_path(key) / "quarantine.jsonl"
-        lines: list[bytes] = []
-        for name, place in zip(names, self._slices, strict=True):
-            for entry in read_shard(self.cache.shard_path(name))[1].rejected:
-                located = {"where": self._where(place, entry), **entry, "row": place.first_row + entry["row"]}
-                lines.append(orjson.dumps(located))
-        write_whole(Path(path).absolute(), b"\n".join(lines) + b"\n", self.cache.tmp, "quarantine")
-        return Path(path)
-
-
-def _summed(ledgers: list[Any]) -> dict[str, Any]:
-    """The ledger of a dataset: the sum of its slices'."""
-    total: dict[str, Any] = {
-        name: sum(ledger[name] for ledger in ledgers) for name in ("rows", "kept", "examples", "tokens", "regions_unknown")
-    }
-    for name in ("rejected", "notes"):
-        total[name] = dict(sorted(sum((Counter(ledger[name]) for ledger in ledgers), Counter()).items()))
-    total["warnings"] = sorted({warning for ledger in ledgers for warning in ledger["warnings"]})
-    return total
-
-
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome for machines."""
-    dataset, progress = outcome.dataset, outcome.progress
-    values = {k: v for k, v in asdict(progress).items() if k not in ("started", "first_report", "waiting")}
-    return {
-        "key": dataset.key,
-        "path": str(dataset.path),
-        "hit": outcome.hit,
-        "examples": len(dataset),
-        "tokens": dataset.tokens,
-        "format": outcome.format,
-        "ledger": dict(dataset.ledger),
-        "proof": dict(dataset.manifest.proof),
-        "warnings": list(outcome.warnings),
-        "quarantine": str(outcome.quarantine) if outcome.quarantine else None,
-        "seconds": round(progress.seconds, 3),
-        "build": values,
-    }

@@ -30,7 +30,6 @@ class Progress:
     memory: int = 0  # of the largest worker
     waiting: bool = False
     started: float = field(default_factory=time.monotonic)
-    first_report: float = 0.0
     engines: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property

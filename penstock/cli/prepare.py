@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.build.options import PrepareOptions, prepare_options
-from penstock.build.prepare import Builder, Outcome, outcome_json
+from penstock.build.finish import outcome_json
+from penstock.build.prepare import Builder, Outcome
 from penstock.cli.flags import with_flags
 from penstock.cli.live import LiveProgress, amount, duration
-from penstock.report.lengths import length_percentiles
 
 
 @with_flags(PrepareOptions)
@@ -29,14 +29,13 @@ def prepare(
         builder = Builder(sources, prepare_options(given), live)
         messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
         outcome = builder.run()
-    lengths = length_percentiles(outcome.dataset)
     if json:
-        print(orjson.dumps({**outcome_json(outcome), "lengths": lengths}, option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(outcome_json(outcome), option=orjson.OPT_INDENT_2).decode())
     else:
-        summary(Console(), outcome, lengths)
+        summary(Console(), outcome)
 
 
-def summary(console: Console, outcome: Outcome, lengths: dict[str, int]) -> None:
+def summary(console: Console, outcome: Outcome) -> None:
     """What was done, what was left out, how fast, and how to go on."""
     dataset, progress, ledger = outcome.dataset, outcome.progress, outcome.dataset.ledger
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -46,7 +45,8 @@ def summary(console: Console, outcome: Outcome, lengths: dict[str, int]) -> None
     for kind, count in ledger["rejected"].items():
         table.add_row("", f"{count:,} {kind}")
     table.add_row("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples")
-    table.add_row("lengths", ", ".join(f"{name} {value:,}" for name, value in lengths.items()))
+    lengths = sorted(ledger["lengths"].items(), key=lambda entry: entry[1])
+    table.add_row("lengths", ", ".join(f"{name} {value:,}" for name, value in lengths))
     if ledger["regions_unknown"]:
         table.add_row("regions", f"{ledger['regions_unknown']:,} examples with unknown regions")
     for note, count in ledger["notes"].items():

@@ -1,11 +1,13 @@
-"""From an example back to its row: the conversation as it was given to the template.
+"""From examples back to their rows: the conversations as they were given to the template.
 
-Reads the row's slice again from the file it was prepared from, and checks that the row is still the same.
+Reads a row's slice again from the file it was prepared from, and checks that the row is still the same.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +19,87 @@ from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.chat.rows import Normaliser
 from penstock.errors import SourceError
-from penstock.sources import Slice, discover, read_rows
+from penstock.sources import Rows, Slice, SourceFile, fetch_data, read_rows
 from penstock.store.dataset import StoredDataset
 
-
-def conversation(dataset: StoredDataset, index: int) -> dict[str, Any]:
-    """The conversation of an example, or of both sides of a pair, in the form its template was given."""
-    row = source_row(dataset, index * 2 if dataset.is_preference else index)
-    sides = Normaliser(ColumnMapping.from_json(dict(dataset.recipe["mapping"]))).conversations(row)
-    shown = [_shown(dataset, side) for side in sides]
-    return {"chosen": shown[0], "rejected": shown[1]} if dataset.is_preference else shown[0]
+NO_DATE = "1970-01-01"  # for templates that print none
 
 
-def source_row(dataset: StoredDataset, example: int) -> bytes:
-    """The JSON bytes of the row an example was made from."""
-    shard, number = dataset.find(example)
-    columns = dataset.columns(shard)
-    place, path = _slice(dataset, shard)
-    row = read_rows(
-        place, path, data=_data(place, path), max_row_bytes=dataset.recipe["max_row_bytes"]
-    ).rows[int(columns.rows[number])]
-    if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
-        raise SourceError(f"{path}: the row of example {example} has changed since the dataset was prepared")
-    return row
+class Origin:
+    """Where a dataset's examples come from."""
 
+    def __init__(self, dataset: StoredDataset) -> None:
+        self._dataset = dataset
+        self._recipe = dataset.recipe
+        self._adapter = cache(self._make_adapter)
+        self._rows: tuple[int, Rows] | None = None
 
-def _slice(dataset: StoredDataset, shard: int) -> tuple[Slice, Path]:
-    notes = dataset.notes
-    try:
-        place = Slice.from_json(notes["slices"][shard])
-        return place, Path(notes["files"][place.file]["path"])
-    except (KeyError, IndexError, TypeError) as error:
-        raise SourceError(
-            f"{dataset.path}: it is not known where the dataset's sources are. Run the same prepare again: it notes them."
-        ) from error
+    def conversation(self, index: int) -> dict[str, Any]:
+        """The conversation of an example; of a pair, those of both sides."""
+        pairs = self._dataset.is_preference
+        sides = self._sides(*self._dataset.find(index * 2 if pairs else index))
+        return {"chosen": sides[0], "rejected": sides[1]} if pairs else sides[0]
 
+    def conversations(self) -> Iterator[dict[str, Any]]:
+        """The conversations of all examples in order; of each pair first the chosen, then the rejected one."""
+        step = 2 if self._dataset.is_preference else 1
+        for shard, count in enumerate(self._dataset.shard_examples.tolist()):
+            for number in range(0, count, step):
+                yield from self._sides(shard, number)
 
-def _data(place: Slice, path: Path) -> bytes | None:
-    if not place.kind.is_streamed:
-        return None
-    for found in discover([path]).slices():
-        if found.first_row <= place.first_row < found.first_row + found.rows:
-            return found.data
-    raise SourceError(f"{path}: the rows are not there any more")
+    def _sides(self, shard: int, number: int) -> list[dict[str, Any]]:
+        columns = self._dataset.columns(shard)
+        row = self._slice_rows(shard).rows[int(columns.rows[number])]
+        if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
+            raise SourceError(
+                f"{self._path(shard)}: row {self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])} "
+                "has changed since the dataset was prepared. Prepare again."
+            )
+        return [self._shown(side) for side in self._reader.conversations(row)]
 
+    @cached_property
+    def _reader(self) -> Normaliser:
+        return Normaliser(ColumnMapping.from_json(dict(self._recipe["mapping"])))
 
-def _shown(dataset: StoredDataset, side: Conversation) -> dict[str, Any]:
-    if side.pieces is not None:
-        return {"text": "".join(text for _, text in side.pieces)}
-    recipe = dataset.recipe
-    named = recipe["templates"]
-    template = named["tool_use"] if side.tools is not None and "tool_use" in named else named["default"]
-    date = recipe["date"]
-    engine = TemplateEngine(
-        template,
-        special_tokens=recipe["special_tokens"],
-        variables=recipe["template_vars"],
-        date=datetime.date.fromisoformat(date or "1970-01-01"),
-        fast=False,
-    )
-    adapted = Adapter(engine.plain).adapt(side)
-    return {
-        "messages": adapted.messages,
-        "tools": adapted.tools,
-        "variables": {**recipe["template_vars"], **(adapted.variables or {})},
-    }
+    # -- the source -----------------------------------------------------------------------------------------------
+
+    def _slice_rows(self, shard: int) -> Rows:
+        if self._rows is None or self._rows[0] != shard:
+            place, path = self._slice(shard), self._path(shard)
+            limit = self._recipe["max_row_bytes"]
+            data = fetch_data(place, SourceFile(place.file, path, place.kind, path.name), max_row_bytes=limit)
+            rows = read_rows(place, path, data=data, max_row_bytes=limit)
+            self._rows = (shard, rows)
+        return self._rows[1]
+
+    def _slice(self, shard: int) -> Slice:
+        try:
+            return Slice.from_json(self._dataset.notes["slices"][shard])
+        except (KeyError, IndexError, TypeError) as error:
+            raise SourceError(
+                f"{self._dataset.path}: it is not known where the dataset's sources are. "
+                "Run the same prepare again: it notes them."
+            ) from error
+
+    def _path(self, shard: int) -> Path:
+        return Path(self._dataset.notes["files"][self._slice(shard).file]["path"])
+
+    # -- the form its template was given --------------------------------------------------------------------------
+
+    def _shown(self, side: Conversation) -> dict[str, Any]:
+        if side.pieces is not None:
+            return {"text": "".join(text for _, text in side.pieces)}
+        tool_use = side.tools is not None and "tool_use" in self._recipe["templates"]
+        adapted = self._adapter("tool_use" if tool_use else "default").adapt(side)
+        variables = {**self._recipe["template_vars"], **(adapted.variables or {})}
+        return {"messages": adapted.messages, "tools": adapted.tools, "variables": variables}
+
+    def _make_adapter(self, template: str) -> Adapter:
+        engine = TemplateEngine(
+            self._recipe["templates"][template],
+            special_tokens=self._recipe["special_tokens"],
+            variables=self._recipe["template_vars"],
+            date=datetime.date.fromisoformat(self._recipe["date"] or NO_DATE),
+            fast=False,
+        )
+        return Adapter(engine.plain)

@@ -1,0 +1,179 @@
+"""Compares Penstock with transformers, row by row: tokens always, masks where the template has {% generation %}.
+
+    python -m benchmarks.conformance --tokenizer FOLDER … --data FILE.jsonl … [--template FILE.jinja …] [--sample N]
+
+Templates default to the tokenizer's own and all of PyPI's `trl`. For each template and tokenizer it prints how many rows
+transformers renders, how many have equal tokens, how many have equal masks, what was refused, and which engines served.
+Exit code 1 unless all are equal and none is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder
+from penstock.sources import model_folder
+
+
+@dataclass
+class Tally:
+    """One template with one tokenizer over all data."""
+
+    rows: int = 0
+    not_rendered: int = 0  # transformers refuses the conversation
+    refused: int = 0  # transformers renders it, Penstock does not
+    equal: int = 0
+    masks: int = 0
+    masks_equal: int = 0
+    engines: Counter[str] = field(default_factory=Counter)
+    differing: list[str] = field(default_factory=list)
+
+    @property
+    def perfect(self) -> bool:
+        return self.equal == self.rows - self.not_rendered and not self.refused and self.masks_equal == self.masks
+
+
+def trl_templates() -> dict[str, str]:
+    """The chat templates that PyPI's trl carries."""
+    import importlib.util
+
+    found = importlib.util.find_spec("trl")
+    assert found is not None
+    assert found.origin is not None
+    return {f"trl/{p.stem}": p.read_text() for p in sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))}
+
+
+def reference_tokenizer(folder: Path) -> Any:
+    """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
+    from transformers import PreTrainedTokenizerFast
+
+    model = model_folder.load(folder)
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **model.special_tokens)
+
+
+def compare(data: Path, tokenizer: Path, oracle: Any, template: str, cache: Path, tally: Tally, sample: int | None) -> None:
+    """Prepare one file and compare every row of it."""
+    file = cache / "template.jinja"
+    file.write_text(template)
+    options = prepare_options({
+        "tokenizer": str(tokenizer), "template": str(file), "cache": cache, "workers": "1", "on_bad_row": "quarantine",
+        "dropped_tool_calls": "keep", "split": f"train[:{sample}]" if sample else None,
+    })  # fmt: skip
+    builder = Builder([str(data)], options, None)
+    outcome = builder.run()
+    for stage, why in outcome.progress.engines.items():
+        tally.engines.update({f"{stage}: {reason}": n for reason, n in why.items()})
+    dataset = ps.open(outcome.dataset.path)
+    masks = view_masks(dataset) if "generation %}" in template and not dataset.is_preference else None
+    for number, side in enumerate(dataset.origin.conversations()):
+        tally.rows += 1
+        compare_row(dataset, number, side, oracle, template, masks, tally)
+    for entry in rejected(outcome.quarantine):
+        tally.rows += 1
+        if renders_raw(entry, oracle, template):
+            tally.refused += 1
+            tally.differing.append(f"refused {entry['where']}: {entry['reason']}")
+        else:
+            tally.not_rendered += 1
+
+
+def view_masks(dataset: ps.Dataset) -> dict[int, Any]:
+    """Masks of all_assistant_messages by number of the example; examples without a trained token are missing."""
+    view = dataset.view(max_length=None, regions_unknown="drop")
+    return {int(number): view.example(k).loss_mask for k, number in enumerate(view.numbers)}
+
+
+def compare_row(
+    dataset: ps.Dataset, number: int, side: dict[str, Any], oracle: Any, template: str, masks: Any, tally: Tally
+) -> None:
+    """Tokens of one conversation, and its mask."""
+    try:
+        expected = oracle.apply_chat_template(
+            side["messages"], tools=side["tools"], chat_template=template, tokenize=True, return_dict=True,
+            return_assistant_tokens_mask=masks is not None, **side["variables"],
+        )  # fmt: skip
+    except Exception as error:
+        tally.differing.append(f"transformers refuses what Penstock rendered: {error}")
+        return
+    ids = dataset.input_ids(number)
+    if ids.tolist() == list(expected["input_ids"]):
+        tally.equal += 1
+    else:
+        tally.differing.append(f"tokens of {dataset.locate(number)}")
+    if masks is not None:
+        tally.masks += 1
+        theirs = np.asarray(expected["assistant_masks"], bool)
+        if np.array_equal(masks.get(number, np.zeros(len(ids), bool)), theirs):
+            tally.masks_equal += 1
+        else:
+            tally.differing.append(f"mask of {dataset.locate(number)}")
+
+
+def rejected(path: Path | None) -> list[dict[str, Any]]:
+    """Rows set aside."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path else []
+
+
+def renders_raw(entry: dict[str, Any], oracle: Any, template: str) -> bool:
+    """Would transformers have rendered the row as it stands?"""
+    row = json.loads(entry["data"])
+    prompt = row.get("messages") or row.get("prompt")
+    sides = [prompt + row[k] for k in ("chosen", "rejected")] if "chosen" in row else [prompt]
+    try:
+        for side in sides:
+            oracle.apply_chat_template(side, tools=row.get("tools"), chat_template=template, tokenize=False)
+    except Exception:
+        return False
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", nargs="+", type=Path, required=True, help="folders with tokenizer.json")
+    parser.add_argument("--data", nargs="+", type=Path, required=True)
+    parser.add_argument("--template", nargs="*", type=Path, help="templates; default: the tokenizer's own and trl's")
+    parser.add_argument("--sample", type=int, help="rows per file; default: all")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {}
+    good = True
+    print(f"{'tokenizer':16} {'template':40} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>11}  engines")
+    for folder in arguments.tokenizer:
+        oracle = reference_tokenizer(folder)
+        templates = {p.stem: p.read_text() for p in arguments.template or []} or {
+            **{f"own/{n}": t for n, t in model_folder.load(folder).templates.items()},
+            **trl_templates(),
+        }
+        for name, template in templates.items():
+            tally = Tally()
+            with tempfile.TemporaryDirectory() as cache:
+                for data in arguments.data:
+                    compare(data, folder, oracle, template, Path(cache), tally, arguments.sample)
+            good &= tally.perfect
+            rendered = tally.rows - tally.not_rendered
+            masks = f"{tally.masks_equal}/{tally.masks}" if tally.masks else "-"
+            why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
+            print(f"{folder.name:16} {name:40} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7} {masks:>11}  {why}")
+            for line in tally.differing[:3]:
+                print(f"    {line}")
+            sys.stdout.flush()
+            results[f"{folder.name} × {name}"] = {**tally.__dict__, "engines": dict(tally.engines)}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    print("all equal" if good else "NOT all equal")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The slices of the sources: from memory where files have not changed, by reading them otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.sources import Slice, SourceSet, identity, plan
+from penstock.store.memo import PlanMemo, now
+
+
+class SliceFinder:
+    """Finds slices, and remembers how files were cut."""
+
+    def __init__(self, sources: SourceSet, memo: PlanMemo, max_row_bytes: int) -> None:
+        self._sources = sources
+        self._memo = memo
+        self._max_row_bytes = max_row_bytes
+        self._known: dict[int, tuple[Slice, ...]] = {}
+        for file in sources.files:
+            slices = memo.find(file)
+            if slices is not None:
+                self._known[file.ordinal] = slices
+
+    def known(self) -> list[Slice] | None:
+        """All slices, if no file has to be read to find them."""
+        files = self._sources.files
+        if any(file.ordinal not in self._known for file in files):
+            return None
+        if self._sources.split is None:
+            return [part for file in files for part in self._known[file.ordinal]] or None
+        if any(file.kind.is_streamed for file in files):
+            return None
+        return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
+
+    def find(self) -> Iterator[Slice]:
+        """All slices in order, found as they are asked for; those of streamed files with their data."""
+        if self._sources.split is not None:
+            self._plan_all()
+        began = now()
+        before = {file.ordinal: identity(file.path) for file in self._sources.files}
+        found: dict[int, list[Slice]] = {file.ordinal: [] for file in self._sources.files}
+        for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known):
+            found[part.file].append(part.without_data())
+            yield part
+        if self._sources.split is None:
+            for file in self._sources.files:
+                if file.ordinal not in self._known:
+                    self._memo.keep(file, before[file.ordinal], began, found[file.ordinal])
+
+    def _plan_all(self) -> None:
+        """A split may take part of a file only; what is remembered is always how the whole file is cut."""
+        for file in self._sources.files:
+            if file.ordinal not in self._known:
+                began = now()
+                whole = plan(file)
+                self._memo.keep(file, whole.identity, began, whole.slices)
+                self._known[file.ordinal] = whole.slices

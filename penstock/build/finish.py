@@ -1,0 +1,134 @@
+"""The end of a build: the manifest, the notes beside it, the file of rows set aside, the outcome for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from penstock.build.recipe import Recipe
+from penstock.chat.formats import Format
+from penstock.errors import StoreError
+from penstock.sources import Slice, SourceSet
+from penstock.store.cache import Cache
+from penstock.store.files import write_whole
+from penstock.store.manifest import Manifest, ShardTable, dataset_key, read_manifest
+from penstock.store.shard import ShardMeta, canonical, read_shard
+
+if TYPE_CHECKING:
+    from penstock.build.prepare import Outcome
+
+
+def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
+    """The dataset's manifest, committed unless it is there already."""
+    path = cache.dataset_path(key) / "manifest.json"
+    if not path.is_file():
+        _manifest(cache, key, recipe, names, slices).commit(cache)
+        if recipe.date is not None:
+            dateless = dataset_key(replace(recipe, date=None).digest, [(s.file, s.digest) for s in slices])
+            pointer = cache.root / "memo" / "dates" / dateless
+            write_whole(pointer, recipe.date.isoformat().encode(), cache.tmp, "date")
+    return read_manifest(path)
+
+
+def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
+    notes = [cache.shard_note(name) for name in names]
+    metas: list[ShardMeta] = []
+    lengths: list[npt.NDArray[np.int32]] = []
+    for name in names:
+        columns, meta = read_shard(cache.shard_path(name))
+        metas.append(meta)
+        lengths.append(np.diff(columns.id_offsets).astype(np.int32))
+    table = ShardTable(
+        names=names,
+        digests=[note["digest"] for note in notes],
+        bytes=[note["bytes"] for note in notes],
+        sources=[s.file for s in slices],
+        first_rows=[s.first_row for s in slices],
+        rows=[s.rows for s in slices],
+        examples=[meta.ledger["examples"] for meta in metas],
+        tokens=[meta.ledger["tokens"] for meta in metas],
+    )
+    ledger = _summed([meta.ledger for meta in metas]) | {"lengths": _percentiles(lengths)}
+    proof = {"rows": sum(len(meta.proof["rows"]) for meta in metas)}
+    return Manifest(key, recipe.as_json(), table, ledger, proof, recipe.mapping.format is Format.PREFERENCE)
+
+
+def _summed(ledgers: list[Any]) -> dict[str, Any]:
+    """The ledger of a dataset: the sum of its slices'."""
+    counts = ("rows", "kept", "examples", "tokens", "regions_unknown")
+    total: dict[str, Any] = {name: sum(ledger[name] for ledger in ledgers) for name in counts}
+    for name in ("rejected", "notes"):
+        total[name] = dict(sorted(sum((Counter(ledger[name]) for ledger in ledgers), Counter()).items()))
+    total["warnings"] = sorted({warning for ledger in ledgers for warning in ledger["warnings"]})
+    return total
+
+
+def _percentiles(lengths: list[npt.NDArray[np.int32]]) -> dict[str, int]:
+    """How long examples are, in tokens."""
+    joined = np.concatenate(lengths)
+    if not len(joined):
+        return {}
+    shares = np.percentile(joined, (50, 90, 99, 100), method="higher")
+    return dict(zip(("p50", "p90", "p99", "max"), map(int, shares), strict=True))
+
+
+def note_sources(cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], tokenizer: str) -> None:
+    """What is good to know beside the dataset, and changes with every run."""
+    notes = {
+        "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
+        "slices": [s.to_json() for s in slices],
+        "tokenizer": tokenizer,
+        "prepared": time.time(),
+    }
+    write_whole(cache.dataset_path(manifest.key) / "notes.json", canonical(notes), cache.tmp, "notes")
+
+
+def write_quarantine(
+    cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], target: Path | None
+) -> Path:
+    """The rejected rows as JSON lines: where, why, and the row itself."""
+    path = (target or cache.dataset_path(manifest.key) / "quarantine.jsonl").absolute()
+    lines: list[bytes] = []
+    for name, part in zip(manifest.shards.names, slices, strict=True):
+        for entry in read_shard(cache.shard_path(name))[1].rejected:
+            where = f"{sources.files[part.file].name}:{entry['line']}"
+            lines.append(orjson.dumps({"where": where, **entry, "row": part.first_row + entry["row"]}))
+    data = b"\n".join(lines) + b"\n"
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return path
+    try:
+        write_whole(path, data, cache.tmp if target is None else path.parent, "quarantine")
+    except StoreError:
+        if target is not None or not path.exists():
+            raise
+    return path
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome for machines."""
+    dataset, progress = outcome.dataset, outcome.progress
+    build = {k: v for k, v in asdict(progress).items() if k not in ("started", "waiting")}
+    return {
+        "key": dataset.key,
+        "path": str(dataset.path),
+        "hit": outcome.hit,
+        "examples": len(dataset),
+        "tokens": dataset.tokens,
+        "format": outcome.format,
+        "ledger": dict(dataset.ledger),
+        "proof": dict(dataset.manifest.proof),
+        "warnings": list(outcome.warnings),
+        "quarantine": str(outcome.quarantine) if outcome.quarantine else None,
+        "seconds": round(progress.seconds, 3),
+        "build": build,
+    }

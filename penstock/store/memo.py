@@ -1,0 +1,61 @@
+"""How files were cut, remembered by file identity, so that a hit need not read the data.
+
+An identity (device, inode, size, mtime and ctime in ns) says that a file has not been written to since. A file that
+changed within `GRAIN` of being read could change again within the same tick of the file system's clock: such a
+result is used but not remembered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+
+from penstock.errors import StoreError
+from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
+from penstock.store.cache import Cache
+from penstock.store.files import digest, write_whole
+from penstock.store.shard import canonical
+
+GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
+
+
+class PlanMemo:
+    """Plans of files, kept in the cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def find(self, file: SourceFile) -> tuple[Slice, ...] | None:
+        """The slices of a file that has not changed since it was cut."""
+        found = identity(file.path)
+        try:
+            plan = SlicePlan.from_json(orjson.loads(self._path(file, found).read_bytes()))
+        except (OSError, orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            return None  # not there, or not readable: the file is cut again
+        if not plan.holds_for(found) or plan.kind is not file.kind:
+            return None
+        return tuple(replace(part, file=file.ordinal) for part in plan.slices)
+
+    def keep(self, file: SourceFile, found: FileIdentity, began: float, slices: Sequence[Slice]) -> None:
+        """Remember how a file was cut; `found` was its identity before, at the time `began`."""
+        settled = began - max(found.mtime_ns, found.ctime_ns) / 1e9
+        if settled < GRAIN or identity(file.path) != found:
+            return
+        plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
+        try:
+            write_whole(self._path(file, found), canonical(plan.to_json()), self._cache.tmp, "memo")
+        except StoreError:
+            return  # a convenience; where it can't be kept, files are cut again
+
+    def _path(self, file: SourceFile, found: FileIdentity) -> Path:
+        name = digest(canonical([*found, file.kind.value]))
+        return self._cache.root / "memo" / name[3:5] / f"{name}.json"
+
+
+def now() -> float:
+    """The time that file stamps are compared with."""
+    return time.time()
