@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Group
+from rich.console import Group, JustifyMethod
 from rich.table import Table
 
 from penstock.report.stats import Spread, Stats
@@ -15,15 +15,15 @@ def stats_table(stats: Stats) -> Group:
     return Group(_numbers(stats), _roles(stats), _histogram(stats))
 
 
-def _grid(title: str) -> Table:
+def _grid(title: str, justify: JustifyMethod = "right") -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan")
-    table.add_column(justify="right")
+    table.add_column(justify=justify)
     return table
 
 
 def _numbers(stats: Stats) -> Table:
-    table = _grid("")
+    table = _grid("", "left")
     table.add_row("rows", f"{stats.rows:,}")
     if stats.sequences != stats.rows:
         table.add_row("sequences", f"{stats.sequences:,}")
