@@ -25,37 +25,47 @@ class Adapter:
     def __init__(self, plain: Plain) -> None:
         self.needs = find_needs(plain)
         self._takes_all = self.needs == Needs()
+        self._takes_calls = not (
+            self.needs.object_arguments
+            or self.needs.string_arguments
+            or self.needs.wrapped_calls
+            or self.needs.typed_calls
+            or self.needs.no_empty_calls
+            or self.needs.null_with_calls
+        )
 
     def adapt(self, conversation: Conversation) -> Conversation:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
         if self._takes_all or conversation.pieces is not None:
             return conversation
-        messages, tools = conversation.messages, conversation.tools
-        if not self.needs.no_text:
-            for message in messages:
-                if "tool_calls" in message or type(message.get("content")) is not str:
-                    messages = self._messages(messages)
-                    break
-        else:
-            messages = self._messages(messages)
-        if tools is not None:
-            tools = self._tools(tools)
-        if messages is conversation.messages and tools is conversation.tools:
+        tools = None if conversation.tools is None else self._tools(conversation.tools)
+        changed = self._changed(conversation.messages)
+        if not changed and tools is conversation.tools:
             return conversation
+        messages = conversation.messages.copy()
+        for number, message in changed.items():
+            messages[number] = message
         floats = conversation.has_float
         if self.needs.object_arguments and not floats:  # parsed arguments may hold some
-            floats = has_float(messages, exact=True)
+            floats = has_float(list(changed.values()), exact=True)
         return conversation._replace(messages=messages, tools=tools, has_float=floats)
 
-    def _messages(self, given: list[Message]) -> list[Message]:
-        adapted = [self._message(message, number) for number, message in enumerate(given)]
-        same = all(new is old for new, old in zip(adapted, given, strict=True))
-        return given if same else adapted
+    def _changed(self, messages: list[Message]) -> dict[int, Message]:
+        """The messages that must change, by number."""
+        changed = {}
+        takes_text, takes_calls = not self.needs.no_text, self._takes_calls
+        for number, message in enumerate(messages):
+            if takes_text and type(message.get("content")) is str and (takes_calls or "tool_calls" not in message):
+                continue
+            adapted = self._message(message, number)
+            if adapted is not message:
+                changed[number] = adapted
+        return changed
 
     def _message(self, message: Message, number: int) -> Message:
         """One message, itself where nothing must change."""
         needs = self.needs
-        if "tool_calls" in message:
+        if "tool_calls" in message and not self._takes_calls:
             message = self._calling(message, number)
         given = content = message.get("content", _ABSENT)
         role = message["role"]
@@ -89,31 +99,27 @@ class Adapter:
             if not self.needs.no_empty_calls:
                 return message
             return {key: value for key, value in message.items() if key != "tool_calls"}
-        adapted = [self._call(call, f"messages[{number}].tool_calls[{n}]") for n, call in enumerate(calls)]
+        adapted = [self._call(call, (number, which)) for which, call in enumerate(calls)]
         if all(new is old for new, old in zip(adapted, calls, strict=True)):
             return message
         return {**message, "tool_calls": adapted}
 
-    def _call(self, call: dict[str, Any], where: str) -> dict[str, Any]:
+    def _call(self, call: dict[str, Any], place: tuple[int, int]) -> dict[str, Any]:
         is_bare = "function" not in call
         function = call if is_bare else call["function"]
-        arguments = self._arguments(function.get("arguments"), f"{where} ({function['name']})")
-        if arguments is not function.get("arguments"):
-            function = {**function, "arguments": arguments}
+        arguments = function.get("arguments")
+        if type(arguments) is str and self.needs.object_arguments:
+            parsed = self._parsed(arguments, function["name"], place)
+            function = function if parsed is arguments else {**function, "arguments": parsed}
+        elif type(arguments) is dict and self.needs.string_arguments:
+            function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
         if is_bare:
             return _wrapped(function) if self.needs.wrapped_calls else function
         if self.needs.typed_calls and "type" not in call:
             return {**call, "type": "function", "function": function}
         return call if function is call["function"] else {**call, "function": function}
 
-    def _arguments(self, arguments: object, where: str) -> object:
-        if type(arguments) is str and self.needs.object_arguments:
-            return self._parsed(arguments, where)
-        if type(arguments) is dict and self.needs.string_arguments:
-            return json.dumps(arguments, ensure_ascii=False)
-        return arguments
-
-    def _parsed(self, text: str, where: str) -> object:
+    def _parsed(self, text: str, name: str, place: tuple[int, int]) -> object:
         """The object that an argument string spells; an empty string is a call without arguments."""
         try:
             value = parse_text(text) if text.strip() else {}
@@ -123,6 +129,7 @@ class Adapter:
             return value
         if not self.needs.other_strings_fail:
             return text
+        where = f"messages[{place[0]}].tool_calls[{place[1]}] ({name})"
         raise RowError(
             "bad_tool_calls",
             f"the arguments of {where} are a string that is not a JSON object, and the template takes only objects",
