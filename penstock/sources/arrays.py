@@ -157,7 +157,8 @@ class _ElementReader:
 
     def _complain(self, position: int) -> None:
         after = "after the array" if self._closed else f"after element {self._elements}"
+        found = f"unexpected {self._gap[:20].decode(errors='replace')!r}" if self._gap else "no comma"
         raise SourceError(
-            f"{self._name}: unexpected {self._gap[:20]!r} {after}, at byte {position}. "
+            f"{self._name}: {found} {after}, at byte {position}. "
             "Rows of an array are JSON objects with one comma between two."
         )

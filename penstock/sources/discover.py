@@ -113,7 +113,8 @@ def _glob(pattern: Path, text: str) -> _Source:
     parts = pattern.parts
     wild = next(index for index, part in enumerate(parts) if WILD.search(part))
     matches = sorted(Path(*parts[:wild]).glob(str(Path(*parts[wild:]))))
-    paths = [path for path in matches if path.is_file() and (".." in parts or not path.name.startswith("."))]
+    hidden = parts[-1].startswith(".")
+    paths = [path for path in matches if path.is_file() and path.name.startswith(".") == hidden]
     if not paths:
         raise SourceError(f"{text}: no file matches this pattern. Check it, and that your shell did not need quotes.")
     return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, str(path)) for path in paths], [], True)

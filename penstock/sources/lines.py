@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from penstock.sources.kinds import UTF8_BOM
-from penstock.sources.text_rows import Giant, PartialRow, Run
-
-BLANK = b" \t\r"
+from penstock.sources.text_rows import BLANK, Giant, PartialRow, Run
 
 
 def line_runs(chunks: Iterable[bytes], largest: int, limit: int) -> Iterator[Run | Giant]:
@@ -80,5 +78,5 @@ def _row(line: bytes) -> bytes:
 
 
 def _finished(partial: PartialRow, start: int, end: int) -> Run | Giant:
-    row = partial.finish(start, end, b"\r")
-    return row if isinstance(row, Giant) else Run([_row(row)], start, [end])
+    row = b"" if partial.is_blank else partial.finish(start, end, b"\r")
+    return row if isinstance(row, Giant) else Run([row], start, [end])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+BLANK = b" \t\r"
+
 
 def digest_of(data: bytes) -> str:
     """The digest of a slice of text, given its rows joined by newlines."""
@@ -58,6 +60,7 @@ class PartialRow:
 
     def __init__(self, largest: int, limit: int) -> None:
         self.size = 0
+        self.is_blank = True
         self._largest, self._limit = largest, limit
         self._kept: list[bytes] = []
         self._hasher: blake3 | None = None
@@ -66,6 +69,7 @@ class PartialRow:
     def add(self, piece: bytes) -> None:
         """Append to the row."""
         self.size += len(piece)
+        self.is_blank = self.is_blank and not piece.strip(BLANK)
         if self._hasher is None:
             self._kept.append(piece)
             if self.size > self._largest + 1:  # + 1 for the \r

@@ -131,7 +131,7 @@ def read_text(part: Slice, path: Path, data: bytes | None, max_row_bytes: int) -
     """The rows of a slice, checked against its digest where they are read from the file."""
     if part.rows == 1 and part.size - 1 > max_row_bytes:
         return Rows([b""], [part.first_line or part.first_row + 1], {0: part.size - 1})
-    lines = split_lines(_text(part, path) if data is None else data)
+    lines = split_lines(_text(part, path)) if data is None else data.split(b"\n")  # data has clean lines
     rows = lines if b"" not in lines else [line for line in lines if line]
     if data is None:
         _check(part, path, rows)
@@ -147,7 +147,8 @@ def read_text(part: Slice, path: Path, data: bytes | None, max_row_bytes: int) -
 def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of this slice."""
     text = _text(part, path) if part.data is None else part.data
-    raw, lines = text.split(b"\n"), split_lines(text)
+    raw = text.split(b"\n")
+    lines = split_lines(text) if part.data is None else raw
     of_rows = [number for number, line in enumerate(lines) if line]
     begin, end = of_rows[first], of_rows[stop - 1] + 1
     chosen = [line for line in lines[begin:end] if line]

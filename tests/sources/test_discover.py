@@ -1,0 +1,212 @@
+"""What users name, and what they are told when it can't be read."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from penstock.errors import SourceError
+from penstock.sources import Kind, Slice, discover, read_rows
+from penstock.sources.hub import HubDataset
+from penstock.sources.source_set import SourceSet
+
+ROW = b'{"text":"hello"}\n'
+
+
+def write(path: Path, data: bytes = ROW) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def texts(sources: SourceSet) -> list[bytes]:
+    return [
+        row for part in sources.slices() for row in read_rows(part, sources.files[part.file].path, data=part.data).rows
+    ]
+
+
+def names(sources: SourceSet) -> list[str]:
+    return [file.path.name for file in sources.files]
+
+
+def test_files_globs_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", ".hidden.jsonl"):
+        write(tmp_path / name)
+    assert names(discover([tmp_path / "b.jsonl", tmp_path / "a.jsonl"])) == ["b.jsonl", "a.jsonl"]
+    assert names(discover([str(tmp_path / "*.jsonl")])) == ["a.jsonl", "b.jsonl"]
+    assert names(discover([str(tmp_path / "**/*.jsonl")])) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert names(discover(str(tmp_path / "a.jsonl"))) == ["a.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    found = discover(["sub/c.jsonl", "[ab].jsonl"])
+    assert [file.name for file in found.files] == ["sub/c.jsonl", "a.jsonl", "b.jsonl"]
+    assert [file.ordinal for file in found.files] == [0, 1, 2]
+    with pytest.raises(SourceError, match=r"a\.jsonl: given twice"):
+        discover(["a.jsonl", "*.jsonl"])
+    assert len(discover(["a.jsonl", "a.jsonl"]).files) == 2
+
+
+def test_bytes_decide_the_kind(tmp_path: Path) -> None:
+    assert discover([write(tmp_path / "a.json", ROW * 2)]).files[0].kind is Kind.JSONL
+    assert discover([write(tmp_path / "b.jsonl", b"\xef\xbb\xbf [{}]")]).files[0].kind is Kind.JSON_ARRAY
+    assert discover([write(tmp_path / "c.txt", ROW)]).files[0].kind is Kind.JSONL
+    assert discover([write(tmp_path / "d.jsonl", b"not json\n")]).files[0].kind is Kind.JSONL
+    assert discover([write(tmp_path / "e.jsonl", b'{"cut": \n{"ok":1}\n')]).files[0].kind is Kind.JSONL
+
+
+def test_folders_of_files(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl", "README.md", ".cache/x.jsonl"):
+        write(tmp_path / "named" / name)
+    found = discover([tmp_path / "named"])
+    assert names(found) == ["train.jsonl"]
+    assert found.ignored == (f"{tmp_path}/named/README.md", f"{tmp_path}/named (split test)")
+    assert names(discover([tmp_path / "named"], split="test[:1]")) == ["test.jsonl"]
+    assert names(discover([tmp_path / "named"], split="train+test")) == ["test.jsonl", "train.jsonl"]
+    assert len(texts(discover([tmp_path / "named"], split="train+test[:1]"))) == 2
+    with pytest.raises(SourceError, match="no split 'dev'; it has test, train"):
+        discover([tmp_path / "named"], split="dev")
+    for name in ("train_sft-00000-of-00002", "train_sft-00001-of-00002", "test_sft-00000-of-00001"):
+        (tmp_path / "shards/data").mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": [name]}), tmp_path / f"shards/data/{name}.parquet")
+    assert len(discover([tmp_path / "shards"], split="train_sft").files) == 2
+    with pytest.raises(SourceError, match="has the splits test_sft, train_sft. Choose one with --split"):
+        discover([tmp_path / "shards"])
+    write(tmp_path / "plain/one.jsonl")
+    write(tmp_path / "plain/two.jsonl.gz", gzip.compress(ROW))
+    assert len(texts(discover([tmp_path / "plain"]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["train.jsonl", "other.jsonl"], "some file names tell a split .train.jsonl., others don't .other.jsonl."),
+        (["a.jsonl", "a.jsonl.gz"], "a.jsonl and a.jsonl.gz look like the same rows twice"),
+        (["a.jsonl", "b.parquet"], "may be the same rows twice"),
+        (["notes.txt"], "no data files in this folder, which holds notes.txt"),
+        ([], "no data files in this folder, which holds nothing"),
+    ],
+)
+def test_folders_that_are_unclear(tmp_path: Path, files: list[str], message: str) -> None:
+    for name in files:
+        write(tmp_path / name)
+    with pytest.raises(SourceError, match=message):
+        discover([tmp_path])
+
+
+def test_saved_datasets(tmp_path: Path) -> None:
+    dataset = datasets.Dataset.from_dict({"text": [f"row {n}" for n in range(10)]})
+    dataset.save_to_disk(tmp_path / "one", num_shards=2)
+    assert len(texts(discover([tmp_path / "one"]))) == 10
+    both = datasets.DatasetDict(train=dataset, test=dataset.select(range(3)))
+    both.save_to_disk(tmp_path / "two")
+    assert len(texts(discover([tmp_path / "two"]))) == 10
+    assert len(texts(discover([tmp_path / "two"], split="test"))) == 3
+    with pytest.raises(SourceError, match="no split 'dev'; it has train, test"):
+        discover([tmp_path / "two"], split="dev")
+
+    state = tmp_path / "one/state.json"
+    state.write_text(state.read_text().replace('"_split"', '"_indices_files": [{"filename": "i.arrow"}], "_split"'))
+    with pytest.raises(SourceError, match=r"indices mapping .*dataset.flatten_indices\(\)"):
+        discover([tmp_path / "one"])
+    (tmp_path / "two/train/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(SourceError, match="data-00000-of-00001.arrow is missing"):
+        discover([tmp_path / "two"])
+
+
+def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "repo/train.jsonl", b"".join(b'{"text":"row %d"}\n' % n for n in range(10)))
+    write(tmp_path / "repo/test.jsonl")
+    hub = HubDataset(str(tmp_path / "repo"))
+    assert hub.split_names() == ["train", "test"]
+    (file,) = hub.load("train")
+    assert file.path.suffix == ".arrow" and file.split == "train"
+
+    found = discover([tmp_path / "repo"], config="default", split="train[2:4]+test")
+    assert texts(found) == [b'{"text":"row 2"}', b'{"text":"row 3"}', b'{"text":"hello"}']
+    assert {file.kind for file in found.files} == {Kind.ARROW}
+    with pytest.raises(SourceError, match="with config 'other'"):
+        discover([tmp_path / "repo"], config="other")
+
+
+def test_datasets_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    with pytest.raises(SourceError, match=r"org/name: neither a file or folder here.*OSError: offline.*network"):
+        discover(["org/name"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SourceError, match=r"needs the package 'datasets'.*pip install 'penstock\[hub\]'"):
+        discover(["org/name"])
+
+
+def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data/chats.jsonl")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match=r"no such file or folder. Did you mean data/chats.jsonl\?"):
+        discover(["data/chat.jsonl"])
+    with pytest.raises(SourceError, match=r"The folder data holds chats.jsonl"):
+        discover(["data/zzz"])
+    with pytest.raises(SourceError, match=r"The folder nowhere does not exist either"):
+        discover(["nowhere/a.jsonl"])
+    with pytest.raises(SourceError, match="no file matches this pattern"):
+        discover(["data/*.parquet"])
+    with pytest.raises(SourceError, match="object stores and web servers are not read"):
+        discover(["s3://bucket/chats.jsonl"])
+    with pytest.raises(SourceError, match="no source given"):
+        discover([])
+    with pytest.raises(SourceError, match="this is a local source"):
+        discover(["data/chats.jsonl"], revision="main")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b"", "the file is empty"),
+        ("a.jsonl", b"\n \n\r\n", "no rows"),
+        ("a.jsonl.gz", gzip.compress(b""), "no rows"),
+        ("a.json", b"[ ]", "no rows"),
+        ("a.parquet", ROW, "not a Parquet file: it starts with .* at byte 0"),
+        ("a.parquet", b"PAR1 and so on", "not a readable Parquet file"),
+        ("a.arrow", ROW, "not an Arrow file"),
+        ("a.arrow", b"\xff\xff\xff\xff\x10\x00\x00\x00 cut", "not a readable Arrow file"),
+        ("a.jsonl.gz", ROW, "not a gzip file"),
+        ("a.jsonl.zst", ROW, "not a zstd file"),
+        ("a.jsonl.gz", gzip.compress(ROW * 9)[:-3], r"the gzip data is cut off at byte \d+"),
+        ("a.jsonl.gz", gzip.compress(ROW) + b"rubbish", r"damaged gzip data after byte \d+"),
+        ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is cut off at byte \d+"),
+        ("a.jsonl.zst", zstandard.compress(ROW) + b"rubbish", r"damaged zstd data before byte \d+"),
+        ("a.csv", b"role,content\n", "neither JSON lines, a JSON array, Parquet nor Arrow: it starts with b'role"),
+        ("a.jsonl", "{}\n".encode("utf-16"), "UTF-16 text. Convert it: iconv"),
+        ("a.json", b'{\n  "data": []\n}\n', r"one JSON object spread over several lines.*jq -c '.data\[\]'"),
+        ("a.json", b'[{"a":1}, {"b":2}', "the array is not closed at byte 17"),
+        ("a.json", b'[{"a":1}, {"b":"2}]', "the file ends inside element 2, which starts at byte 10"),
+        ("a.json", b'[{"a":1} {"b":2}]', r"no comma after element 1, at byte 9"),
+        ("a.json", b"[1, 2]", r"unexpected '1.*after element 0, at byte 1"),
+        ("a.json", b'[{"a":1}, ]', r"unexpected ',' after element 1"),
+        ("a.json", b'[{"a":1}] x', r"unexpected 'x' after the array, at byte 10"),
+        ("a.json", b"[,{}]", "unexpected ',' after element 0"),
+    ],
+)
+def test_files_that_can_not_be_read(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    path = write(tmp_path / name, data)
+
+    def use() -> list[Slice]:
+        return list(discover([path]).slices())
+
+    with pytest.raises(SourceError, match=message) as caught:
+        use()
+    assert str(path) in str(caught.value)
+
+
+def test_dictionary_columns_in_arrow_files(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array(["a", "b"]).dictionary_encode()})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(SourceError, match="column 'text' is dictionary-encoded.*plain column, or as Parquet"):
+        list(discover([tmp_path / "a.arrow"]).slices())
