@@ -40,10 +40,10 @@ class Observation(NamedTuple):
 
     previous: Role  # NONE: it opens the conversation
     plain: bool  # an answer without calls and reasoning
-    literal: str  # its region up to the first content
-    rest: str  # its region from there on
-    ending: str  # its region after the last content
-    supplied: str | None  # what the generation prompt supplies from the region's start on; None: not established
+    literal: bytes  # its region up to the first content
+    region: bytes
+    ending: bytes  # its region after the last content
+    supplied: bytes | None  # what the generation prompt supplies from the region's start on; None: not established
 
 
 class Rendered(NamedTuple):
@@ -77,6 +77,7 @@ def _probes() -> list[Conversation]:
     thought = {"reasoning_content": f"{OPEN}r{CLOSE}"}
     no_think = {"role": "user", "content": f"{OPEN}q{CLOSE} /no_think"}
     tool_use = [ask, _calls(1), _returns(1), answer, ask, _calls(2, "c"), _returns(2), _calls(3), _returns(3), answer]
+    wordless = [m | {"content": m["content"] or None} for m in tool_use]  # some print calls only with null content
     reasoned = [_calls(1, **thought), _returns(1), answer | thought, ask, answer | thought]
     return [
         Conversation([ask, answer, ask, answer, ask, answer]),
@@ -85,6 +86,7 @@ def _probes() -> list[Conversation]:
         Conversation([{"role": "system", "content": f"/no_think {OPEN}s{CLOSE}"}, ask, answer, no_think, answer]),
         Conversation([ask, answer, ask, answer], tools=[_TOOL]),
         Conversation(tool_use, tools=[_TOOL]),
+        Conversation(wordless, tools=[_TOOL]),
         Conversation([ask, *reasoned], tools=[_TOOL]),
         Conversation([answer, ask, answer]),
         Conversation([ask, answer, answer, ask, answer]),
@@ -147,19 +149,20 @@ def _observe_one(
     engine: Engine, conversation: Conversation, number: int, text: bytes, pieces: list[tuple[int, int]]
 ) -> Observation:
     message, (start, end), final = conversation.messages[number], pieces[0], pieces[-1]
-    region, last = text[start:end].decode(), text[final[0] : final[1]].decode()
-    literal, mark, rest = region.partition(OPEN)
+    region, last = text[start:end], text[final[0] : final[1]]
     return Observation(
         previous=role_number(conversation.messages[number - 1]["role"]) if number else Role.NONE,
         plain="tool_calls" not in message and "reasoning_content" not in message,
-        literal=literal,
-        rest=mark + rest,
-        ending=last.rpartition(CLOSE)[2] if CLOSE in last else "",
-        supplied=supplied(engine, conversation, number, text.decode(), len(text[:start].decode()), region),
+        literal=region.partition(OPEN.encode())[0],
+        region=region,
+        ending=last.rpartition(CLOSE.encode())[2] if CLOSE.encode() in last else b"",
+        supplied=supplied(engine, conversation, number, text, start, region),
     )
 
 
-def supplied(engine: Engine, conversation: Conversation, number: int, text: str, start: int, region: str) -> str | None:
+def supplied(
+    engine: Engine, conversation: Conversation, number: int, text: bytes, start: int, region: bytes
+) -> bytes | None:
     """What the generation prompt before message `number` supplies from its region's start on; None: can't be told.
 
     Where earlier messages print the same in the prompt as in the whole conversation, it is what the prompt prints
@@ -168,24 +171,23 @@ def supplied(engine: Engine, conversation: Conversation, number: int, text: str,
     """
     before, tools = conversation.messages[:number], conversation.tools
     try:
-        prompt = engine.plain(before, tools, conversation.variables, add_generation_prompt=True)
+        prompt = engine.plain(before, tools, conversation.variables, add_generation_prompt=True).encode()
         if prompt.startswith(text[:start]):
             return prompt[start:]
         if text.startswith(prompt):
-            return ""  # glue follows the prompt; the region starts later
-        bare = engine.plain(before, tools, conversation.variables)
+            return b""  # glue follows the prompt; the region starts later
+        bare = engine.plain(before, tools, conversation.variables).encode()
     except RowError:
         return None
     if not prompt.startswith(bare):
         return None
     added = prompt[len(bare) :]
-    starts = (at for at in range(len(added)) if region.startswith(added[at:]))
-    whole = next(starts, None)
-    if whole is not None and added[whole:].strip():
-        return added[whole:]
-    return added if added == "" or common_length(added, region) else None
+    for at in range(len(added)):
+        if region.startswith(added[at:]) and added[at:].strip():
+            return added[at:]
+    return added if not added or common_length(added, region) else None
 
 
-def common_length(one: str, other: str) -> int:
-    """How many characters two texts share at their start."""
+def common_length(one: bytes, other: bytes) -> int:
+    """How many bytes two texts share at their start."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -71,3 +71,11 @@ def to_segments(cuts: Cuts, regions: Regions, known: Bool, notes: Counter[str]) 
         known=known,
         notes=notes,
     )
+
+
+def run_lengths(segments: Segments) -> Int64:
+    """The length of each segment in bytes."""
+    lengths = np.diff(segments.ends, prepend=0)
+    firsts = segments.offsets[:-1][np.diff(segments.offsets) > 0]
+    lengths[firsts] = segments.ends[firsts]
+    return lengths

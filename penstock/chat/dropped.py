@@ -9,92 +9,96 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Part, Role, role_number
-from penstock.chat.cuts import Pieces
+from penstock.chat.cuts import Pieces, run_lengths
 from penstock.chat.regions import Int64, Regions, Segments, UInt8
 from penstock.errors import RowError
 
-_ROLES: dict[object, int] = {**ROLE_OF_NAME}
+_NEXT_TO_NOTHING = 24  # bytes; an empty thinking block is 19
+_ROLES: dict[object, int] = {name: role.value for name, role in ROLE_OF_NAME.items()}
 
 
 class Facts(NamedTuple):
-    """What is read of the messages of a batch in one pass; arrays have an entry per message."""
+    """What is read of the messages of a batch in one pass."""
 
     offsets: Int64  # row r owns messages offsets[r]:offsets[r+1]
-    roles: UInt8
-    lengths: Int64  # characters of content, where it is text
-    calls: list[int]  # messages with tool calls
+    roles: UInt8  # one per message
+    calls: list[int]  # numbers of the messages with tool calls
 
 
 def read_facts(conversations: Sequence[Conversation]) -> Facts:
-    """Read roles, content lengths and who calls tools."""
-    messages = [message for conversation in conversations for message in conversation.messages]
-    counts = np.fromiter((len(c.messages) for c in conversations), np.int64, len(conversations))
-    names = [message.get("role") for message in messages]
+    """Read who speaks and who calls tools."""
+    lists = [conversation.messages for conversation in conversations]
+    messages = list(chain.from_iterable(lists))
     try:
-        roles = np.fromiter((_ROLES.get(name, Role.OTHER) for name in names), np.uint8, len(names))
-    except TypeError:  # an unhashable role
-        roles = np.fromiter((role_number(name) for name in names), np.uint8, len(names))
-    contents = [message.get("content") for message in messages]
-    lengths = np.fromiter((len(c) if type(c) is str else 0 for c in contents), np.int64, len(contents))
+        roles = np.fromiter(map(_ROLES.__getitem__, map(itemgetter("role"), messages)), np.uint8, len(messages))
+    except (KeyError, TypeError):  # a role beyond the usual four, or none
+        names = (message.get("role") for message in messages)
+        roles = np.fromiter(map(role_number, names), np.uint8, len(messages))
+    counts = np.fromiter(map(len, lists), np.int64, len(lists))
     calls = [number for number, message in enumerate(messages) if message.get("tool_calls")]
-    return Facts(np.concatenate(([0], np.cumsum(counts))), roles, lengths, calls)
+    return Facts(np.concatenate(([0], np.cumsum(counts))), roles, calls)
 
 
 class _Texts:
-    """Finds what a message printed, or its row's whole text where regions are not known."""
+    """What messages and rows printed."""
 
-    def __init__(self, conversations: Sequence[Conversation], regions: Regions, facts: Facts, pieces: Pieces) -> None:
-        self.conversations, self.regions, self.facts, self.pieces = conversations, regions, facts, pieces
-        self.printed = np.zeros(len(facts.roles), np.bool_)
-        self.printed[pieces.numbers] = True
+    def __init__(self, regions: Regions, pieces: Pieces, messages: int) -> None:
+        self._regions, self._pieces = regions, pieces
+        self.counts = np.bincount(pieces.numbers, minlength=messages)
+        self._last = np.zeros(messages, np.int64)
+        self._last[pieces.numbers] = np.arange(len(pieces.numbers))
 
-    def place(self, number: int) -> tuple[int, int, Message]:
-        """Row, number in the conversation, and the message itself."""
-        row = int(np.searchsorted(self.facts.offsets, number, side="right")) - 1
-        index = number - int(self.facts.offsets[row])
-        return row, index, self.conversations[row].messages[index]
+    def of_row(self, row: int) -> bytes:
+        start = int(self._regions.text_ends[row - 1]) if row else 0
+        return self._regions.data[start : int(self._regions.text_ends[row])]
 
-    def row(self, row: int) -> bytes:
-        start = int(self.regions.text_ends[row - 1]) if row else 0
-        return self.regions.data[start : int(self.regions.text_ends[row])]
-
-    def message(self, number: int, row: int) -> bytes:
-        if not self.regions.known[row]:
-            return self.row(row)
-        low = int(np.searchsorted(self.pieces.rows, row, side="left"))
-        high = int(np.searchsorted(self.pieces.rows, row, side="right"))
-        own = low + np.flatnonzero(self.pieces.numbers[low:high] == number)
-        ends = zip(self.pieces.starts[own].tolist(), self.pieces.ends[own].tolist(), strict=True)
-        return b"".join(self.regions.data[start:end] for start, end in ends)
+    def of_message(self, number: int, row: int) -> bytes:
+        """All that a message printed; its row's whole text where regions are not known."""
+        if not self._regions.known[row]:
+            return self.of_row(row)
+        if self.counts[number] == 1:
+            last = self._last[number]
+            return self._regions.data[int(self._pieces.starts[last]) : int(self._pieces.ends[last])]
+        own = np.flatnonzero(self._pieces.numbers == number)
+        ends = zip(self._pieces.starts[own].tolist(), self._pieces.ends[own].tolist(), strict=True)
+        return b"".join(self._regions.data[start:end] for start, end in ends)
 
 
 def find_dropped(
     conversations: Sequence[Conversation], regions: Regions, facts: Facts, pieces: Pieces, segments: Segments
 ) -> tuple[dict[int, RowError], Counter[str]]:
     """Refuse rows without their calls; note answers and system prompts that are not there."""
-    texts = _Texts(conversations, regions, facts, pieces)
+    texts = _Texts(regions, pieces, len(facts.roles))
     errors: dict[int, RowError] = {}
-    for number in facts.calls:
-        row, index, message = texts.place(number)
-        if row not in regions.errors and row not in errors and _lacks_calls(message, texts.message(number, row)):
-            errors[row] = _calls_dropped(index)
     answers, systems = set(), set()
-    for number in _shortened(facts, segments):
-        row, _, message = texts.place(number)
-        if row not in regions.errors and segments.known[row] and not _says(texts.message(number, row), message):
+    for number, row, index in _places(facts, regions, _doubtful(facts, segments)):
+        message, text = conversations[row].messages[index], texts.of_message(number, row)
+        if message.get("tool_calls") and row not in errors and _lacks_calls(message, text):
+            errors[row] = _calls_dropped(index)
+        if segments.known[row] and not _says(text, message):
             answers.add(row)
-    for number in np.flatnonzero((facts.roles == Role.SYSTEM) & (facts.lengths > 0) & ~texts.printed).tolist():
-        row, _, message = texts.place(number)
-        if row not in regions.errors and not _says(texts.row(row), message):
+    unprinted = np.flatnonzero((facts.roles == Role.SYSTEM) & (texts.counts == 0)).tolist()
+    for _, row, index in _places(facts, regions, unprinted):
+        if not _says(texts.of_row(row), conversations[row].messages[index]):
             systems.add(row)
-    notes = Counter({"content_dropped": len(answers), "system_dropped": len(systems)})
-    return errors, +notes
+    return errors, +Counter({"content_dropped": len(answers), "system_dropped": len(systems)})
+
+
+def _places(facts: Facts, regions: Regions, numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Messages by their number in the batch, with row and number in the row; those of refused rows are left out."""
+    rows = np.searchsorted(facts.offsets, np.array(numbers, np.int64), side="right") - 1
+    indices = np.array(numbers, np.int64) - facts.offsets[rows]
+    for number, row, index in zip(numbers, rows.tolist(), indices.tolist(), strict=True):
+        if row not in regions.errors:
+            yield number, row, index
 
 
 def _calls_dropped(index: int) -> RowError:
@@ -105,41 +109,41 @@ def _calls_dropped(index: int) -> RowError:
     )
 
 
-def _shortened(facts: Facts, segments: Segments) -> list[int]:
-    """Assistant messages whose bodies are shorter than their contents."""
+def _doubtful(facts: Facts, segments: Segments) -> list[int]:
+    """Assistant messages whose words may be missing: those with calls, and those that printed next to nothing."""
     rows = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
-    lengths = np.diff(segments.ends, prepend=0)
-    firsts = segments.offsets[:-1][np.diff(segments.offsets) > 0]
-    lengths[firsts] = segments.ends[firsts]
     body = (segments.parts == Part.BODY) & (segments.roles == Role.ASSISTANT)
     numbers = facts.offsets[rows[body]] + segments.messages[body]
-    printed = np.bincount(numbers, lengths[body], minlength=len(facts.roles))
-    return np.flatnonzero((facts.roles == Role.ASSISTANT) & (printed < facts.lengths)).tolist()
+    printed = np.bincount(numbers, run_lengths(segments)[body], minlength=len(facts.roles))
+    doubtful = printed < _NEXT_TO_NOTHING
+    doubtful[facts.calls] = True
+    return np.flatnonzero(doubtful & (facts.roles == Role.ASSISTANT)).tolist()
 
 
 def _says(text: bytes, message: Message) -> bool:
     """Whether a message's text, less the reasoning in it, occurs."""
-    content: str = message["content"].rpartition("</think>")[2].strip()
-    return content.encode(errors="replace") in text
+    content = message.get("content")
+    if not isinstance(content, str):
+        return True
+    return content.rpartition("</think>")[2].strip().encode(errors="replace") in text
 
 
 def _lacks_calls(message: Message, text: bytes) -> bool:
     """Whether some called function is not named as often as it is called."""
     calls = message["tool_calls"]
-    names = Counter(name for call in calls if (name := _name(call))) if isinstance(calls, list) else Counter[str]()
-    return any(all(text.count(spelling) < times for spelling in _spellings(name)) for name, times in names.items())
+    names = [name for call in calls if (name := _name(call))] if isinstance(calls, list) else []
+    return any(not _printed(name, names.count(name), text) for name in names)
+
+
+def _printed(name: str, times: int, text: bytes) -> bool:
+    """Whether a name occurs so often, as text or as templates that print JSON escape it."""
+    if text.count(name.encode(errors="replace")) >= times:
+        return True
+    escaped = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
+    return any(text.count(spelling.encode(errors="replace")) >= times for spelling in escaped)
 
 
 def _name(call: Any) -> str:
     function = call.get("function", call) if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else ""
-
-
-def _spellings(name: str) -> set[bytes]:
-    """A name as text, and as templates that print JSON escape it."""
-    return {
-        name.encode(errors="replace"),
-        json.dumps(name)[1:-1].encode(),
-        json.dumps(name, ensure_ascii=False)[1:-1].encode(errors="replace"),
-    }

@@ -15,21 +15,27 @@ from dataclasses import dataclass
 from penstock.chat.calibrate import Observation, common_length
 from penstock.chat.conversation import Role
 
-_MARKERS = r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]"  # <|im_start|>, <think>, [INST], …
+_MARKERS = rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]"  # <|im_start|>, <think>, [INST], …
 
 
-class _Boundaries:
-    """Where a prompt may be cut: at the ends of markers and of lines, never inside them."""
+class Boundaries:
+    """Where a prompt may be cut: between its markers and at its lines' ends."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
-        special = sorted(map(re.escape, special_tokens), key=len, reverse=True)
-        self._markers = re.compile("|".join([*special, _MARKERS]))
+        special = sorted((re.escape(token.encode()) for token in special_tokens if token), key=len, reverse=True)
+        self._markers = re.compile(b"|".join([*special, _MARKERS]))
 
-    def cut(self, prompt: str, common: int) -> int:
-        """The last boundary of `prompt` that is not beyond `common`."""
-        ends = [edge for marker in self._markers.finditer(prompt) for edge in marker.span()]
-        ends += [line.end() for line in re.finditer("\n", prompt)]
-        return max((end for end in ends if end <= common), default=0)
+    def shared(self, prompt: bytes, region: bytes) -> bytes | None:
+        """What a region took of the prompt from which it departs.
+
+        None where the rest of the prompt holds more than markers and white space: then a piece of its role was left
+        out (`<|im_start|>` of `<|im_start|>assistant`), and this is some other text.
+        """
+        common = common_length(prompt, region)
+        edges = [edge for marker in self._markers.finditer(prompt) for edge in marker.span()]
+        edges += [line.end() for line in re.finditer(b"\n", prompt)]
+        cut = max((edge for edge in edges if edge <= common), default=0)
+        return prompt[:cut] if not cut or not self._markers.sub(b"", prompt[cut:]).strip() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +53,47 @@ class Headers:
     prompts: dict[Role, tuple[Prompt, ...]]
     openings: tuple[bytes, ...]  # all headers with a visible text, longest first
     bare: bool  # some context was seen to need no header at all
+    boundaries: Boundaries
 
-    def candidates(self, previous: Role) -> tuple[bytes, ...] | None:
-        """Candidates, longest first, where one prompt serves this context; None where the row must be asked."""
+    def candidates(self, previous: Role) -> tuple[bytes, ...]:
+        """Candidates, longest first, where one prompt serves this context; none where there is more to it."""
         prompts = self.prompts.get(previous, ())
-        return prompts[0].headers if len(prompts) == 1 else None
+        return prompts[0].headers if len(prompts) == 1 else ()
 
     def agreed(self, previous: Role, region: bytes) -> bytes | None:
         """The header on which all prompts seen in this context agree."""
-        found = {_longest(prompt.headers, region) for prompt in self.prompts.get(previous, ())} - {None}
+        found = {self._header(prompt, region) for prompt in self.prompts.get(previous, ())} - {None}
         return found.pop() if len(found) == 1 else None
 
     def under(self, prompt: bytes, region: bytes) -> bytes | None:
         """The header of a region for which the row's own prompt supplies `prompt`."""
-        if region.startswith(prompt):
-            return prompt if prompt.strip() else self.without(region)
-        return _longest(self._by_prompt().get(prompt, ()), region)
+        if not prompt.strip():
+            return self.without(region)
+        return self._header(Prompt(prompt, self._by_prompt().get(prompt, (prompt,))), region)
 
     def ended_by(self, prompt: bytes, region: bytes) -> bytes | None:
         """The same where the row's prompt differs before the region, so that only its end can be trusted."""
         seen = self._by_prompt()
         match = max((text for text in seen if text.strip() and prompt.endswith(text)), key=len, default=b"")
-        return _longest(seen.get(match, ()), region)
+        return self._header(Prompt(match, seen[match]), region) if match else None
 
     def without(self, region: bytes) -> bytes | None:
         """The header where the prompt supplies nothing: a known one that is printed all the same, or none."""
-        return _longest(self.openings, region) or (b"" if self.bare else None)
+        return self.opening(region) or (b"" if self.bare else None)
+
+    def opening(self, region: bytes) -> bytes:
+        """The header with a visible text that opens a region; empty where none does."""
+        return _longest(self.openings, region) or b""
 
     def everywhere(self, region: bytes) -> bytes | None:
         """The header where this context has no prompt, but all others have the same one."""
-        texts = list(self._by_prompt())
-        return texts[0] if len(texts) == 1 and texts[0].strip() and region.startswith(texts[0]) else None
+        seen = [Prompt(text, headers) for text, headers in self._by_prompt().items()]
+        header = self._header(seen[0], region) if len(seen) == 1 else None
+        return header if header and header.strip() else None
+
+    def _header(self, prompt: Prompt, region: bytes) -> bytes | None:
+        header = _longest(prompt.headers, region)
+        return header if header is not None else self.boundaries.shared(prompt.text, region) or None
 
     def _by_prompt(self) -> dict[bytes, tuple[bytes, ...]]:
         return {prompt.text: prompt.headers for prompts in self.prompts.values() for prompt in prompts}
@@ -89,33 +105,31 @@ def _longest(headers: Sequence[bytes], region: bytes) -> bytes | None:
 
 def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[str]) -> Headers:
     """Draw the table of headers from what was observed."""
-    boundaries = _Boundaries(special_tokens)
-    found: dict[tuple[Role, str], set[str]] = {}
-    blank: list[tuple[Observation, str]] = []
+    boundaries = Boundaries(special_tokens)
+    found: dict[tuple[Role, bytes], set[bytes]] = {}
+    blank: list[tuple[Observation, bytes, bytes]] = []
     for seen in observations:
-        if seen.supplied is None:
-            continue
-        header = _header(seen, seen.supplied, boundaries)
-        if header is None:
+        prompt = seen.supplied
+        header = None if prompt is None else _observed(seen, prompt, boundaries)
+        if prompt is None or header is None:
             continue
         if header.strip():
-            found.setdefault((seen.previous, seen.supplied), {seen.supplied}).add(header)
+            found.setdefault((seen.previous, prompt), {prompt}).add(header)
         else:
-            blank.append((seen, header))
-    openings = sorted({text for texts in found.values() for text in texts}, key=len, reverse=True)
-    for seen, header in sorted(blank, key=lambda pair: not pair[0].plain):
-        assert seen.supplied is not None
-        key = seen.previous, seen.supplied
-        printed = next((text for text in openings if seen.literal.startswith(text)), None)
+            blank.append((seen, prompt, header))
+    openings = tuple(sorted({text for texts in found.values() for text in texts}, key=len, reverse=True))
+    for seen, prompt, header in sorted(blank, key=lambda item: not item[0].plain):
+        key = seen.previous, prompt
+        printed = _longest(openings, seen.literal)
         # Only a plain answer shows that there is no header: before calls and reasoning the model's own markers stand.
         if printed is None and (not seen.literal.strip() if seen.plain else key in found):
             printed = header
         if printed is not None:
-            found.setdefault(key, {seen.supplied}).add(printed)
-    return _table(found, openings)
+            found.setdefault(key, {prompt} if prompt.strip() else set()).add(printed)
+    return _table(found, openings, boundaries)
 
 
-def _header(seen: Observation, prompt: str, boundaries: _Boundaries) -> str | None:
+def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes | None:
     """The header of one observed region; a blank one asks for a second look, None: it can't be told."""
     if seen.literal.startswith(prompt):
         return prompt
@@ -123,16 +137,15 @@ def _header(seen: Observation, prompt: str, boundaries: _Boundaries) -> str | No
         return seen.literal  # something precedes it, such as a default system prompt
     if prompt in seen.literal:
         return None
-    common = common_length(prompt, seen.literal + seen.rest)
-    if common >= len(seen.literal):
+    if common_length(prompt, seen.region) >= len(seen.literal):
         return seen.literal  # the prompt leads right up to the content
-    return prompt[: boundaries.cut(prompt, common)]
+    return boundaries.shared(prompt, seen.region)
 
 
-def _table(found: dict[tuple[Role, str], set[str]], openings: Sequence[str]) -> Headers:
+def _table(found: dict[tuple[Role, bytes], set[bytes]], openings: tuple[bytes, ...], boundaries: Boundaries) -> Headers:
     prompts: dict[Role, tuple[Prompt, ...]] = {}
     for (role, prompt), texts in found.items():
-        headers = tuple(text.encode() for text in sorted(texts, key=len, reverse=True))
-        prompts[role] = (*prompts.get(role, ()), Prompt(prompt.encode(), headers))
-    bare = any("" in texts for (_, prompt), texts in found.items() if not prompt)
-    return Headers(prompts, tuple(text.encode() for text in openings), bare)
+        headers = tuple(sorted(texts, key=len, reverse=True))
+        prompts[role] = (*prompts.get(role, ()), Prompt(prompt, headers))
+    bare = any(b"" in texts for (_, prompt), texts in found.items() if not prompt)
+    return Headers(prompts, openings, bare, boundaries)

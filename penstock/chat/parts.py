@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.chat.calibrate import Engine, Rendered, observe, render_probes
 from penstock.chat.conversation import Conversation, Part, Role
-from penstock.chat.cuts import Pieces, to_segments
+from penstock.chat.cuts import Pieces, run_lengths, to_segments
 from penstock.chat.dropped import Facts, find_dropped, read_facts
 from penstock.chat.headers import learn_headers
 from penstock.chat.regions import Regions, Segments, UInt8
@@ -58,7 +58,7 @@ class Splitter:
         warnings = []
         if not headers.prompts and not self._tagged:
             warnings.append(_NO_HEADERS)
-        if not stops_answers(observations, end_tokens):
+        if observations and not stops_answers(observations, end_tokens):
             warnings.append(_NO_STOP)
         self.warnings = (*warnings, *(self._doubts(rendered) if self._tagged else ()))
 
@@ -106,7 +106,5 @@ def _pieces(regions: Regions, facts: Facts) -> Pieces:
 
 def _byte_parts(segments: Segments) -> UInt8:
     """The part of every byte of an assistant's, GLUE for all else."""
-    lengths = np.diff(segments.ends, prepend=0)
-    firsts = segments.offsets[:-1][np.diff(segments.offsets) > 0]
-    lengths[firsts] = segments.ends[firsts]
-    return np.repeat(np.where(segments.roles == Role.ASSISTANT, segments.parts, np.uint8(Part.GLUE)), lengths)
+    parts = np.where(segments.roles == Role.ASSISTANT, segments.parts, np.uint8(Part.GLUE))
+    return np.repeat(parts, run_lengths(segments))

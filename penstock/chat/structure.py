@@ -32,7 +32,7 @@ class HeaderFinder:
 
     def __init__(self, engine: Engine, special_tokens: frozenset[str], headers: Headers) -> None:
         self._engine, self._special_tokens, self._headers = engine, special_tokens, headers
-        self._quick = [headers.candidates(role) or () for role in Role] + [()]
+        self._quick = [*(headers.candidates(role) for role in Role), ()]
         self._tables: dict[str, Headers] = {}
 
     def find(
@@ -64,6 +64,11 @@ class HeaderFinder:
                 else:
                     found[index] += len(header)
         return np.array(found, np.int64), lost
+
+    def find_repeated(self, data: bytes, later: Pieces) -> Int64:
+        """For further pieces of messages: where a header ends that is printed once more."""
+        ends = zip(later.starts.tolist(), later.ends.tolist(), strict=True)
+        return np.array([start + len(self._headers.opening(data[start:end])) for start, end in ends], np.int64)
 
     def _ask(
         self,
@@ -118,23 +123,22 @@ def structural_cuts(
     stops: StopFinder,
 ) -> Outcome:
     """Cut at headers and stops; `roles` are those of all messages of the batch."""
-    opens, _ = _extremes(pieces, len(roles))
+    opens, closes = _extremes(pieces, len(roles))
     opening = pieces.take(opens)
     before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
     header_ends, lost = finder.find(conversations, regions, opening, before)
-    body_starts = pieces.starts.copy()
-    body_starts[opens] = header_ends
+    bodies = pieces.starts.copy()
+    bodies[opens] = header_ends
+    later = np.setdiff1d(np.flatnonzero(pieces.roles == Role.ASSISTANT), opens)
+    bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
     if lost:
         sure = ~np.isin(pieces.rows, list(lost))
-        pieces, body_starts = pieces.take(np.flatnonzero(sure)), body_starts[sure]
-    _, closes = _extremes(pieces, len(roles))
-    find, data = stops.find, regions.data
-    ends = zip(body_starts[closes].tolist(), pieces.ends[closes].tolist(), strict=True)
-    found = np.array([find(data, start, end) for start, end in ends], np.int64).reshape(-1, 2)
+        pieces, bodies = pieces.take(np.flatnonzero(sure)), bodies[sure]
+        _, closes = _extremes(pieces, len(roles))
     stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
-    stop_starts[closes], stop_ends[closes] = found[:, 0], found[:, 1]
-    silent = set(pieces.rows[closes][found[:, 0] == found[:, 1]].tolist())
-    return Outcome(_interleave(regions, pieces, body_starts, stop_starts, stop_ends), lost, silent)
+    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
+    silent = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
+    return Outcome(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
 
 
 def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:

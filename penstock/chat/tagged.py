@@ -32,8 +32,7 @@ def tagged_cuts(regions: Regions, pieces: Pieces, known: Bool, stops: StopFinder
     if lost:
         sure = known & ~np.isin(np.arange(len(known)), list(lost))
         return tagged_cuts(regions, pieces.take(np.flatnonzero(sure[pieces.rows])), sure, stops)._replace(lost=lost)
-    found = [stops.find(regions.data, s, e) for s, e in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
-    stop = np.array(found, np.int64).reshape(-1, 2)
+    stop = np.stack(stops.find(regions.data, spans.starts, spans.ends), axis=1)
     last_of_message = np.append(np.diff(pieces.numbers[owners]) != 0, np.ones(min(1, len(owners)), np.bool_))
     silent = set(spans.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
     return Outcome(_label(regions, pieces, spans, owners, stop), lost, silent)
