@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jinja2 import nodes
 
-from penstock.chat.loops import accumulated, ordered_loop, prints
+from penstock.chat.loops import accumulated, exits, ordered_loop, prints
 from penstock.chat.origins import Origins, message_of_loop
 from penstock.chat.sandbox import OPEN_FILTER, OUTSIDE_FILTER, STRING_FILTER
 from penstock.chat.sentinels import Alphabet, Mark
@@ -36,9 +36,7 @@ def annotate(tree: nodes.Template, alphabet: Alphabet) -> Annotation:
     """Put the marks into the tree, in place."""
     annotator = _Annotator(tree, alphabet)
     tree.body = annotator.block(tree.body)
-    for node in find(tree, nodes.Node):
-        if node.lineno is None:
-            node.set_lineno(1)
+    tree.set_lineno(1)  # of the new nodes
     return Annotation(annotator.captured, annotator.generations, annotator.numbered, annotator.nested)
 
 
@@ -133,7 +131,7 @@ class _Annotator:
     def building_loop(self, loop: nodes.For, message: nodes.Expr, keys: list[Key]) -> list[nodes.Node]:
         """A loop that appends to namespace attributes: the marks are appended too."""
         self.captured = self.numbered = self.nested = True
-        if next(find(loop.body, nodes.Break), None) or next(find(loop.body, nodes.Continue), None):
+        if any(True for _ in exits(loop.body)):
             return [loop]
         for name, attribute in keys:
             loop.body.insert(0, _append(name, attribute, call_filter(OPEN_FILTER, message)))

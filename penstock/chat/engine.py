@@ -1,33 +1,46 @@
 """Conversations in, `Regions` out: each conversation is rendered once, and the render tells who printed what.
 
 The text is byte-identical to transformers' `apply_chat_template(tokenize=False)`. The fast engine serves a row only
-where it is known to be equal; the reference serves all others, and both give the same record. Where it is not certain
-which message printed what, the row keeps its exact text with `known` False. Cost: linear in the text, one render per row
-(two where a template captures what its loop prints).
+where it is known to be equal; the reference serves all others, and both give the same record. Where it is not
+certain which message printed what, the row keeps its exact text with `known` False. Cost: linear in the text, one
+render per row (two where a template captures what its loop prints).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from jinja2 import nodes
 
 from penstock.chat.annotate import Annotation, annotate
 from penstock.chat.assemble import Rendered, assemble, assistants
+from penstock.chat.context import ODD_SPACE, check_types, numbered, refusal, reserved, with_reasoning
 from penstock.chat.conversation import Conversation, Message
-from penstock.chat.guards import Suspect, examine, suspects
+from penstock.chat.emit import emit
+from penstock.chat.emit_rules import NotServed
+from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, suspects
+from penstock.chat.probes import PROBES
 from penstock.chat.regions import Regions
-from penstock.chat.sandbox import NumberedMessage, Render, Sandbox
+from penstock.chat.sandbox import Render, Sandbox
 from penstock.chat.sentinels import CONTROL, PRIVATE, Alphabet
 from penstock.chat.split import MARK_BYTES, Split, split_marks, split_private
 from penstock.chat.syntax import find
+from penstock.chat.trial import disagreement, doubt
 from penstock.errors import RowError
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 UNKNOWN = Split([], [], False)
-NOTHING_SUSPECT = Suspect(False, False, False)
+NOTHING_SUSPECT = Suspect(False, False, False, False)
+FAST_FAILED = "the fast engine failed on it"
+
+
+class Fast(Protocol):
+    """The fast engine; a protocol, since it may not be installed."""
+
+    def render(self, name: str, context: Mapping[str, Any]) -> str | None: ...
 
 
 class TemplateEngine:
@@ -43,27 +56,60 @@ class TemplateEngine:
         fast: bool = True,
     ) -> None:
         self._template, self._date = template, date
-        self._base: dict[str, Any] = {
-            "documents": None,
-            "add_generation_prompt": False,
-            **special_tokens,
-            **variables,
-        }
+        self._base = {"documents": None, "add_generation_prompt": False, **special_tokens, **variables}
         sandbox = Sandbox(date, CONTROL)
-        tree = sandbox.parse_template(template)
-        self._suspect = examine((literals(tree), self._base))
-        self._plain = sandbox.build(tree)
+        plain, (marked, self._annotation) = sandbox.parse_template(template), self._annotate(sandbox, CONTROL)
+        self._suspect = examine((literals(plain), self._base))
+        self._fast: Fast | None = None
+        self._refused: tuple[str, ...] = ()
+        self.why_reference = self._start_fast(marked, plain) if fast else "the fast engine is switched off"
+        self._plain, self._annotated = sandbox.build(plain), sandbox.build(marked)  # which changes the trees
         self._private: Render | None = None  # compiled when a row first needs it
-        self._annotation, self._annotated = self._annotate(CONTROL)
         self.has_generation = self._annotation.generations
-        self.why_reference = "the fast engine is switched off"
+        self.why_unknown = ""  # why no row of this template has regions
+        self._try_out()
 
-    def _annotate(self, alphabet: Alphabet) -> tuple[Annotation, Render]:
-        sandbox = Sandbox(self._date, alphabet)
+    def _annotate(self, sandbox: Sandbox, alphabet: Alphabet) -> tuple[nodes.Template, Annotation]:
         tree = sandbox.parse_template(self._template)
         annotation = annotate(tree, alphabet)
         tree.set_environment(sandbox)
-        return annotation, sandbox.build(tree)
+        return tree, annotation
+
+    def _start_fast(self, marked: nodes.Template, plain: nodes.Template) -> str:
+        """Set the fast engine up; what prevents it is the answer."""
+        if self._suspect.control or self._suspect.odd_space or has_float(self._base):
+            return "the template or its variables contain floats or control characters"
+        try:
+            from penstock.chat.fast import FastRenderer
+        except ImportError:
+            return "minijinja is not installed"
+        try:
+            emitted = emit(marked)
+            sources = {"marked": emitted.source, "plain": emit(plain).source if self._annotation.captured else ""}
+        except NotServed as reason:
+            return f"the template uses {reason}"
+        self._fast = FastRenderer(sources, self._date)
+        self._refused = emitted.refused
+        return ""
+
+    def _try_out(self) -> None:
+        """Let the probes decide whether the fast engine and the regions can be trusted."""
+        reference = self.reference(PROBES)
+        if self._fast is not None:
+            served = self.render(PROBES)
+            self.why_reference = disagreement(served, reference)
+            if served.reference[FAST_FAILED] - len(served.errors) > len(PROBES) // 2:
+                self.why_reference = f"the template uses {(*self._refused, 'what the fast engine refuses')[0]}"
+            if self.why_reference:
+                self._fast = None
+        plain = [self._probe(probe) for probe in PROBES]
+        self.why_unknown = doubt(reference, plain, PROBES)
+
+    def _probe(self, probe: Conversation) -> bytes | None:
+        try:
+            return self.plain(probe.messages, probe.tools, probe.variables).encode()
+        except RowError:
+            return None
 
     def plain(
         self,
@@ -75,22 +121,75 @@ class TemplateEngine:
         """The reference's text of one conversation; a RowError where the template refuses it."""
         try:
             check_types(messages, tools)
-            own = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
+            own = {"add_generation_prompt": add_generation_prompt, **(variables or {})}
             return self._plain(self._context(with_reasoning(messages), tools, own))
         except Exception as error:
             raise refusal(error) from error
 
     def render(self, conversations: Sequence[Conversation]) -> Regions:
         """The texts of a batch and who printed them, each row by the fastest engine that is exact for it."""
-        return self.reference(conversations)
+        if self._fast is None:
+            return self.reference(conversations)
+        rendered = Rendered([""] * len(conversations))
+        found = suspects(conversations)
+        for row, conversation in enumerate(conversations):
+            if conversation.pieces is not None:
+                rendered.apart[row] = split_pieces(conversation)
+                continue
+            suspect = found.get(row)
+            reason = reserved(conversation, suspect)
+            if not reason:
+                reason = self._render_fast(self._fast, rendered, row, conversation)
+            if reason:
+                rendered.reference[reason] += 1
+                self._render_reference(rendered, row, conversation, suspect or NOTHING_SUSPECT)
+        self._redo_odd_space(rendered, conversations)
+        return self._assemble(rendered, conversations)
 
     def reference(self, conversations: Sequence[Conversation]) -> Regions:
         """The same record, every row rendered by the reference."""
         rendered = Rendered([""] * len(conversations))
         found = suspects(conversations)
         for row, conversation in enumerate(conversations):
+            if conversation.pieces is not None:
+                rendered.apart[row] = split_pieces(conversation)
+                continue
+            rendered.reference[self.why_reference or "asked for"] += 1
             self._render_reference(rendered, row, conversation, found.get(row, NOTHING_SUSPECT))
-        return assemble(rendered, conversations, self._annotation.nested)
+        return self._assemble(rendered, conversations)
+
+    def _assemble(self, rendered: Rendered, conversations: Sequence[Conversation]) -> Regions:
+        regions = assemble(rendered, conversations, self._annotation.nested)
+        return without_pieces(regions) if self.why_unknown else regions
+
+    def _render_fast(self, fast: Fast, rendered: Rendered, row: int, conversation: Conversation) -> str:
+        """Render one row; what prevents it is the answer."""
+        messages = with_reasoning(conversation.messages)
+        if self._annotation.numbered:
+            messages = numbered(messages)
+        context = self._context(messages, conversation.tools, conversation.variables)
+        marked = fast.render("marked", context)
+        if marked is None:
+            return FAST_FAILED
+        if self._annotation.captured:
+            plain = fast.render("plain", context)
+            if plain is None:
+                return FAST_FAILED
+            if marked.encode().translate(None, MARK_BYTES) != plain.encode():
+                rendered.apart[row] = (plain.encode(), UNKNOWN)
+                return ""
+        rendered.marked[row] = marked
+        return ""
+
+    def _redo_odd_space(self, rendered: Rendered, conversations: Sequence[Conversation]) -> None:
+        """Text with white space that the engines treat differently is left to the reference."""
+        if not has_odd_space("".join(rendered.marked)):
+            return
+        for row, text in enumerate(rendered.marked):
+            if has_odd_space(text):
+                rendered.marked[row] = ""
+                rendered.reference[ODD_SPACE] += 1
+                self._render_reference(rendered, row, conversations[row], NOTHING_SUSPECT)
 
     def _context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None
@@ -98,9 +197,6 @@ class TemplateEngine:
         return {**self._base, **(own or {}), "messages": messages, "tools": tools}
 
     def _render_reference(self, rendered: Rendered, row: int, conversation: Conversation, suspect: Suspect) -> None:
-        if conversation.pieces is not None:
-            rendered.apart[row] = split_pieces(conversation)
-            return
         try:
             check_types(conversation.messages, conversation.tools)
             messages = with_reasoning(conversation.messages)
@@ -131,7 +227,8 @@ class TemplateEngine:
         if alphabet is CONTROL:
             render = self._annotated
         else:
-            self._private = render = self._private or self._annotate(PRIVATE)[1]
+            sandbox = Sandbox(self._date, PRIVATE)
+            self._private = render = self._private or sandbox.build(self._annotate(sandbox, PRIVATE)[0])
         messages = numbered(context["messages"]) if self._annotation.numbered else context["messages"]
         try:
             return render({**context, "messages": messages})
@@ -139,40 +236,27 @@ class TemplateEngine:
             return None  # the plain render decides, and words the error
 
 
+def without_pieces(regions: Regions) -> Regions:
+    """The same texts, nothing known about them."""
+    none = np.empty(0, np.int64)
+    rows = np.empty(0, np.int32)
+    return dataclasses.replace(
+        regions,
+        known=np.zeros_like(regions.known),
+        piece_rows=rows,
+        piece_messages=rows,
+        piece_starts=none,
+        piece_ends=none,
+        span_rows=rows,
+        span_starts=none,
+        span_ends=none,
+    )
+
+
 def literals(tree: nodes.Template) -> list[str]:
     """All text a template brings along."""
     constants = [constant.value for constant in find(tree, nodes.Const) if isinstance(constant.value, str)]
     return constants + [data.data for data in find(tree, nodes.TemplateData)]
-
-
-def check_types(messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
-    """transformers' own checks before it renders."""
-    for message in messages:
-        if not isinstance(message, dict):
-            raise TypeError(f"Chat messages should be dicts, but got {message!r}")
-    for tool in tools or ():
-        if not isinstance(tool, dict):
-            raise ValueError("Tools should be JSON schemas")
-
-
-def with_reasoning(messages: Sequence[Message]) -> list[Message]:
-    """Reasoning under all the names that templates read, as transformers does it."""
-    aliased = []
-    for message in messages:
-        reasoning = next((message[key] for key in REASONING_FIELDS if message.get(key) is not None), None)
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        aliased.append(message)
-    return aliased
-
-
-def numbered(messages: Sequence[Message]) -> list[NumberedMessage]:
-    result = []
-    for number, message in enumerate(messages):
-        copy = NumberedMessage(message)
-        copy.number = number
-        result.append(copy)
-    return result
 
 
 def without_marks(marked: str, alphabet: Alphabet | None) -> bytes:
@@ -188,13 +272,3 @@ def split_pieces(conversation: Conversation) -> tuple[bytes, Split]:
             pieces.append((number, size, size + len(parts[-1])))
         size += len(parts[-1])
     return b"".join(parts), Split(pieces, [], True)
-
-
-def refusal(error: Exception) -> RowError:
-    """What a template's error tells the user."""
-    name = "" if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: "
-    return RowError(
-        "template",
-        f"the chat template refused the conversation: {name}{error}",
-        "Change the row, or choose a template that accepts it",
-    )

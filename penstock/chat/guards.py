@@ -28,6 +28,7 @@ class Suspect(NamedTuple):
     control: bool  # characters of the first alphabet of marks
     private: bool  # characters of the second one
     odd_space: bool  # white space that engines disagree about
+    odd_value: bool  # something that orjson can't write: integers beyond 64 bits, lone surrogates
 
 
 def suspects(conversations: Sequence[Conversation]) -> dict[int, Suspect]:
@@ -50,16 +51,34 @@ def examine(value: Any) -> Suspect:
         control = control or _CONTROL.search(string) is not None
         private = private or _PRIVATE.search(string) is not None
         odd_space = odd_space or _ODD_SPACE.search(string) is not None
-    return Suspect(control, private, odd_space)
+    return Suspect(control, private, odd_space, _serialised(value) is None)
 
 
 def _clean(conversations: Iterable[Conversation]) -> bool:
     """Whether no control character beyond tab, newline, form feed and the like can be inside."""
+    data = _serialised([(c.messages, c.tools, c.variables) for c in conversations])
+    return data is not None and _ESCAPE not in data
+
+
+def _serialised(value: Any) -> bytes | None:
     try:
-        data = orjson.dumps([(c.messages, c.tools, c.variables) for c in conversations])
-    except TypeError:  # integers beyond 64 bits, lone surrogates, foreign types
-        return False
-    return _ESCAPE not in data
+        return orjson.dumps(value)
+    except TypeError:
+        return None
+
+
+def has_odd_space(text: str) -> bool:
+    """Whether a rendered text contains white space that engines disagree about (the rest was found in the row)."""
+    return any(character in text for character in "\x0b\x0c\x85\u2028\u2029")
+
+
+def has_float(value: Any) -> bool:
+    """Whether a value made of JSON types contains a float."""
+    if isinstance(value, dict):
+        return any(map(has_float, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_float, value))
+    return isinstance(value, float)
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ An ordered loop needs no numbers in its marks: counting them is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from jinja2 import nodes
 
@@ -20,6 +20,15 @@ CAPTURES = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)
 
 def prints(loop: nodes.For) -> bool:
     return next(find(loop.body, nodes.Output), None) is not None
+
+
+def exits(body: Iterable[nodes.Node]) -> Iterator[nodes.Break | nodes.Continue]:
+    """The breaks and continues of the loop with this body, not those of loops inside it."""
+    for node in body:
+        if isinstance(node, nodes.Break | nodes.Continue):
+            yield node
+        elif not isinstance(node, nodes.For):
+            yield from exits(node.iter_child_nodes())
 
 
 def accumulated(loop: nodes.For, tree: nodes.Template, taint: Taint) -> list[Key]:
@@ -66,7 +75,7 @@ def ordered_loop(tree: nodes.Template, taint: Taint) -> nodes.For | None:
         and isinstance(loop.target, nodes.Name)
         and loop.test is None
         and not loop.recursive
-        and next(find(loop.body, nodes.Break), None) is None
+        and not any(isinstance(node, nodes.Break) for node in exits(loop.body))
         and _runs_once(loop, tree.body)
         and _is_tail(loop.iter, tree, ())
     )

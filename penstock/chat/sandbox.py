@@ -15,6 +15,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
+from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -45,6 +46,13 @@ def tojson(
 ) -> str:
     """transformers' filter: no HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """jinja2's filter, which would append a newline to a list of the row before it fails on it."""
+    if not isinstance(value, str):
+        raise TypeError(f"indent of {type(value).__name__}")
+    return do_indent(value, width, first, blank)
 
 
 def raise_exception(message: str) -> None:
@@ -128,6 +136,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, date: datetime.date, alphabet: Alphabet) -> None:
         super().__init__(extensions=[GenerationTag, loopcontrols], **ENVIRONMENT_OPTIONS)
         self.filters["tojson"] = tojson
+        self.filters["indent"] = indent
         self.filters.update(mark_filters(alphabet))
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_on(date)

@@ -1,0 +1,60 @@
+"""A template is tried on the probes before it is used: do the engines agree, and are the regions right?
+
+Regions are wrong where a word of a message lies in a piece of another one and one of both is an assistant's; they
+are not certain where a word of an assistant lies in no piece. Either way the template's regions are unknown.
+Costs about 0.1 s per template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.chat.conversation import Conversation
+from penstock.chat.probes import WORD
+from penstock.chat.regions import Regions
+
+Row = tuple[bytes, bool, list[tuple[int, int, int]], list[tuple[int, int]], bool]
+
+
+def rows(regions: Regions) -> Iterator[Row]:
+    """Each row's text, whether its regions are known, its pieces and spans relative to the text, whether it failed."""
+    pieces: list[list[tuple[int, int, int]]] = [[] for _ in regions.text_ends]
+    spans: list[list[tuple[int, int]]] = [[] for _ in regions.text_ends]
+    begins = [0, *regions.text_ends.tolist()]
+    columns = (regions.piece_rows, regions.piece_messages, regions.piece_starts, regions.piece_ends)
+    for row, message, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        pieces[row].append((message, start - begins[row], end - begins[row]))
+    columns3 = (regions.span_rows, regions.span_starts, regions.span_ends)
+    for row, start, end in zip(*(column.tolist() for column in columns3), strict=True):
+        spans[row].append((start - begins[row], end - begins[row]))
+    for row, end in enumerate(begins[1:]):
+        text = regions.data[begins[row] : end]
+        yield text, bool(regions.known[row]), pieces[row], spans[row], row in regions.errors
+
+
+def disagreement(fast: Regions, reference: Regions) -> str:
+    """'' where both engines gave the same on every probe, else what differs first."""
+    for number, (one, other) in enumerate(zip(rows(fast), rows(reference), strict=True)):
+        for what, a, b in zip(("text", "knowledge", "pieces", "spans", "refusal"), one, other, strict=True):
+            if a != b:
+                return f"the engines disagree on probe {number} ({what})"
+    return ""
+
+
+def doubt(regions: Regions, plain: Sequence[bytes | None], conversations: Sequence[Conversation]) -> str:
+    """'' where the marks change no text and every word lies where it should, else what is wrong first."""
+    for number, (row, expected, conversation) in enumerate(zip(rows(regions), plain, conversations, strict=True)):
+        text, known, pieces, _, failed = row
+        if failed or not known:
+            continue
+        if text != expected:
+            return f"the marks change the text of probe {number}"
+        speakers = [message.get("role") == "assistant" for message in conversation.messages]
+        for word in WORD.finditer(text):
+            owner = next((m for m, start, end in pieces if start <= word.start() < end), None)
+            speaker = int(word[1])
+            if owner is None and speakers[speaker]:
+                return f"probe {number}: text of an assistant outside of the messages"
+            if owner not in (None, speaker) and (speakers[speaker] or (owner is not None and speakers[owner])):
+                return f"probe {number}: text of message {speaker} inside message {owner}"
+    return ""
