@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator
 from enum import Enum
+from os import SEEK_END
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ import zstandard
 from penstock.errors import SourceError
 
 CHUNK_BYTES = 1 << 18
-ZSTD_PIECE_BYTES = 1024  # unpacks to 32 MB at most (a block of 128 KB takes 4 bytes or more)
+ZSTD_HEADER_BYTES = 18  # of a frame, at most
 GZIP_WINDOW = 31  # zlib's number for "expect a gzip header"
 
 
@@ -85,32 +86,45 @@ def _gunzip_member(file: BinaryIO, name: str, size: int, packed: bytes) -> Gener
 
 
 def _unzstd(file: BinaryIO, name: str, size: int) -> Chunks:
-    """Every frame of a zstd file. `stream_reader` would be simpler, but takes a cut-off file for a short one."""
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
-    ready = bytearray()
-    inside = False  # a frame has begun
-    for packed in _pieces(file):
-        while packed:
-            try:
-                ready += unpacker.decompress(packed)
-            except zstandard.ZstdError as error:
-                where = f"before byte {file.tell()}"
-                raise SourceError(f"{name}: damaged zstd data {where}: {error}. Fetch it again.") from error
-            packed, inside = b"", True
-            if unpacker.eof:
-                packed, inside = unpacker.unused_data, False
-                unpacker = zstandard.ZstdDecompressor().decompressobj()
-        if len(ready) >= size:
-            yield bytes(ready)
-            ready.clear()
-    if inside:
+    """Every frame of a zstd file."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file, CHUNK_BYTES, True, closefd=False) as reader:
+            while chunk := reader.read(size):
+                yield chunk
+    except zstandard.ZstdError as error:
+        raise SourceError(f"{name}: damaged zstd data before byte {file.tell()}: {error}. Fetch it again.") from error
+    end = _zstd_end(file)
+    if end != file.seek(0, SEEK_END):
         raise SourceError(f"{name}: the zstd data is cut off at byte {file.tell()}. Fetch it again.")
-    if ready:
-        yield bytes(ready)
 
 
-def _pieces(file: BinaryIO) -> Chunks:
-    """Compressed input in small pieces, because what one call unpacks from a piece is not bounded otherwise."""
-    while block := file.read(CHUNK_BYTES):
-        for start in range(0, len(block), ZSTD_PIECE_BYTES):
-            yield block[start : start + ZSTD_PIECE_BYTES]
+def _zstd_end(file: BinaryIO) -> int:
+    """Where the frames have to end, by the sizes they tell; -1 where that is unclear.
+
+    Needed because the reader takes a cut-off file for a short one.
+    """
+    position = 0
+    while head := _read_at(file, position, ZSTD_HEADER_BYTES):
+        if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to be skipped, with its size
+            position += 8 + int.from_bytes(head[4:8], "little")
+            continue
+        try:
+            position += zstandard.frame_header_size(head)
+            checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0
+        except zstandard.ZstdError:
+            return -1
+        last = False
+        while not last:
+            header = _read_at(file, position, 3)
+            if len(header) < 3:
+                return -1
+            block = int.from_bytes(header, "little")
+            last, is_repeat = bool(block & 1), block >> 1 & 3 == 1
+            position += 3 + (1 if is_repeat else block >> 3)
+        position += checksum
+    return position
+
+
+def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
+    file.seek(position)
+    return file.read(count)

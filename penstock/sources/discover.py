@@ -89,6 +89,8 @@ def _source(text: str, config: str | None, revision: str | None) -> _Source:
         raise SourceError(f"{text}: --config and --revision are for Hugging Face datasets; this is a local source.")
     if path.is_dir():
         return _folder(path, text)
+    if path.exists() and not path.is_file():
+        raise SourceError(f"{text}: a pipe or device, which can be read only once. Write the rows to a file first.")
     if path.exists():
         return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, text)], [])
     if WILD.search(text):

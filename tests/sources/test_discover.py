@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_folders_of_files(tmp_path: Path) -> None:
         (tmp_path / "shards/data").mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"text": [name]}), tmp_path / f"shards/data/{name}.parquet")
     assert len(discover([tmp_path / "shards"], split="train_sft").files) == 2
-    with pytest.raises(SourceError, match="has the splits test_sft, train_sft. Choose one with --split"):
+    with pytest.raises(SourceError, match=r"has the splits test_sft, train_sft\. Choose one with --split"):
         discover([tmp_path / "shards"])
     write(tmp_path / "plain/one.jsonl")
     write(tmp_path / "plain/two.jsonl.gz", gzip.compress(ROW))
@@ -115,7 +116,7 @@ def test_saved_datasets(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"indices mapping .*dataset.flatten_indices\(\)"):
         discover([tmp_path / "one"])
     (tmp_path / "two/train/data-00000-of-00001.arrow").unlink()
-    with pytest.raises(SourceError, match="data-00000-of-00001.arrow is missing"):
+    with pytest.raises(SourceError, match=r"data-00000-of-00001\.arrow is missing"):
         discover([tmp_path / "two"])
 
 
@@ -158,6 +159,9 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         discover(["data/*.parquet"])
     with pytest.raises(SourceError, match="object stores and web servers are not read"):
         discover(["s3://bucket/chats.jsonl"])
+    os.mkfifo("pipe")
+    with pytest.raises(SourceError, match="a pipe or device"):
+        discover(["pipe"])
     with pytest.raises(SourceError, match="no source given"):
         discover([])
     with pytest.raises(SourceError, match="this is a local source"):
@@ -208,5 +212,5 @@ def test_dictionary_columns_in_arrow_files(tmp_path: Path) -> None:
     table = pa.table({"text": pa.array(["a", "b"]).dictionary_encode()})
     with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(SourceError, match="column 'text' is dictionary-encoded.*plain column, or as Parquet"):
+    with pytest.raises(SourceError, match=r"column 'text' is dictionary-encoded.*plain column, or as Parquet"):
         list(discover([tmp_path / "a.arrow"]).slices())
