@@ -1,0 +1,128 @@
+"""What the tests of the splitter share: real templates, engines, and segments read back as text."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.chat.conversation import Conversation, Message, Part, Role
+from penstock.chat.engine import TemplateEngine
+from penstock.chat.parts import RegionsMode, Splitter
+from penstock.chat.regions import Regions, Segments
+from penstock.errors import RowError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+DATE = datetime.date(2026, 1, 2)
+MARKER = re.compile(r"<\|[^|<>\s]{1,60}\|>|<｜[^｜\n]{1,60}｜>|<\|[a-z_]+>|<[a-z_]+\|>|<[a-z]+_of_[a-z]+>")
+
+
+class Run(NamedTuple):
+    """One segment with its text."""
+
+    role: Role
+    part: Part
+    message: int
+    text: str
+    inclusive: bool
+
+
+class Split(NamedTuple):
+    """One conversation, rendered and split."""
+
+    text: str
+    runs: list[Run]
+    known: bool
+    notes: dict[str, int]
+    error: RowError | None
+
+    def assistant(self, message: int) -> dict[str, str]:
+        """The parts of one assistant message."""
+        return {run.part.name: run.text for run in self.runs if run.message == message and run.role is Role.ASSISTANT}
+
+    def trained(self) -> list[bool]:
+        """Of every byte, whether training on all assistant messages trains it."""
+        return [
+            run.role is Role.ASSISTANT and run.part in (Part.BODY, Part.STOP)
+            for run in self.runs
+            for _ in run.text.encode()
+        ]
+
+
+class Recipe(NamedTuple):
+    """A template's engine with a splitter."""
+
+    engine: TemplateEngine
+    splitter: Splitter
+
+    def split(self, messages: list[Message], tools: list[Any] | None = None, **variables: Any) -> Split:
+        """Render and split one conversation."""
+        return self.split_all([Conversation(messages, tools, variables=variables or None)])[0]
+
+    def split_all(self, conversations: list[Conversation]) -> list[Split]:
+        """Render and split a batch."""
+        regions = self.engine.render(conversations)
+        segments, errors = self.splitter.split(conversations, regions)
+        return [_read(regions, segments, errors, row) for row in range(len(conversations))]
+
+
+def _read(regions: Regions, segments: Segments, errors: dict[int, RowError], row: int) -> Split:
+    low = int(regions.text_ends[row - 1]) if row else 0
+    text = regions.data[low : int(regions.text_ends[row])]
+    runs, start = [], 0
+    for index in range(int(segments.offsets[row]), int(segments.offsets[row + 1])):
+        end = int(segments.ends[index])
+        role, part = Role(int(segments.roles[index])), Part(int(segments.parts[index]))
+        message, inclusive = int(segments.messages[index]), bool(segments.inclusive[index])
+        runs.append(Run(role, part, message, text[start:end].decode(), inclusive))
+        start = end
+    return Split(text.decode(), runs, bool(segments.known[row]), dict(segments.notes), errors.get(row))
+
+
+def recipe(template: str, mode: RegionsMode = RegionsMode.STRUCTURE, **variables: Any) -> Recipe:
+    """An engine and a splitter; the template's own markers are the special tokens."""
+    engine = TemplateEngine(template, special_tokens=SPECIAL, variables=variables, date=DATE)
+    tokens = frozenset(MARKER.findall(template)) | set(SPECIAL.values())
+    return Recipe(engine, Splitter(engine, special_tokens=tokens, eos_token="</s>", mode=mode))
+
+
+@cache
+def trl_template(name: str) -> str:
+    """A real chat template that the package `trl` carries."""
+    found = importlib.util.find_spec("trl")
+    assert found is not None
+    assert found.origin is not None
+    return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@cache
+def trl_recipe(name: str, mode: RegionsMode = RegionsMode.STRUCTURE) -> Recipe:
+    """A recipe with one of these."""
+    return recipe(trl_template(name), mode)
+
+
+def user(text: str) -> Message:
+    """A user's message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, **more: Any) -> Message:
+    """An assistant's message."""
+    return {"role": "assistant", "content": text, **more}
+
+
+def calls(*names: str, text: str | None = "") -> Message:
+    """An assistant's message that calls tools."""
+    made = [
+        {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": {"city": "Zürich"}}}
+        for i, name in enumerate(names)
+    ]
+    return assistant(text, tool_calls=made)
+
+
+def returns(text: str, number: int = 0) -> Message:
+    """A tool's result."""
+    return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": text}
