@@ -17,7 +17,7 @@ import orjson
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
 from penstock.errors import StoreError
-from penstock.sources import Slice, SourceSet
+from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
 from penstock.store.files import write_whole
 from penstock.store.manifest import Manifest, ShardTable, dataset_key, read_manifest
@@ -92,6 +92,15 @@ def note_sources(cache: Cache, manifest: Manifest, sources: SourceSet, slices: S
     write_whole(cache.dataset_path(manifest.key) / "notes.json", canonical(notes), cache.tmp, "notes")
 
 
+def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
+    """`file:line` of rows of a slice. Lines are counted in the file, for a shard knows its slice alone."""
+    if not rows:
+        return []
+    data = fetch_data(part, file) if part.data is None else part.data
+    lines = read_rows(part, file.path, data=data).lines
+    return [f"{file.name}:{lines[row]}" for row in rows]
+
+
 def write_quarantine(
     cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], target: Path | None
 ) -> Path:
@@ -99,8 +108,9 @@ def write_quarantine(
     path = (target or cache.dataset_path(manifest.key) / "quarantine.jsonl").absolute()
     lines: list[bytes] = []
     for name, part in zip(manifest.shards.names, slices, strict=True):
-        for entry in read_shard(cache.shard_path(name))[1].rejected:
-            where = f"{sources.files[part.file].name}:{entry['line']}"
+        rejected = read_shard(cache.shard_path(name))[1].rejected
+        places = row_places(sources.files[part.file], part, [entry["row"] for entry in rejected])
+        for where, entry in zip(places, rejected, strict=True):
             lines.append(orjson.dumps({"where": where, **entry, "row": part.first_row + entry["row"]}))
     data = b"\n".join(lines) + b"\n"
     with contextlib.suppress(OSError):

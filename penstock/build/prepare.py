@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from penstock.build.finding import SliceFinder
-from penstock.build.finish import commit_dataset, note_sources, write_quarantine
+from penstock.build.finish import commit_dataset, note_sources, row_places, write_quarantine
 from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnMiss, PrepareOptions
 from penstock.build.place import chosen_cache, position
@@ -59,7 +60,7 @@ class Builder:
         self.cache, self._notice = chosen_cache(options)
         self.sources: SourceSet = discover(sources, split=options.split, config=options.config, revision=options.revision)
         self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
-        self.mapping = detect([parse_row(row) for row in self.sources.peek()], options)
+        self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
         self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
         self._rank, self._world_size = position(options)
@@ -67,6 +68,19 @@ class Builder:
         self._on_progress = on_progress
         self._slices: list[Slice] = []
         self._made: set[str] = set()
+
+    def _sample(self) -> list[dict[str, Any]]:
+        """The first rows, to tell the format by; bad ones are reported when their turn comes."""
+        rows: list[dict[str, Any]] = []
+        first: RowError | None = None
+        for row in self.sources.peek():
+            try:
+                rows.append(parse_row(row))
+            except RowError as error:
+                first = first or error.at(self.sources.files[0].name)
+        if not rows and first is not None:
+            raise first
+        return rows
 
     def _bytes_total(self) -> int:
         plain = all(not f.kind.is_streamed for f in self.sources.files)
@@ -232,7 +246,7 @@ class Builder:
 
     def _first_rejected(self, name: str, part: Slice) -> RowError:
         entry = read_shard(self.cache.shard_path(name))[1].rejected[0]
-        where = f"{self.sources.files[part.file].name}:{entry['line']}"
+        (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
     # -- finishing ------------------------------------------------------------------------------------------------

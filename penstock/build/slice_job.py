@@ -80,10 +80,7 @@ class SliceJob:
             "notes": {note: n for note, n in sorted(result.notes.items()) if n},
             "warnings": self.pipeline.warnings,
         }
-        rejected = [
-            {**entry, "line": rows.lines[entry["row"]], "data": _shown(rows.rows[entry["row"]])}
-            for entry in result.rejected
-        ]
+        rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
