@@ -14,10 +14,10 @@ from jinja2 import nodes
 
 from penstock.chat.loops import accumulated, exits, ordered_loop, prints
 from penstock.chat.origins import Origins, message_of_loop
-from penstock.chat.sandbox import OPEN_FILTER, OUTSIDE_FILTER, STRING_FILTER
+from penstock.chat.sandbox import NUMBER_FILTER, OPEN_FILTER, OUTSIDE_FILTER, STRING_FILTER
 from penstock.chat.sentinels import Alphabet, Mark
 from penstock.chat.syntax import addends, call_filter, find, is_generation, is_text, output, text
-from penstock.chat.taint import Key, Taint
+from penstock.chat.taint import Key, Taint, target_key
 
 MARKUP_FILTERS = frozenset(("safe", "escape", "e", "forceescape", "xmlattr", "urlize", "tojson"))
 
@@ -28,16 +28,17 @@ class Annotation:
 
     captured: bool  # some marks pass through a capture: check every row against its plain text
     generations: bool  # the template has {% generation %} blocks
-    numbered: bool  # some marks carry a number: messages must be numbered
-    nested: bool  # marks other than NEXT, END and generations
+    numbered: bool  # some marks get their number from the message itself: messages must be numbered
 
 
 def annotate(tree: nodes.Template, alphabet: Alphabet) -> Annotation:
     """Put the marks into the tree, in place."""
     annotator = _Annotator(tree, alphabet)
     tree.body = annotator.block(tree.body)
+    _drop_unread(tree, annotator.shadows)
     tree.set_lineno(1)  # of the new nodes
-    return Annotation(annotator.captured, annotator.generations, annotator.numbered, annotator.nested)
+    numbered = any(read.name == NUMBER_FILTER for read in find(tree, nodes.Filter))
+    return Annotation(annotator.captured, annotator.generations, numbered)
 
 
 class _Annotator:
@@ -49,7 +50,8 @@ class _Annotator:
         }
         self.origins = Origins(tree, self.taint, frozenset(key for keys in self.accumulated.values() for key in keys))
         self.ordered = ordered_loop(tree, self.taint)
-        self.captured = self.generations = self.numbered = self.nested = False
+        self.captured = self.generations = False
+        self.shadows: list[nodes.Assign] = []
         self._depth = 0  # captures around the current node
         self._message_loops = 0  # loops over messages around it
         self._wrapped = 0  # conditions around it that were marked as a whole
@@ -74,6 +76,7 @@ class _Annotator:
                 node.else_ = self.block(node.else_)
             case nodes.Assign():
                 shadow = self.origins.shadow_assign(node)
+                self.shadows += [shadow] if shadow is not None else []
                 return [node] if shadow is None else [shadow, node]
             case nodes.CallBlock() if is_generation(node):
                 self.generation(node)
@@ -123,18 +126,18 @@ class _Annotator:
         if loop is self.ordered:
             loop.body.insert(0, output(self.mark(Mark.NEXT)))
             return [loop, output(self.mark(Mark.END))]
-        self.numbered = self.nested = True
-        loop.body.insert(0, output(call_filter(OPEN_FILTER, message)))
+        number = self.origins.number_in_loop(loop, message)
+        loop.body.insert(0, output(call_filter(OPEN_FILTER, number)))
         loop.body.append(output(self.mark(Mark.CLOSE)))
         return [loop]
 
     def building_loop(self, loop: nodes.For, message: nodes.Expr, keys: list[Key]) -> list[nodes.Node]:
         """A loop that appends to namespace attributes: the marks are appended too."""
-        self.captured = self.numbered = self.nested = True
+        self.captured = True
         if any(True for _ in exits(loop.body)):
             return [loop]
         for name, attribute in keys:
-            loop.body.insert(0, _append(name, attribute, call_filter(OPEN_FILTER, message)))
+            loop.body.insert(0, _append(name, attribute, call_filter(OPEN_FILTER, self.origins.number(message))))
             loop.body.append(_append(name, attribute, nodes.Const(self.alphabet.mark(Mark.CLOSE))))
         return [loop]
 
@@ -145,7 +148,6 @@ class _Annotator:
         owner = self._owner_of_branch(test, body)
         if owner is None:
             return self.block(body)
-        self.numbered = self.nested = True
         self._wrapped += 1
         self._open += 1
         inner = self.block(body)
@@ -187,8 +189,25 @@ class _Annotator:
         origin = self.origins.of(node)
         if origin is None or (self._message_loops and not self.origins.is_shadow(origin, outside=True)):
             return [node]
-        self.numbered = self.nested = True
         return [call_filter(OUTSIDE_FILTER, origin), node, self.mark(Mark.CLOSE)]
+
+
+def _drop_unread(tree: nodes.Template, shadows: list[nodes.Assign]) -> None:
+    """Take out the shadows that no mark reads, directly or through other shadows."""
+    marks = [mark for mark in find(tree, nodes.Filter) if mark.name == OUTSIDE_FILTER]
+    live: set[Key | None] = {target_key(read) for mark in marks for read in find(mark, nodes.Expr)}
+    size = -1
+    while size != len(live):
+        size = len(live)
+        for shadow in shadows:
+            if target_key(shadow.target) in live:
+                live |= {target_key(read) for read in find(shadow.node, nodes.Expr)}
+    dead = {id(shadow) for shadow in shadows if target_key(shadow.target) not in live}
+    for node in find(tree, nodes.Node):
+        for name in ("body", "else_"):
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                body[:] = [child for child in body if id(child) not in dead]
 
 
 def _append(name: str, attribute: str, suffix: nodes.Expr) -> nodes.Assign:

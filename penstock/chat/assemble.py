@@ -1,7 +1,7 @@
 """The rows of a batch, however they were rendered, become one `Regions` record.
 
 Most rows arrive as marked texts in the first alphabet and are split together; the others arrive split already.
-Costs one pass of numpy over the texts, plus a little Python per row only where a template nests its regions.
+Costs one pass of numpy over the texts, plus a little Python for rows with nested regions.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.chat.conversation import Conversation
+from penstock.chat.flat import Flat, Pieces, split_flat
 from penstock.chat.regions import Bool, Int64, Regions
 from penstock.chat.sentinels import CONTROL, Mark
 from penstock.chat.split import Marks, Split, find_marks, split_marks
 from penstock.errors import RowError
 
 ROW = CONTROL.mark(Mark.ROW)
+Entry = tuple[int, int, int, int]  # row, message, start, end
 
 
 @dataclass(slots=True)
@@ -32,104 +33,85 @@ class Rendered:
     reference: Counter[str] = field(default_factory=Counter)
 
 
-class Pieces(NamedTuple):
-    """Columns of pieces (or spans, without messages); offsets are absolute in the buffer."""
-
-    rows: Int64
-    messages: Int64
-    starts: Int64
-    ends: Int64
-
-
 def assistants(conversation: Conversation) -> list[bool]:
     return [message.get("role") == "assistant" for message in conversation.messages]
 
 
-def assemble(rendered: Rendered, conversations: Sequence[Conversation], nested: bool) -> Regions:
-    """One record from all rows; `nested`: the template prints marks beyond those of an ordered loop."""
-    data = ROW.join([*rendered.marked, ""]).encode()
-    marks = find_marks(data)
+def assemble(rendered: Rendered, conversations: Sequence[Conversation]) -> Regions:
+    """One record from all rows."""
+    marks = find_marks(ROW.join([*rendered.marked, ""]).encode())
     is_row = marks.codes == Mark.ROW
     ends = marks.positions[is_row]
-    offsets = np.concatenate(([0], np.flatnonzero(is_row) + 1))
+    counts = np.fromiter((len(c.messages) for c in conversations), np.int64, len(conversations))
+    flat = split_flat(marks, counts)
     known = np.ones(len(conversations), np.bool_)
-    if nested or not _alternates(marks):
-        pieces, spans = _split_each(marks, offsets, ends, conversations, known)
-    else:
-        counts = np.fromiter((len(c.messages) for c in conversations), np.int64, len(conversations))
-        pieces, spans = _split_ordered(marks, counts, known)
+    pieces, spans = _tidy(flat, conversations), flat.spans
+    if flat.nested.any():
+        bounds = np.concatenate(([0], np.flatnonzero(is_row) + 1))
+        more_pieces, more_spans = _split_nested(marks, bounds, ends, np.flatnonzero(flat.nested), conversations, known)
+        pieces, spans = _merge(pieces, more_pieces), _merge(spans, more_spans)
     clean = marks.clean
     if rendered.apart:
         clean, ends, pieces, spans = _insert(rendered.apart, clean, ends, pieces, spans, known)
     return Regions(
-        clean,
-        ends,
-        known,
-        pieces.rows.astype(np.int32),
-        pieces.messages.astype(np.int32),
-        pieces.starts,
-        pieces.ends,
-        spans.rows.astype(np.int32),
-        spans.starts,
-        spans.ends,
-        rendered.errors,
-        rendered.reference,
+        data=clean,
+        text_ends=ends,
+        known=known,
+        piece_rows=pieces.rows.astype(np.int32),
+        piece_messages=pieces.messages.astype(np.int32),
+        piece_starts=pieces.starts,
+        piece_ends=pieces.ends,
+        span_rows=spans.rows.astype(np.int32),
+        span_starts=spans.starts,
+        span_ends=spans.ends,
+        errors=rendered.errors,
+        reference=rendered.reference,
     )
 
 
-def _alternates(marks: Marks) -> bool:
-    """Whether generation marks come strictly as begin, end, begin, end within each row."""
-    codes = marks.codes
-    kinds = codes[(codes == Mark.GENERATION) | (codes == Mark.END_GENERATION) | (codes == Mark.ROW)]
-    begins = kinds == Mark.GENERATION
-    closed = kinds == Mark.END_GENERATION
-    return bool(np.array_equal(np.flatnonzero(begins) + 1, np.flatnonzero(closed)))
-
-
-def _split_ordered(marks: Marks, counts: Int64, known: Bool) -> tuple[Pieces, Pieces]:
-    """Pieces of an ordered loop: each NEXT begins a message and ends the one before it; vectorised."""
-    codes, positions = marks.codes, marks.positions
-    rows = np.cumsum(codes == Mark.ROW)
-    spans = Pieces(
-        rows[codes == Mark.GENERATION],
-        np.empty(0, np.int64),
-        positions[codes == Mark.GENERATION],
-        positions[codes == Mark.END_GENERATION],
+def _tidy(flat: Flat, conversations: Sequence[Conversation]) -> Pieces:
+    """Drop what repeats an assistant's text outside of its turn, and join adjacent pieces of one message."""
+    pieces = flat.pieces
+    outside = np.flatnonzero(flat.outside)
+    if len(outside):
+        rows, messages = pieces.rows[outside].tolist(), pieces.messages[outside].tolist()
+        spoken = [
+            conversations[row].messages[n].get("role") == "assistant" for row, n in zip(rows, messages, strict=True)
+        ]
+        if any(spoken):
+            suspects = outside[np.array(spoken)]
+            width = int(pieces.messages.max()) + 1
+            keys = pieces.rows * width + pieces.messages
+            repeated = suspects[np.isin(keys[suspects], keys[~flat.outside])]
+            keep = np.ones(len(keys), np.bool_)
+            keep[repeated] = False
+            pieces = pieces.select(keep)
+    joins = (
+        (pieces.starts[1:] == pieces.ends[:-1])
+        & (pieces.messages[1:] == pieces.messages[:-1])
+        & (pieces.rows[1:] == pieces.rows[:-1])
     )
-    loop = np.flatnonzero((codes == Mark.NEXT) | (codes == Mark.END))
-    begins = np.flatnonzero(codes[loop] == Mark.NEXT)
-    piece_rows = rows[loop[begins]]
-    starts, ends = positions[loop[begins]], positions[loop[begins + 1]]
-    per_row = np.bincount(piece_rows, minlength=len(counts))
-    first = np.concatenate(([0], np.cumsum(per_row)[:-1]))
-    messages = np.arange(len(begins)) - first[piece_rows] + (counts - per_row)[piece_rows]
-    known &= per_row <= counts
-    keep = (ends > starts) & known[piece_rows]
-    return Pieces(piece_rows[keep], messages[keep], starts[keep], ends[keep]), spans
+    if not joins.any():
+        return pieces
+    first, last = np.append(True, ~joins), np.append(~joins, True)
+    return Pieces(pieces.rows[first], pieces.messages[first], pieces.starts[first], pieces.ends[last])
 
 
-def _split_each(
-    marks: Marks, offsets: Int64, ends: Int64, conversations: Sequence[Conversation], known: Bool
-) -> tuple[Pieces, Pieces]:
-    """Pieces of any template: the marks of each row are followed one by one."""
-    codes, positions = marks.codes.tolist(), marks.positions.tolist()
-    bounds, starts = offsets.tolist(), [0, *ends.tolist()]
-    pieces: list[tuple[int, int, int, int]] = []
-    spans: list[tuple[int, int, int, int]] = []
-    for row, conversation in enumerate(conversations):
-        begin, end = bounds[row], bounds[row + 1] - 1
-        if begin == end:
-            continue
-        split = split_marks(codes[begin:end], positions[begin:end], assistants(conversation), starts[row])
+def _split_nested(
+    marks: Marks, bounds: Int64, ends: Int64, rows: Int64, conversations: Sequence[Conversation], known: Bool
+) -> tuple[list[Entry], list[Entry]]:
+    """The marks of these rows are followed one by one."""
+    pieces: list[Entry] = []
+    spans: list[Entry] = []
+    for row in rows.tolist():
+        mine = slice(int(bounds[row]), int(bounds[row + 1]) - 1)
+        start = int(ends[row - 1]) if row else 0
+        codes, positions = marks.codes[mine].tolist(), marks.positions[mine].tolist()
+        split = split_marks(codes, positions, assistants(conversations[row]), start)
         known[row] = split.sound
         pieces += [(row, *piece) for piece in split.pieces]
         spans += [(row, -1, *span) for span in split.spans]
-    return _columns(pieces), _columns(spans)
-
-
-def _columns(entries: list[tuple[int, int, int, int]]) -> Pieces:
-    table = np.array(entries, np.int64).reshape(-1, 4)
-    return Pieces(*(np.ascontiguousarray(table[:, column]) for column in range(4)))
+    return pieces, spans
 
 
 def _insert(
@@ -141,20 +123,29 @@ def _insert(
     new_ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     starts = np.concatenate(([0], new_ends[:-1]))
     shift = starts - np.array(bounds[:-1], np.int64)
-    more_pieces: list[tuple[int, int, int, int]] = []
-    more_spans: list[tuple[int, int, int, int]] = []
+    more_pieces: list[Entry] = []
+    more_spans: list[Entry] = []
     for row, (_, split) in apart.items():
         base = int(starts[row])
         known[row] = split.sound
         more_pieces += [(row, message, base + start, base + end) for message, start, end in split.pieces]
         more_spans += [(row, -1, base + start, base + end) for start, end in split.spans]
-    return b"".join(texts), new_ends, _merge(pieces, shift, more_pieces), _merge(spans, shift, more_spans)
+    return (
+        b"".join(texts),
+        new_ends,
+        _merge(_moved(pieces, shift), more_pieces),
+        _merge(_moved(spans, shift), more_spans),
+    )
 
 
-def _merge(entries: Pieces, shift: Int64, more: list[tuple[int, int, int, int]]) -> Pieces:
-    moved = shift[entries.rows]
-    messages = entries.messages if len(entries.messages) else np.full(len(entries.rows), -1, np.int64)
-    old = Pieces(entries.rows, messages, entries.starts + moved, entries.ends + moved)
-    joined = [np.concatenate(pair) for pair in zip(old, _columns(more), strict=True)]
-    order = np.lexsort((joined[3], joined[2], joined[0]))
-    return Pieces(*(column[order] for column in joined))
+def _moved(entries: Pieces, shift: Int64) -> Pieces:
+    by = shift[entries.rows]
+    return Pieces(entries.rows, entries.messages, entries.starts + by, entries.ends + by)
+
+
+def _merge(entries: Pieces, more: list[Entry]) -> Pieces:
+    if not more:
+        return entries
+    table = np.array(more, np.int64).reshape(-1, 4)
+    joined = Pieces(*(np.concatenate((column, table[:, number])) for number, column in enumerate(entries)))
+    return joined.select(np.lexsort((joined.ends, joined.starts, joined.rows)))

@@ -159,7 +159,7 @@ class TemplateEngine:
         return self._assemble(rendered, conversations)
 
     def _assemble(self, rendered: Rendered, conversations: Sequence[Conversation]) -> Regions:
-        regions = assemble(rendered, conversations, self._annotation.nested)
+        regions = assemble(rendered, conversations)
         return without_pieces(regions) if self.why_unknown else regions
 
     def _render_fast(self, fast: Fast, rendered: Rendered, row: int, conversation: Conversation) -> str:

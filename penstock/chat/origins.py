@@ -42,6 +42,7 @@ class Origins:
 
     def __init__(self, tree: nodes.Template, taint: Taint, accumulators: frozenset[Key]) -> None:
         self.taint = taint
+        self.constant = not any(name.name == "messages" and name.ctx != "load" for name in find(tree, nodes.Name))
         self.shadowed: set[Key] = set()  # these carry the text of one message
         known = -1
         while known != len(self.shadowed):
@@ -79,10 +80,10 @@ class Origins:
         """The expression that yields the number of the message whose text this carries."""
         match node:
             case nodes.Getattr() | nodes.Getitem() if self.taint.kind(node.node) is Kind.MESSAGE:
-                return number_of(node.node) if constant_key(node) in TEXT_KEYS else None
+                return self.number(node.node) if constant_key(node) in TEXT_KEYS else None
             case nodes.Call(node=nodes.Getattr(node=owner, attr="get")) if self.taint.kind(owner) is Kind.MESSAGE:
                 key = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
-                return number_of(owner) if key in TEXT_KEYS else None
+                return self.number(owner) if key in TEXT_KEYS else None
             case nodes.Name() | nodes.Getattr() if (key := target_key(node)) in self.shadowed and key != without:
                 return shadow_read(node)
         for part in carriers(node):
@@ -90,6 +91,22 @@ class Origins:
             if origin is not None:
                 return origin
         return None
+
+    def number(self, message: nodes.Expr) -> nodes.Expr:
+        """The expression that yields the number of a message; known beforehand for `messages[0]` and the like."""
+        match message:
+            case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Const(value=int(number))) if self.constant:
+                return nodes.Const(number) if number >= 0 else call_filter(NUMBER_FILTER, message)
+            case nodes.Getitem(node=nodes.Name(name="messages"), arg=nodes.Name() as number) if self.constant:
+                if self.taint.kind(number) is Kind.NUMBER:
+                    return number
+        return call_filter(NUMBER_FILTER, message)
+
+    def number_in_loop(self, loop: nodes.For, message: nodes.Expr) -> nodes.Expr:
+        """The same at the start of a loop's body, where the loop's counter may tell it."""
+        if self.constant and loop.test is None and loop.iter == nodes.Name("messages", "load"):
+            return nodes.Getattr(nodes.Name("loop", "load"), "index0", "load")
+        return self.number(message)
 
     def shadow_assign(self, assign: nodes.Assign) -> nodes.Assign | None:
         """The assignment that keeps the shadow of this one's target true, if it has one."""
@@ -108,7 +125,7 @@ class Origins:
             if (key := target_key(node)) in self.shadowed and key is not None:
                 found.append(shadow_read(node))
             if self.taint.kind(node) is Kind.MESSAGE:
-                found.append(number_of(node))
+                found.append(self.number(node))
         return found
 
     def printed(self, body: list[nodes.Node]) -> list[nodes.Expr]:
@@ -140,10 +157,6 @@ def carriers(node: nodes.Node) -> list[nodes.Node]:
         case nodes.Expr():
             return list(node.iter_child_nodes())
     return []
-
-
-def number_of(message: nodes.Expr) -> nodes.Expr:
-    return call_filter(NUMBER_FILTER, message)
 
 
 def shadow_read(node: nodes.Node) -> nodes.Expr:

@@ -24,7 +24,7 @@ ROW_BYTE: Final = CONTROL.mark(Mark.ROW).encode()
 _CODE = np.full(256, 255, np.uint8)
 for _code, _byte in enumerate(MARK_BYTES):
     _CODE[_byte] = _code
-_DIGIT_ZERO: Final = len(Mark)
+DIGIT_ZERO: Final = len(Mark)
 _PRIVATE_MARK = re.compile(f"[{PRIVATE.characters}]")
 
 
@@ -158,8 +158,8 @@ def split_marks(codes: list[int], positions: list[int], assistant: list[bool], s
         index += 1
         number = -1
         if mark <= Mark.OUTSIDE:
-            while index < count and codes[index] >= _DIGIT_ZERO and positions[index] == position:
-                number = max(number, 0) * 8 + codes[index] - _DIGIT_ZERO
+            while index < count and codes[index] >= DIGIT_ZERO and positions[index] == position:
+                number = max(number, 0) * 8 + codes[index] - DIGIT_ZERO
                 index += 1
         reader.read(mark, number, position)
     return reader.result()
