@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,8 @@ def write_quarantine(
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome for machines."""
     dataset, progress = outcome.dataset, outcome.progress
-    build = {k: v for k, v in asdict(progress).items() if k not in ("started", "waiting")}
+    counts = {f.name: getattr(progress, f.name) for f in fields(progress) if f.name not in ("started", "waiting")}
+    build = {**counts, "engines": {stage: dict(why) for stage, why in progress.engines.items()}}
     return {
         "key": dataset.key,
         "path": str(dataset.path),

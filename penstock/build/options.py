@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -104,7 +105,7 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         if name not in known:
             raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
     try:
-        options: PrepareOptions = _adapter().validate_python(dict(values))
+        options: PrepareOptions = _adapter().validate_python({name: _plain(value) for name, value in values.items()})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
@@ -112,6 +113,13 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
     return options
+
+
+def _plain(value: Any) -> Any:
+    """Programs give paths and numbers where the command line gives text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if type(value) is int else value
 
 
 @cache

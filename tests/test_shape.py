@@ -1,0 +1,40 @@
+"""The shape of the package: stages import only what is to their left, public names are pinned, options declared once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+STAGES = ("sources", "chat", "encode", "store", "build", "view", "pack", "feed", "train")
+BESIDE = ("report", "verify", "cli", "api")
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+    names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    return {name.split(".")[1] for name in names if name.startswith("penstock.")}
+
+
+def test_a_stage_imports_only_what_is_to_its_left() -> None:
+    for number, stage in enumerate(STAGES):
+        for path in sorted((ROOT / stage).rglob("*.py")):
+            wrong = imports(path) - {*STAGES[: number + 1], "errors"}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_public_names() -> None:
+    assert penstock.__all__ == sorted(penstock.__all__)
+    assert penstock.__all__ == ["Count", "Dataset", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+    assert not hasattr(penstock, "nothing")
+
+
+def test_files_are_short() -> None:
+    for path in ROOT.rglob("*.py"):
+        lines = path.read_text().count("\n")
+        assert lines <= 350, f"{path.relative_to(ROOT)} has {lines} lines"
