@@ -22,18 +22,18 @@ def turns(*pairs: tuple[str, Any], **more: Any) -> dict[str, Any]:
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"q": 1}}}
 BAD: dict[str, tuple[object, str, str]] = {
-    "invalid JSON": (b'{"messages": [', "invalid_json", "not valid JSON"),
+    "invalid JSON": (b'{"messages": [', "invalid_json", "invalid JSON at byte 14"),
     "invalid UTF-8": (b'{"messages": "\xff"}', "invalid_utf8", "not valid UTF-8"),
     "lone surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone_surrogate", "surrogate"),
     "not an object": (b"[1, 2]", "not_an_object", "object"),
     "unknown role": (turns(("bot", "x")), "unknown_role", "role 'bot' is unknown; expected"),
-    "no assistant": (turns(("user", "x")), "no_assistant", "no assistant"),
+    "no assistant": (turns(("user", "x")), "no_assistant", "no message has the role assistant"),
     "content of the wrong type": (turns(("user", 5), ("assistant", "x")), "bad_content", "content"),
     "an image": (
         turns(("user", [{"type": "image", "image": "a.png"}]), ("assistant", "x")), "image_content", "image",
     ),
     "a missing column": ({"conversation": []}, "missing_column", "conversation"),
-    "no messages": ({"messages": []}, "no_messages", "no messages"),
+    "no messages": ({"messages": []}, "no_messages", "empty"),
     "a template error": (turns(("user", "RAISE"), ("assistant", "x")), "template", "RAISE is not allowed"),
     "a bad weight": (
         {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": -1}]},
