@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 from collections import Counter
@@ -62,15 +63,28 @@ def reference_tokenizer(folder: Path) -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **model.special_tokens)
 
 
-def compare(data: Path, tokenizer: Path, oracle: Any, template: str, cache: Path, tally: Tally, sample: int | None) -> None:
-    """Prepare one file and compare every row of it."""
+def groups(data: list[Path], sample: int | None, folder: Path) -> list[list[str]]:
+    """Files that are read the same way, so that one prepare serves them; cut to a sample of their rows."""
+    kinds: dict[bool, list[str]] = {}
+    for path in data:
+        lines = path.read_bytes().splitlines(keepends=True)
+        if sample is not None and sample < len(lines):
+            lines = random.Random(0).sample(lines, sample)
+        target = folder / path.name
+        target.write_bytes(b"".join(lines))
+        kinds.setdefault(b'"chosen"' in lines[0], []).append(str(target))
+    return list(kinds.values())
+
+
+def compare(data: list[str], tokenizer: Path, oracle: Any, template: str, cache: Path, tally: Tally) -> None:
+    """Prepare some files and compare every row of them."""
     file = cache / "template.jinja"
     file.write_text(template)
     options = prepare_options({
-        "tokenizer": str(tokenizer), "template": str(file), "cache": cache, "workers": "1", "on_bad_row": "quarantine",
-        "dropped_tool_calls": "keep", "split": f"train[:{sample}]" if sample else None,
+        "tokenizer": tokenizer, "template": file, "cache": cache, "workers": 1, "on_bad_row": "quarantine",
+        "dropped_tool_calls": "keep",
     })  # fmt: skip
-    builder = Builder([str(data)], options, None)
+    builder = Builder(data, options, None)
     outcome = builder.run()
     for stage, why in outcome.progress.engines.items():
         tally.engines.update({f"{stage}: {reason}": n for reason, n in why.items()})
@@ -158,8 +172,8 @@ def main() -> int:
         for name, template in templates.items():
             tally = Tally()
             with tempfile.TemporaryDirectory() as cache:
-                for data in arguments.data:
-                    compare(data, folder, oracle, template, Path(cache), tally, arguments.sample)
+                for data in groups(arguments.data, arguments.sample, Path(cache)):
+                    compare(data, folder, oracle, template, Path(cache), tally)
             good &= tally.perfect
             rendered = tally.rows - tally.not_rendered
             masks = f"{tally.masks_equal}/{tally.masks}" if tally.masks else "-"
