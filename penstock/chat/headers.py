@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.chat.calibrate import Observation, common_length
 from penstock.chat.conversation import Role
@@ -58,7 +59,8 @@ class Headers:
     def candidates(self, previous: Role) -> tuple[bytes, ...]:
         """Candidates, longest first, where one prompt serves this context; none where there is more to it."""
         prompts = self.prompts.get(previous, ())
-        return prompts[0].headers if len(prompts) == 1 else ()
+        doubtful = len(prompts) != 1 or (self.openings and not prompts[0].headers[-1].strip())
+        return () if doubtful else prompts[0].headers
 
     def agreed(self, previous: Role, region: bytes) -> bytes | None:
         """The header on which all prompts seen in this context agree."""
@@ -78,7 +80,7 @@ class Headers:
         return self._header(Prompt(match, seen[match]), region) if match else None
 
     def without(self, region: bytes) -> bytes | None:
-        """The header where the prompt supplies nothing: a known one that is printed all the same, or none."""
+        """The header where the row's prompt supplies nothing: one that is printed all the same, or none."""
         return self.opening(region) or (b"" if self.bare else None)
 
     def opening(self, region: bytes) -> bytes:
@@ -93,10 +95,19 @@ class Headers:
 
     def _header(self, prompt: Prompt, region: bytes) -> bytes | None:
         header = _longest(prompt.headers, region)
-        return header if header is not None else self.boundaries.shared(prompt.text, region) or None
+        if header is None:
+            return self.boundaries.shared(prompt.text, region) or None
+        return header if header.strip() else self.opening(region) or header  # printed where none was due
 
     def _by_prompt(self) -> dict[bytes, tuple[bytes, ...]]:
-        return {prompt.text: prompt.headers for prompts in self.prompts.values() for prompt in prompts}
+        headers: dict[bytes, set[bytes]] = {}
+        for prompt in chain.from_iterable(self.prompts.values()):
+            headers.setdefault(prompt.text, set()).update(prompt.headers)
+        return {text: _longest_first(texts) for text, texts in headers.items()}
+
+
+def _longest_first(texts: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(set(texts), key=len, reverse=True))
 
 
 def _longest(headers: Sequence[bytes], region: bytes) -> bytes | None:
@@ -107,6 +118,7 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
     """Draw the table of headers from what was observed."""
     boundaries = Boundaries(special_tokens)
     found: dict[tuple[Role, bytes], set[bytes]] = {}
+    visible: list[tuple[Observation, bytes, bytes]] = []
     blank: list[tuple[Observation, bytes, bytes]] = []
     for seen in observations:
         prompt = seen.supplied
@@ -115,9 +127,11 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
             continue
         if header.strip():
             found.setdefault((seen.previous, prompt), {prompt}).add(header)
+            visible.append((seen, prompt, header))
         else:
             blank.append((seen, prompt, header))
-    openings = tuple(sorted({text for texts in found.values() for text in texts}, key=len, reverse=True))
+    _extend(found, visible)
+    openings = _longest_first(chain.from_iterable(found.values()))
     for seen, prompt, header in sorted(blank, key=lambda item: not item[0].plain):
         key = seen.previous, prompt
         printed = _longest(openings, seen.literal)
@@ -127,6 +141,15 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
         if printed is not None:
             found.setdefault(key, {prompt} if prompt.strip() else set()).add(printed)
     return _table(found, openings, boundaries)
+
+
+def _extend(found: dict[tuple[Role, bytes], set[bytes]], visible: list[tuple[Observation, bytes, bytes]]) -> None:
+    """Add headers that another context's prompt follows, such as an assistant's after the end of tool results."""
+    prompts = _longest_first(prompt for _, prompt in found if prompt.strip())
+    for seen, prompt, header in visible:
+        further = _longest(prompts, seen.literal[len(header) :])
+        if further is not None:
+            found[seen.previous, prompt].add(header + further)
 
 
 def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes | None:
@@ -145,7 +168,6 @@ def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes
 def _table(found: dict[tuple[Role, bytes], set[bytes]], openings: tuple[bytes, ...], boundaries: Boundaries) -> Headers:
     prompts: dict[Role, tuple[Prompt, ...]] = {}
     for (role, prompt), texts in found.items():
-        headers = tuple(sorted(texts, key=len, reverse=True))
-        prompts[role] = (*prompts.get(role, ()), Prompt(prompt, headers))
+        prompts[role] = (*prompts.get(role, ()), Prompt(prompt, _longest_first(texts)))
     bare = any(b"" in texts for (_, prompt), texts in found.items() if not prompt)
     return Headers(prompts, openings, bare, boundaries)

@@ -79,6 +79,28 @@ def test_a_turn_with_tool_results_inside() -> None:
     assert split.assistant(3) == {"BODY": "Wet.", "STOP": "<turn|>", "TAIL": "\n"}
 
 
+def test_a_header_where_none_was_seen_before_is_not_trained() -> None:
+    """Gemma 4 goes on without a header after a tool's result, but not after one that no call asked for."""
+    split = trl_recipe("gemma4").split([returns("rain"), assistant("Wet.")])
+    assert split.assistant(1)["HEADER"] == "<|turn>model\n"
+    assert split.assistant(1)["BODY"] == "Wet."
+
+
+def test_two_headers_in_a_row_are_both_headers() -> None:
+    """The prompt after a result ends the results only, yet before a call the template prints the usual header too."""
+    chained = recipe(
+        "{% for m in messages %}{% if m.role == 'tool' %}<|results|>{{ m.content }}{% elif m.role == 'user' %}"
+        "<|user|>{{ m.content }}{% else %}{% if loop.previtem and loop.previtem.role == 'tool' %}<|done|>{% endif %}"
+        "{% if m.tool_calls or loop.previtem.role != 'tool' %}<|assistant|>{% endif %}{{ m.content }}"
+        "{% if m.tool_calls %}<|call|>{{ m.tool_calls[0].function.name }}{% endif %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|done|>' if messages[-1].role == 'tool' else '<|assistant|>' }}{% endif %}"
+    )
+    messages = [user("q"), calls("look"), returns("r"), calls("look"), returns("r"), assistant("a")]
+    split = chained.split(messages)
+    assert [split.assistant(i)["HEADER"] for i in (1, 3, 5)] == ["<|assistant|>", "<|done|><|assistant|>", "<|done|>"]
+    assert [split.assistant(i)["BODY"] for i in (1, 3, 5)] == ["<|call|>look", "<|call|>look", "a"]
+
+
 THINKS = (
     "{% set off = namespace(v=messages and '/no_think' in messages[0].content) %}"
     "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' and off.v %}<think>\n\n</think>\n{% endif %}"
