@@ -1,0 +1,41 @@
+"""The main job on bundled data: prepare it, look at it, change the view without encoding anything again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import penstock as ps
+
+HERE = Path(__file__).parent
+PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+
+
+def run(*arguments: str) -> None:
+    """Run the penstock command, showing it first."""
+    print(f"\n$ penstock {' '.join(arguments)}", flush=True)
+    subprocess.run([*PENSTOCK, *arguments], check=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        chats = str(HERE / "data" / "chats.jsonl")
+        tokenizer = str(HERE / "tokenizer")
+        run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)
+        run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)  # nothing to do: the content is the same
+
+        ds = ps.prepare(chats, tokenizer=tokenizer, cache=cache)
+        run("show", str(ds.path), "--row", "0")
+        run("stats", str(ds.path))
+
+        print("\nThe same tokens, seen differently (nothing is encoded again):")
+        for options in ({}, {"train_on": "last_assistant_message"}, {"max_length": 48, "overlong": "drop"}, {"holdout": 0.1}):
+            view = ds.view(**options)
+            trained = sum(int(view[i].loss_mask.sum()) for i in range(len(view)))
+            print(f"  view({', '.join(f'{k}={v!r}' for k, v in options.items())}): {len(view)} rows, {trained} trained tokens")
+
+
+if __name__ == "__main__":
+    main()
