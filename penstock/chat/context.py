@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.chat.conversation import Conversation, Message
 from penstock.chat.guards import Suspect, has_float
-from penstock.chat.sandbox import NumberedMessage
 from penstock.errors import RowError
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -34,16 +33,6 @@ def with_reasoning(messages: Sequence[Message]) -> list[Message]:
                 message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         aliased.append(message)
     return aliased
-
-
-def numbered(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, each knowing its number."""
-    result: list[Message] = []
-    for number, message in enumerate(messages):
-        copy = NumberedMessage(message)
-        copy.number = number
-        result.append(copy)
-    return result
 
 
 def reserved(conversation: Conversation, suspect: Suspect | None) -> str:

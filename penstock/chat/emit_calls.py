@@ -28,6 +28,7 @@ from penstock.chat.emit_rules import (
     TEXT_FILTERS,
     NotServed,
 )
+from penstock.chat.sandbox import NUMBER_FILTER
 from penstock.chat.syntax import is_text
 from penstock.chat.taint import Kind
 
@@ -78,6 +79,8 @@ class Expressions(Operators):
         if operand is None:
             raise NotServed("a filter block without a body")
         if name.startswith(PREFIX):  # marks: undefined arrives as None, which they expect
+            if isinstance(operand, nodes.Filter) and operand.name == NUMBER_FILTER:
+                operand = operand.node or operand  # they find the number themselves
             return f"({self.emit(operand)} | {name})"
         if name == "safe" and self.markup.is_harmless(node):
             return f"({self.emit(operand)} | string)"

@@ -18,14 +18,14 @@ from jinja2 import nodes
 
 from penstock.chat.annotate import Annotation, annotate
 from penstock.chat.assemble import Rendered, assemble, assistants
-from penstock.chat.context import ODD_SPACE, check_types, numbered, refusal, reserved, with_reasoning
+from penstock.chat.context import ODD_SPACE, check_types, refusal, reserved, with_reasoning
 from penstock.chat.conversation import Conversation, Message
 from penstock.chat.emit import emit
 from penstock.chat.emit_rules import NotServed
 from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, suspects
 from penstock.chat.probes import PROBES
 from penstock.chat.regions import Regions
-from penstock.chat.sandbox import Render, Sandbox
+from penstock.chat.sandbox import Numbers, Render, Sandbox
 from penstock.chat.sentinels import CONTROL, PRIVATE, Alphabet
 from penstock.chat.split import MARK_BYTES, Split, split_marks, split_private
 from penstock.chat.syntax import find
@@ -39,6 +39,8 @@ FAST_FAILED = "the fast engine failed on it"
 
 class Fast(Protocol):
     """The fast engine; a protocol, since it may not be installed."""
+
+    numbers: Numbers
 
     def render(self, name: str, context: Mapping[str, Any]) -> str | None: ...
 
@@ -63,8 +65,8 @@ class TemplateEngine:
         self._fast: Fast | None = None
         self._refused: tuple[str, ...] = ()
         self.why_reference = self._start_fast(marked, plain) if fast else "the fast engine is switched off"
-        self._plain, self._annotated = sandbox.build(plain), sandbox.build(marked)  # which changes the trees
-        self._private: Render | None = None  # compiled when a row first needs it
+        self._plain, self._annotated = sandbox.build(plain), (sandbox, sandbox.build(marked))  # which changes the trees
+        self._private: tuple[Sandbox, Render] | None = None
         self.has_generation = self._annotation.generations
         self.why_unknown = ""  # why no row of this template has regions
         self._try_out()
@@ -166,7 +168,7 @@ class TemplateEngine:
         """Render one row; what prevents it is the answer."""
         messages = with_reasoning(conversation.messages)
         if self._annotation.numbered:
-            messages = numbered(messages)
+            messages = fast.numbers.load(messages)
         context = self._context(messages, conversation.tools, conversation.variables)
         marked = fast.render("marked", context)
         if marked is None:
@@ -216,6 +218,13 @@ class TemplateEngine:
             clean, positions, codes = split_private(marked)
             rendered.apart[row] = (clean, split_marks(codes, positions, assistants(conversation)))
 
+    def _in_private(self) -> tuple[Sandbox, Render]:
+        """The annotated template in the second alphabet, compiled when a row first needs it."""
+        if self._private is None:
+            sandbox = Sandbox(self._date, PRIVATE)
+            self._private = sandbox, sandbox.build(self._annotate(sandbox, PRIVATE)[0])
+        return self._private
+
     def _alphabet(self, suspect: Suspect) -> Alphabet | None:
         """The marks that neither the row nor the recipe contains."""
         if not (suspect.control or self._suspect.control):
@@ -224,14 +233,9 @@ class TemplateEngine:
 
     def _marked(self, context: dict[str, Any], alphabet: Alphabet) -> str | None:
         """The annotated render; None where only the annotation makes it fail."""
-        if alphabet is CONTROL:
-            render = self._annotated
-        else:
-            sandbox = Sandbox(self._date, PRIVATE)
-            self._private = render = self._private or sandbox.build(self._annotate(sandbox, PRIVATE)[0])
-        messages = numbered(context["messages"]) if self._annotation.numbered else context["messages"]
+        sandbox, render = self._annotated if alphabet is CONTROL else self._in_private()
         try:
-            return render({**context, "messages": messages})
+            return render({**context, "messages": sandbox.numbers.load(context["messages"])})
         except Exception:
             return None  # the plain render decides, and words the error
 

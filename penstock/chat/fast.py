@@ -16,7 +16,7 @@ from jinja2 import filters
 
 from penstock.chat.emit import BLOCK_END, BLOCK_START, COMMENT_END, COMMENT_START, VARIABLE_END, VARIABLE_START
 from penstock.chat.emit_rules import PREFIX, PYTHON_METHODS
-from penstock.chat.sandbox import Sandbox, mark_filters, raise_exception, strftime_on, tojson
+from penstock.chat.sandbox import Numbers, Sandbox, mark_filters, raise_exception, strftime_on, tojson
 from penstock.chat.sentinels import CONTROL
 
 FUEL: Final = 200_000_000  # instructions of one render
@@ -123,9 +123,10 @@ class FastRenderer:
     """One template's sources, ready to render."""
 
     def __init__(self, sources: Mapping[str, str], date: datetime.date) -> None:
+        self.numbers = Numbers()
         self._environment = minijinja.Environment(
             templates=dict(sources),
-            filters={**python_filters(Sandbox(date, CONTROL)), **mark_filters(CONTROL)},
+            filters={**python_filters(Sandbox(date, CONTROL)), **mark_filters(CONTROL, self.numbers)},
             globals={
                 f"{PREFIX}refuse": refuse,
                 f"{PREFIX}attribute": attribute,

@@ -19,6 +19,7 @@ from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from penstock.chat.conversation import Message
 from penstock.chat.sentinels import Alphabet, Mark
 from penstock.chat.syntax import ENVIRONMENT_OPTIONS, GenerationTag
 from penstock.errors import TemplateError
@@ -30,11 +31,22 @@ NUMBER_FILTER: Final = "penstock_number"
 STRING_FILTER: Final = "penstock_string"
 
 
-class NumberedMessage(dict[str, Any]):
-    """A message that knows its number without an extra key, so that `==` and `tojson` don't see it."""
+class Numbers:
+    """Tells the number of a message of the row being rendered, by identity: messages stay as they are."""
 
-    __slots__ = ("number",)
-    number: int
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}
+
+    def load(self, messages: list[Message]) -> list[Message]:
+        """Begin a row. The same object given twice is told apart by copying."""
+        self._by_id = {id(message): number for number, message in enumerate(messages)}
+        return messages if len(self._by_id) == len(messages) else self.load([dict(message) for message in messages])
+
+    def of(self, value: object) -> int | str:
+        """The number of a message taken from the conversation, '' of anything else."""
+        return self._by_id.get(id(value), "")
 
 
 def tojson(
@@ -64,29 +76,24 @@ def strftime_on(date: datetime.date) -> Callable[[str], str]:
     return datetime.datetime(date.year, date.month, date.day).strftime
 
 
-def message_number(value: object) -> int | str:
-    """The number of a message taken from the conversation, '' of anything else."""
-    return value.number if type(value) is NumberedMessage else ""
-
-
-def mark_filters(alphabet: Alphabet) -> dict[str, Callable[[Any], Any]]:
-    """The filters that annotated templates use: OPEN and OUTSIDE print a mark and a number."""
+def mark_filters(alphabet: Alphabet, numbers: Numbers) -> dict[str, Callable[[Any], Any]]:
+    """The filters that annotated templates use: OPEN and OUTSIDE print a mark and the number given or found."""
 
     def opener(mark: str) -> Callable[[Any], str]:
         known = [mark + alphabet.number(number) for number in range(256)]
 
         def open_region(value: Any) -> str:
-            number = value.number if type(value) is NumberedMessage else value
+            number = value if type(value) is int else numbers.of(value)
             if type(number) is not int:
                 return mark  # a message that the template made up: a region without an owner
-            return known[number] if number < 256 else mark + alphabet.number(number)
+            return known[number] if 0 <= number < 256 else mark + alphabet.number(number)
 
         return open_region
 
     return {
         OPEN_FILTER: opener(alphabet.mark(Mark.OPEN)),
         OUTSIDE_FILTER: opener(alphabet.mark(Mark.OUTSIDE)),
-        NUMBER_FILTER: message_number,
+        NUMBER_FILTER: numbers.of,
         STRING_FILTER: require_string,
     }
 
@@ -137,7 +144,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(extensions=[GenerationTag, loopcontrols], **ENVIRONMENT_OPTIONS)
         self.filters["tojson"] = tojson
         self.filters["indent"] = indent
-        self.filters.update(mark_filters(alphabet))
+        self.numbers = Numbers()
+        self.filters.update(mark_filters(alphabet, self.numbers))
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_on(date)
         self.globals["dict"] = TemplateDict()
