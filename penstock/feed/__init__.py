@@ -1,0 +1,1 @@
+"""Batches: collated, ahead of the step, resumable; the exits to torch and its trainers."""

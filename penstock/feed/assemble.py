@@ -1,0 +1,107 @@
+"""One batch from its number: plan, share, gather, collate. A pure function, called from any thread in any order.
+
+Enters: a view or a mixture, and settings. Leaves: `Assembler(index)`, index counting a rank's micro-batches over all
+steps. Costs what collating costs; the plan of the step is kept for its other micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import orjson
+
+from penstock.chat.regions import Int64
+from penstock.feed.batch import Batch, Counts
+from penstock.feed.collate import Arrays, Padding, packed, padded, pairs
+from penstock.feed.settings import Collate, LoaderSettings
+from penstock.pack.balance import Work, shares, sizes_of, work_of
+from penstock.pack.bins import ranges
+from penstock.pack.plan import Plan, StepRows
+from penstock.view.gather import Gathered, Gatherer
+from penstock.view.mixture import Mixture
+from penstock.view.view import Served, View
+
+
+class Assembler:
+    """Makes the batches of one rank."""
+
+    def __init__(self, served: Served, settings: LoaderSettings) -> None:
+        self.plan = Plan(served, settings.plan)
+        self._served = served
+        self._settings = settings
+        self._gather = Gatherer(served)
+        self._sizes = sizes_of(settings.plan.batch_size, settings.world_size, settings.micro_batch)
+        multiple = settings.pad_to_multiple_of
+        if settings.collate is Collate.PACKED:
+            multiple = math.lcm(multiple, settings.plan.align)
+        token = pad_token(served) if settings.pad_id is None else settings.pad_id
+        self._padding = Padding(token, settings.side, multiple)
+        self._step: tuple[StepRows, list[list[int]]] | None = None
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches of a step, the same on every rank."""
+        return len(self._sizes)
+
+    def __call__(self, index: int) -> Batch:
+        """The batch with this number."""
+        step, micro = divmod(index, self.micros)
+        rows, cells = self._share(step)
+        cell = cells[micro]
+        own = np.array([row for row in cell if row >= 0], np.int64)
+        items = _items(rows, own)
+        found = self._gather(items)
+        arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
+        if not self._settings.loss_weights:
+            del arrays["loss_weights"]
+        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts)
+
+    def _share(self, step: int) -> tuple[StepRows, list[list[int]]]:
+        """The rows of a step, and which of them are in this rank's micro-batches."""
+        kept = self._step
+        if kept is None or kept[0].step != step:
+            rows, chosen = self.plan.at(step), self._settings
+            cells = shares(self._work(rows), chosen.plan.batch_size, chosen.world_size, chosen.micro_batch)
+            kept = self._step = rows, cells[chosen.rank]
+        return kept
+
+    def _work(self, rows: StepRows) -> Work:
+        lengths = self._served.lengths[rows.items].astype(np.float64)
+        return work_of(lengths if lengths.ndim == 1 else np.hypot(lengths[:, 0], lengths[:, 1]), rows.counts)
+
+    def _collated(self, found: Gathered, fillers: int, rows: int) -> tuple[Arrays, Counts]:
+        match self._settings.collate:
+            case Collate.PADDED:
+                return padded(found, fillers, self._padding)
+            case Collate.PAIRS:
+                return pairs(found, fillers, self._padding)
+            case Collate.PACKED:
+                plan = self._settings.plan
+                assert plan.capacity is not None
+                total = rows * plan.capacity if self._settings.pad_to_capacity else 0
+                padding = self._padding._replace(total=total, segment=plan.capacity)
+                return packed(found, plan.align, fillers, padding)
+
+
+def _items(rows: StepRows, own: Int64) -> Int64:
+    """The items of some rows of a step."""
+    ends = np.cumsum(rows.counts)[own]
+    return rows.items[ranges(ends - rows.counts[own], ends)[0]]
+
+
+def pad_token(served: Served) -> int:
+    """The tokenizer's pad token, else its end token, else 0; padding is never attended to nor trained."""
+    view = next(iter(served.shares.values())).view if isinstance(served, Mixture) else served
+    dataset = view.dataset if isinstance(view, View) else None
+    specials = dataset.recipe.get("special_tokens") if dataset is not None else None
+    raw = getattr(dataset, "tokenizer_json", None)
+    if not specials or not isinstance(raw, bytes):
+        return 0
+    tokenizer = orjson.loads(raw)  # much quicker than building the vocabulary for one id
+    known = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    for name in ("pad_token", "eos_token"):
+        content = specials.get(name)
+        if content in known:
+            return int(known[content])
+    return 0

@@ -1,0 +1,53 @@
+"""What a loader serves: one batch, with its tensors, where they come from, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from penstock.chat.regions import Int64
+from penstock.store.dataset import Place
+
+
+class Counts(NamedTuple):
+    """What a batch holds: `trained` are the tokens that are predicted with a loss, so a sequence's first never is."""
+
+    sequences: int
+    tokens: int
+    trained: int
+    padding: int
+    filler_rows: int  # rows without loss, that only fill up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One rank's micro-batch of a global step. `micro` counts the micro-batches of the step, `micros` is how many."""
+
+    step: int
+    epoch: int
+    micro: int
+    micros: int
+    tensors: Mapping[str, Any]  # name -> numpy array or torch tensor; max_length_q and _k are plain integers
+    items: Int64  # numbers of the sequences (or pairs) in the view or mixture
+    places: Int64 = field(repr=False)  # source and row of each
+    counts: Counts
+
+    @property
+    def rows(self) -> tuple[Place, ...]:
+        """Where the sequences (or pairs) come from: source and row, from 0."""
+        return tuple(Place(source, row) for source, row in self.places.tolist())
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The tensors that a model's forward takes: all but the loss weights."""
+        return {name: tensor for name, tensor in self.tensors.items() if name != "loss_weights"}
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the optimizer steps after this batch."""
+        return self.micro == self.micros - 1
+
+    def holding(self, tensors: Mapping[str, Any]) -> Batch:
+        """The same batch with its tensors in another form."""
+        return replace(self, tensors=tensors)

@@ -1,0 +1,151 @@
+"""The exits to trainers that bring their own sampling: `transformers.Trainer`, TRL, any torch `DataLoader`.
+
+`MapRows(view)` is a map-style dataset of sequences; with a capacity, of packed rows. `Collator` makes batches of its
+rows. `hf_dataset(rows)` is the same as a `datasets.Dataset`, which TRL insists on: it holds row numbers alone and reads
+the view when a row is asked for. `Stream(loader)` serves a loader's batches to `DataLoader(batch_size=None)`;
+with several DataLoader workers each makes every n-th batch, which gives the same batches in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from penstock.chat.regions import Int64
+from penstock.errors import UsageError
+from penstock.feed.assemble import pad_token
+from penstock.feed.collate import Arrays, Padding, Side, packed, padded
+from penstock.feed.loader import Loader
+from penstock.feed.torch_tensors import Outlet
+from penstock.pack.plan import Plan
+from penstock.pack.settings import PlanSettings
+from penstock.view.example import IGNORED
+from penstock.view.gather import Gathered, Gatherer
+from penstock.view.view import Served
+
+if TYPE_CHECKING:
+    import datasets
+
+Feature = dict[str, Any]
+
+
+class MapRows(Dataset[Feature]):
+    """Rows by number: `input_ids` and `labels`, and of packed rows also `position_ids` and `seq_lengths`."""
+
+    def __init__(self, served: Served, capacity: int | None = None, seed: int = 0) -> None:
+        """Each example is a row; with a capacity, rows are packed, and `set_epoch` packs other ones together."""
+        if served.is_preference:
+            raise UsageError("a view of preference pairs has no rows of single examples. Use view.loader().")
+        self.served, self.capacity, self.seed, self.epoch = served, capacity, seed, 0
+        self._plan = Plan(served, PlanSettings(1, capacity, seed=seed, shuffle=capacity is not None))
+        self._gather = Gatherer(served)
+
+    def __len__(self) -> int:
+        return self._plan.steps_in(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch of the plan to serve."""
+        self.epoch = epoch
+
+    def __getitem__(self, row: int) -> Feature:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Feature]:
+        """Many rows at once, read together."""
+        first = self._plan.steps(self.epoch)
+        for row in rows:
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {row} of {len(self)}")
+        taken = [self._plan.at(first + row).items for row in rows]
+        found = self._gather(np.concatenate(taken))
+        ends = np.cumsum(found.lengths)
+        lasts = np.cumsum([len(items) for items in taken])
+        labels = np.where(found.weights > 0, found.ids, IGNORED)
+        if self.capacity is not None:
+            labels[ends - found.lengths] = IGNORED
+        return [
+            self._feature(found, labels, slice(last - len(items), last), ends)
+            for items, last in zip(taken, lasts.tolist(), strict=True)
+        ]
+
+    def _feature(self, found: Gathered, labels: Int64, own: slice, ends: Int64) -> Feature:
+        lengths = found.lengths[own]
+        tokens = slice(int(ends[own.start] - lengths[0]), int(ends[own.stop - 1]))
+        feature: Feature = {"input_ids": found.ids[tokens], "labels": labels[tokens]}
+        if self.capacity is not None:
+            starts = np.cumsum(lengths) - lengths
+            feature["position_ids"] = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+            feature["seq_lengths"] = lengths.tolist()
+        return feature
+
+    def __reduce__(self) -> tuple[type[MapRows], tuple[Served, int | None, int], dict[str, int]]:
+        return MapRows, (self.served, self.capacity, self.seed), {"epoch": self.epoch}
+
+
+class Collator:
+    """Makes a batch of `MapRows` rows: padded, or, where rows are packed or `flatten` is set, one row [1, ΣT].
+
+    Sequences are told apart by `position_ids`, which survive a trainer that drops columns it does not know.
+    """
+
+    def __init__(
+        self, rows: MapRows, *, flatten: bool = False, side: str = "right", pad_to_multiple_of: int = 1
+    ) -> None:
+        self._flatten = flatten or rows.capacity is not None
+        self._padding = Padding(pad_token(rows.served), Side(side), pad_to_multiple_of)
+        self._outlet = Outlet(pin_memory=False, device=None)
+
+    def __call__(self, features: Sequence[Feature]) -> dict[str, Any]:
+        """The tensors that a model's forward takes."""
+        ids = np.concatenate([feature["input_ids"] for feature in features])
+        labels = np.concatenate([feature["labels"] for feature in features])
+        lengths = np.array([len(feature["input_ids"]) for feature in features], np.int64)
+        if self._flatten and "position_ids" in features[0]:
+            starts = np.flatnonzero(np.concatenate([feature["position_ids"] for feature in features]) == 0)
+            lengths = np.diff(np.append(starts, len(ids)))
+        found = Gathered(ids, (labels != IGNORED).astype(np.float32), lengths, ids[:0], ids[:0])
+        arrays: Arrays
+        arrays, _ = packed(found, 1, 0, self._padding) if self._flatten else padded(found, 0, self._padding)
+        del arrays["loss_weights"]
+        return self._outlet(arrays)
+
+
+def hf_dataset(rows: MapRows) -> datasets.Dataset:
+    """The rows as a lazy `datasets.Dataset` of row numbers; trainers need `remove_unused_columns=False` with it."""
+    import datasets
+
+    numbers = datasets.Dataset.from_dict({"row": np.arange(len(rows))})
+    return numbers.with_transform(_Transform(rows))
+
+
+class _Transform:
+    """Columns of features for a batch of row numbers."""
+
+    def __init__(self, rows: MapRows) -> None:
+        self._rows = rows
+
+    def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        features = self._rows.__getitems__(batch["row"])
+        return {name: [feature[name] for feature in features] for name in features[0]}
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """The tensors of a loader's batches."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        if worker is None:
+            for batch in self.loader:
+                yield batch.inputs
+            return
+        for index in range(self.loader.first + worker.id, len(self.loader), worker.num_workers):
+            yield self.loader.batch(*divmod(index, self.loader.micros)).inputs

@@ -1,0 +1,1 @@
+"""Plans: which rows a step holds, as a function of (lengths, settings, seed, step) alone."""

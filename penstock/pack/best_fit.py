@@ -1,0 +1,158 @@
+"""Packing over a histogram: how many sequences of which lengths share a bin.
+
+Enters: how many sequences there are of each length, and the capacity. Leaves: `Bins`. Every place is in exactly one
+bin and no bin is overfull; the outcome depends on the histogram alone.
+
+Best-fit decreasing, with one change: most of the short sequences are first dealt out evenly. Plain best-fit uses them
+last, fills some bins with hundreds of them, and so the mean length of a step would scatter several times as much as
+in a random partition. The rest of them is kept for the end, where they close the gaps; so nothing is lost in filling.
+
+All bins in the same state are moved at once: a million lengths cost about as many moves as there are different
+lengths, some microseconds each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final
+
+import numpy as np
+
+from penstock.chat.regions import Int64
+from penstock.pack.bins import Bins
+
+_SHORT: Final = 0.5  # of the mean length: what counts as short,
+_TINY: Final = 32  # as long as so many of them would fit in a bin: longer ones are needed to pair up long ones
+_DEALT: Final = 0.9  # of the short sequences; the others close gaps
+_ROOM: Final = 0.25  # of the capacity, at most, for what is dealt to a bin
+
+_Group = tuple[int, int, int]  # equal bins: their last move (-1: none yet), the first one's number there, how many
+
+
+def best_fit(counts: Int64, capacity: int) -> Bins:
+    """Pack counts[length] sequences of each length; lengths are 1 to capacity."""
+    assert not counts[0] and len(counts) <= capacity + 1, "sequences have 1 to capacity tokens"
+    packer = _Packer(capacity)
+    last_place = np.cumsum(counts[::-1])[::-1]  # places behind each length, the longest first
+    dealt, bins = _to_deal(counts, capacity)
+    packer.deal(dealt, last_place - counts, bins)
+    packer.fill(counts - dealt, last_place - counts + dealt)
+    return packer.bins()
+
+
+def _to_deal(counts: Int64, capacity: int) -> tuple[Int64, int]:
+    """How many sequences of each length to deal out first, and over how many bins."""
+    lengths = np.arange(len(counts))
+    tokens = counts * lengths
+    room = int(_ROOM * capacity)
+    short = min(int(_SHORT * tokens.sum() / max(counts.sum(), 1)), capacity // _TINY)
+    # A long sequence needs a bin to itself; what is dealt to a bin stays under `room`, so all others still fit.
+    bins = int(tokens.sum()) // capacity - int(counts[capacity - room + 1 :].sum())
+    if bins < 1:
+        return np.zeros_like(counts), 0
+    share = min(_DEALT, (room - short) * bins / max(int(tokens[: short + 1].sum()), 1))
+    dealt = np.where(lengths <= short, (counts * share).astype(np.int64), 0)
+    return dealt, bins
+
+
+class _Packer:
+    """The moves made so far, and the open bins by the space that is left in them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # A move puts `width` sequences into each of some equal bins; its bin 0 was bin `turn` of its parent move.
+        self._parents: list[int] = []
+        self._turns: list[int] = []
+        self._places: list[int] = []
+        self._widths: list[int] = []
+        self._open: dict[int, list[_Group]] = {}  # by space
+        self._spaces: list[int] = []  # the keys of _open, sorted
+
+    def deal(self, counts: Int64, places: Int64, bins: int) -> None:
+        """One sequence to each bin in turn, longest first, round and round."""
+        ring: list[tuple[int, _Group]] = [(self._capacity, (-1, 0, bins))]
+        at = 0
+        for length in np.flatnonzero(counts)[::-1].tolist():
+            left, place = int(counts[length]), int(places[length])
+            while left:
+                space, (move, turn, count) = ring[at]
+                taken = min(count, left)
+                new = (space - length, (self._move(move, turn, place, 1), 0, taken))
+                if taken < count:
+                    ring[at : at + 1] = [new, (space, (move, turn + taken, count - taken))]
+                else:
+                    ring[at] = new
+                at = (at + 1) % len(ring)
+                place, left = place + taken, left - taken
+        for space, group in ring:
+            if group[0] >= 0:
+                self._put(space, group)
+
+    def fill(self, counts: Int64, places: Int64) -> None:
+        """Best fit: the bin with the least space that suffices; a new one where there is none."""
+        for length in np.flatnonzero(counts)[::-1].tolist():
+            left, place = int(counts[length]), int(places[length])
+            while left:
+                space, (move, turn, count) = self._best(length, left)
+                width = min(space // length, left)  # one sequence at a time would fill this bin before the next
+                taken = min(count, left // width)
+                self._put(space - width * length, (self._move(move, turn, place, width), 0, taken))
+                if taken < count and move >= 0:
+                    self._put(space, (move, turn + taken, count - taken))
+                place, left = place + width * taken, left - width * taken
+
+    def _best(self, length: int, left: int) -> tuple[int, _Group]:
+        at = bisect_left(self._spaces, length)
+        if at == len(self._spaces):
+            return self._capacity, (-1, 0, left)  # as many new bins as could be needed
+        space = self._spaces[at]
+        groups = self._open[space]
+        group = groups.pop()
+        if not groups:
+            del self._open[space], self._spaces[at]
+        return space, group
+
+    def _put(self, space: int, group: _Group) -> None:
+        if space in self._open:
+            self._open[space].append(group)
+        else:
+            self._open[space] = [group]
+            insort(self._spaces, space)
+
+    def _move(self, parent: int, turn: int, place: int, width: int) -> int:
+        self._parents.append(parent)
+        self._turns.append(turn)
+        self._places.append(place)
+        self._widths.append(width)
+        return len(self._parents) - 1
+
+    def bins(self) -> Bins:
+        """All groups followed back to their empty bins, one generation at a time."""
+        parents, turns = np.array(self._parents, np.int64), np.array(self._turns, np.int64)
+        places, widths = np.array(self._places, np.int64), np.array(self._widths, np.int64)
+        groups = [group for space in self._spaces for group in self._open[space]]
+        ends = np.array(groups, np.int64).reshape(-1, 3)
+        alive, move, turn = np.arange(len(ends)), ends[:, 0], ends[:, 1]
+        owners, firsts, counts = [alive[:0]], [alive[:0]], [alive[:0]]
+        while len(alive):
+            owners.append(alive)
+            firsts.append(places[move] + turn * widths[move])
+            counts.append(widths[move])
+            more = parents[move] >= 0
+            alive, move, turn = alive[more], parents[move][more], (turn + turns[move])[more]
+        return _sorted_bins(ends[:, 2], np.concatenate(owners), np.concatenate(firsts), np.concatenate(counts))
+
+
+def _sorted_bins(bins: Int64, owner: Int64, first: Int64, width: Int64) -> Bins:
+    """Shapes in order of their number of sequences, each with its entries together."""
+    sequences = np.bincount(owner, weights=width, minlength=len(bins))
+    order = np.argsort(sequences, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    by_shape = np.argsort(rank[owner], kind="stable")
+    entries = np.bincount(rank[owner], minlength=len(bins))
+    return Bins(_sums(bins[order]), _sums(entries), first[by_shape], width[by_shape])
+
+
+def _sums(counts: Int64) -> Int64:
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
