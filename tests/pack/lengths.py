@@ -1,0 +1,44 @@
+"""Views of given lengths without any tokens: plans read nothing else."""
+
+from __future__ import annotations
+
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.chat.regions import Int32, Int64
+from penstock.view.example import Example, Pair
+from penstock.view.ledger import Ledger
+
+
+class Lengths:
+    """Satisfies `Served` as far as a plan goes."""
+
+    is_preference = False
+    digest = "b3-lengths"
+    ledger = Ledger()
+
+    def __init__(self, lengths: npt.ArrayLike) -> None:
+        self.lengths: Int32 = np.asarray(lengths, np.int32)
+
+    def epoch_indices(self, epoch: int) -> Int64:
+        return np.arange(len(self))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: SupportsIndex) -> Example | Pair:
+        raise AssertionError("a plan reads no example")
+
+
+def chat_like(count: int, seed: int = 0) -> Int32:
+    """Short turns with a long tail, cut at 8192."""
+    drawn = np.random.default_rng(seed).lognormal(6.0, 1.0, count)
+    return np.clip(drawn, 8, 8192).astype(np.int32)
+
+
+def reasoning_like(count: int, seed: int = 0) -> Int32:
+    """Long answers, cut at 16384."""
+    drawn = np.random.default_rng(seed).lognormal(8.3, 0.8, count)
+    return np.clip(drawn, 64, 16384).astype(np.int32)

@@ -1,0 +1,52 @@
+"""Permutations by position: bijections, different for every key, the same on every machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pack.permute import key_of, permuted
+
+
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_every_position_has_its_own_image(size: int, key: int) -> None:
+    images = permuted(np.arange(size), size, key)
+    assert sorted(images.tolist()) == list(range(size))
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), key=st.integers(0, 2**64 - 1))
+def test_sets_of_different_sizes_are_permuted_at_once(sizes: list[int], key: int) -> None:
+    size = np.repeat(sizes, sizes)
+    position = np.concatenate([np.arange(own) for own in sizes])
+    images = permuted(position, size, key)
+    assert images.tolist() == [
+        int(permuted(np.array([at]), int(own), key)[0]) for at, own in zip(position, size, strict=True)
+    ]
+
+
+def test_any_position_can_be_asked_alone_and_large_sets_cost_nothing() -> None:
+    far = np.array([0, 10**12 - 1, 5 * 10**11])
+    assert [int(permuted(far[at : at + 1], 10**12, 7)[0]) for at in range(3)] == permuted(far, 10**12, 7).tolist()
+
+
+def test_small_sets_see_all_their_orders() -> None:
+    for size, orders in ((2, 2), (3, 6), (4, 24)):
+        seen = Counter(tuple(permuted(np.arange(size), size, key_of("order", key)).tolist()) for key in range(2400))
+        assert len(seen) == orders
+        assert max(seen.values()) < 2 * 2400 / orders
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    assert permuted(np.arange(10), 10, key_of(0, "epoch", 0)).tolist() == GOLDEN
+
+
+def test_positions_outside_are_refused() -> None:
+    with pytest.raises(IndexError):
+        permuted(np.array([3]), 3, 0)
+
+
+GOLDEN = [9, 6, 4, 2, 0, 7, 1, 3, 8, 5]
