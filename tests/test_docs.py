@@ -1,0 +1,80 @@
+"""Every example in the README and in docs/ that is not tested beside its own stage runs here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.document import document
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder with the bundled examples in it, as a reader of the README would have."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    command = folder / "bin" / "penstock"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock.cli "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+
+
+def test_the_readme_runs(workplace: Path) -> None:
+    variables = environment(workplace)
+    for code in blocks(ROOT / "README.md", "python"):
+        script = workplace / "script.py"
+        script.write_text(code)
+        subprocess.run([sys.executable, script], cwd=workplace, env=variables, check=True, capture_output=True)
+    shell = [b for b in blocks(ROOT / "README.md", "bash") if "make" not in b]
+    assert shell
+    for code in shell:
+        done = subprocess.run(["bash", "-euc", code], cwd=workplace, env=variables, check=True, capture_output=True, text=True)
+        assert "found in the cache" in done.stdout
+        assert "assistant" in done.stdout
+
+
+def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
+    code = f"""
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(kernel_name="python3")
+reply = client.execute_interactive({blocks(ROOT / "README.md", "python")[0] + 'print(len(view))'!r}, timeout=120)
+manager.shutdown_kernel(now=True)
+sys.exit(0 if reply["content"]["status"] == "ok" else 1)
+"""
+    variables = {**environment(workplace), "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=workplace, env=variables, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_demo_runs(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, ROOT / "examples" / "demo.py"], env=variables, capture_output=True, text=True, check=True)
+    assert "nothing to do" in done.stdout
+
+
+def test_the_command_line_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == document(), "run `python -m penstock.cli.document > docs/cli.md`"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
