@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +16,37 @@ import orjson
 
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
-from penstock.errors import StoreError
+from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
-from penstock.store.files import write_whole
-from penstock.store.manifest import Manifest, ShardTable, dataset_key, read_manifest
+from penstock.store.files import is_there, write_whole
+from penstock.store.manifest import Manifest, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, canonical, read_shard
 
 if TYPE_CHECKING:
     from penstock.build.prepare import Outcome
 
+log = logging.getLogger("penstock")
+
+
+def usable_manifest(cache: Cache, key: str) -> Manifest | None:
+    """The manifest of a dataset, unless it is missing, damaged or not ours to read: then it is to be made again."""
+    path = cache.dataset_path(key) / "manifest.json"
+    if not is_there(path):
+        return None
+    try:
+        manifest = read_manifest(path)
+    except CorruptError as error:
+        log.warning("%s; it is made again", error)
+        return None
+    return manifest if manifest.key == key else None
+
 
 def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
-    """The dataset's manifest, committed unless it is there already."""
-    path = cache.dataset_path(key) / "manifest.json"
-    if not path.is_file():
-        _manifest(cache, key, recipe, names, slices).commit(cache)
-        if recipe.date is not None:
-            dateless = dataset_key(replace(recipe, date=None).digest, [(s.file, s.digest) for s in slices])
-            pointer = cache.root / "memo" / "dates" / dateless
-            write_whole(pointer, recipe.date.isoformat().encode(), cache.tmp, "date")
-    return read_manifest(path)
+    """The dataset's manifest, put in place."""
+    manifest = _manifest(cache, key, recipe, names, slices)
+    manifest.commit(cache)
+    return manifest
 
 
 def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
@@ -81,15 +91,21 @@ def _percentiles(lengths: list[npt.NDArray[np.int32]]) -> dict[str, int]:
     return dict(zip(("p50", "p90", "p99", "max"), map(int, shares), strict=True))
 
 
-def note_sources(cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], tokenizer: str) -> None:
-    """What is good to know beside the dataset, and changes with every run."""
-    notes = {
-        "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
-        "slices": [s.to_json() for s in slices],
-        "tokenizer": tokenizer,
-        "prepared": time.time(),
-    }
-    write_whole(cache.dataset_path(manifest.key) / "notes.json", canonical(notes), cache.tmp, "notes")
+def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Slice], tokenizer: str) -> None:
+    """Keep beside the dataset from where it was last prepared, so that examples can be traced to their rows."""
+    notes = canonical(
+        {
+            "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
+            "slices": [s.to_json() for s in slices],
+            "tokenizer": tokenizer,
+        }
+    )
+    path = cache.dataset_path(key) / "notes.json"
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == notes:
+            return
+    with contextlib.suppress(StoreError):  # a convenience; others' caches may be read-only
+        write_whole(path, notes, cache.tmp, "notes")
 
 
 def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:

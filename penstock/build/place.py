@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.build.options import OnUnwritable, PrepareOptions
+from penstock.build.options import PrepareOptions
 from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache
-from penstock.store.files import digest
+from penstock.store.files import digest, explained
 
 POSITIONS = (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE"))
 
 
-def chosen_cache(options: PrepareOptions) -> tuple[Cache, tuple[str, ...]]:
-    """The cache to build in, ready to be written, and what should be said about the choice."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cache folder. `obstacle`: it can only be read, and why; it still serves hits."""
+
+    cache: Cache
+    notices: tuple[str, ...] = ()
+    obstacle: StoreError | None = None
+
+
+def chosen_place(options: PrepareOptions) -> Place:
+    """Where to look for the dataset, and to build it if the folder can be written."""
     if options.no_cache:
         cache = Cache(tempfile.mkdtemp(prefix="penstock-"))
-        return cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",)
+        return Place(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
     cache = Cache(options.cache)
     try:
         cache.prepare_root()
-        return cache, ()
-    except StoreError as error:
-        if options.on_unwritable is OnUnwritable.ERROR or _is_readable_hit(cache):
-            if _is_readable_hit(cache):
-                return cache, ()
-            raise
-        # One folder per host, user and cache: all processes of a host that meet the same obstacle share it.
-        name = f"penstock-{os.getuid()}-{digest(str(cache.root).encode())[3:15]}"
-        spare = Cache(Path(tempfile.gettempdir()) / name)
-        spare.prepare_root()
-        return spare, (f"{error} Building in {spare.root} instead.",)
+    except StoreError as obstacle:
+        return Place(cache, obstacle=obstacle)
+    return Place(cache)
 
 
-def _is_readable_hit(cache: Cache) -> bool:
-    """A cache that others wrote and we can only read still serves hits; a miss will fail on its first write."""
-    return os.access(cache.root / "datasets", os.R_OK | os.X_OK)
+def spare_place(place: Place) -> Place:
+    """Where to build instead: a folder per host, user and cache, which all processes that meet the obstacle share."""
+    name = f"penstock-{os.getuid()}-{digest(str(place.cache.root).encode())[3:15]}"
+    folder = Path(tempfile.gettempdir()) / name
+    with explained(folder, "can't be created"), contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise StoreError(
+            f"{folder} belongs to another user, so nothing is built there. Choose another folder with --cache."
+        )
+    spare = Cache(folder)
+    spare.prepare_root()
+    return Place(spare, (f"{place.obstacle} Building in {spare.root} instead.",))
 
 
 def position(options: PrepareOptions) -> tuple[int, int]:

@@ -13,18 +13,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 import penstock
 from penstock import errors
+from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
-from penstock.build.slice_job import SliceJob, SliceReport
 from penstock.errors import PenstockError, WorkerError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
+
+if TYPE_CHECKING:
+    from penstock.build.slice_job import SliceJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,22 @@ OnReport = Callable[[Task, SliceReport], None]
 OnRetry = Callable[[Task, str], None]
 
 
-def run_here(setup: Setup, tasks: Iterator[Task], on_report: OnReport) -> None:
-    """Do all tasks in this process."""
-    job: SliceJob | None = None
+def run_here(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
+    """Do all tasks in this process, with one job that is made when it is first needed."""
     for task in tasks:
-        job = job or SliceJob(setup.recipe, setup.tokenizer_json, setup.cache, fast=setup.fast)
-        on_report(task, job.run(task.slice, task.path, task.slice.data))
+        on_report(task, job().run(task.slice, task.path, task.slice.data))
+
+
+def job_here(setup: Setup) -> Callable[[], SliceJob]:
+    """Makes the job of `run_here`, once. Imports the engines only then: a hit does without them."""
+
+    @cache
+    def job() -> SliceJob:
+        from penstock.build.slice_job import SliceJob
+
+        return SliceJob(setup.recipe, setup.tokenizer_json, setup.cache, fast=setup.fast)
+
+    return job
 
 
 def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnReport, on_retry: OnRetry) -> None:

@@ -7,37 +7,43 @@ Any number of processes may run it on the same data at once: they share the slic
 
 from __future__ import annotations
 
-import datetime
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
-from penstock.build.finish import commit_dataset, note_sources, row_places, write_quarantine
+from penstock.build.finish import commit_dataset, note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.limits import worker_count
-from penstock.build.options import OnBadRow, OnMiss, PrepareOptions
-from penstock.build.place import chosen_cache, position
-from penstock.build.pool import Setup, Task, run_here, run_workers
-from penstock.build.progress import OnProgress, Progress
+from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions
+from penstock.build.place import chosen_place, position, spare_place
+from penstock.build.pool import Setup, Task, job_here, run_here, run_workers
+from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
-from penstock.build.slice_job import SliceReport
+from penstock.build.sharing import Sharing
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
-from penstock.errors import RowError, StoreError
+from penstock.errors import CorruptError, RowError, StoreError
 from penstock.sources import Slice, SourceSet, discover, model_folder
-from penstock.store.claims import Claims
+from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.manifest import Manifest, dataset_key, read_manifest, shard_name
+from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
+from penstock.store.orphans import clean_orphans
 from penstock.store.shard import read_shard
+
+if TYPE_CHECKING:
+    from penstock.build.slice_job import SliceJob
 
 log = logging.getLogger("penstock")
 
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
-POLL = 0.3  # seconds between looks at what other processes have finished
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +63,24 @@ class Builder:
 
     def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
         self.options = options
-        self.cache, self._notice = chosen_cache(options)
-        self.sources: SourceSet = discover(sources, split=options.split, config=options.config, revision=options.revision)
+        self._place = chosen_place(options)
+        self._notices = [*self._place.notices]
+        self.sources: SourceSet = discover(
+            sources, split=options.split, config=options.config, revision=options.revision
+        )
         self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
+        self._notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
         self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
-        self._rank, self._world_size = position(options)
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._made: set[str] = set()
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that is looked into and built in."""
+        return self._place.cache
 
     def _sample(self) -> list[dict[str, Any]]:
         """The first rows, to tell the format by; bad ones are reported when their turn comes."""
@@ -88,53 +101,69 @@ class Builder:
 
     def run(self) -> Outcome:
         """Open the dataset, after building what is missing of it."""
-        for warning in (*self._notice, *self.model.warnings):
-            log.warning("%s", warning)
+        for notice in self._notices:
+            log.warning("%s", notice)
+        clean_orphans(self.cache)
         found = None if self.options.force else self._find()
-        if found is not None:
-            return self._outcome(found, hit=True)
-        if self.options.on_miss is OnMiss.ERROR:
+        if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
-                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. Prepare it first with `penstock prepare`; "
-                "`penstock cache explain` says what differs from the nearest one."
+                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
+                "Prepare it first with `penstock prepare`; `penstock cache explain` says what differs from the nearest one."
             )
-        self._build()
-        return self._outcome(self._commit(), hit=False)
+        if found is None and self._place.obstacle is not None:
+            self._move(self._place.obstacle)
+            found = None if self.options.force else self._find()
+        return self._outcome(found, hit=True) if found is not None else self._built()
+
+    def _notice(self, text: str) -> None:
+        self._notices.append(text)
+        log.warning("%s", text)
+
+    def _move(self, obstacle: StoreError) -> None:
+        """The cache can't be written: build in a temporary place, if that is wanted."""
+        if self.options.on_unwritable is OnUnwritable.ERROR:
+            raise obstacle
+        self._place = spare_place(self._place)
+        self._notice(*self._place.notices)
+        clean_orphans(self.cache)
+        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
 
+    def look(self) -> list[Slice]:
+        """All slices, after reading the data if they are not known; settles the date. Encodes nothing."""
+        slices = self._finder.known() or [part.without_data() for part in self._finder.find()]
+        self._settle_date(slices[0])
+        return slices
+
     def _find(self) -> Manifest | None:
-        """The dataset, if it can be known to be there without reading the data."""
-        slices = self._finder.known()
-        if slices is None:
+        """The dataset; without reading the data, unless nothing could be built anyway."""
+        may_build = self.options.on_miss is OnMiss.BUILD and self._place.obstacle is None
+        if may_build and self._finder.known() is None:
             return None
-        self._use_earlier_date(slices)
-        path = self.cache.dataset_path(self._key(slices)) / "manifest.json"
-        if not path.is_file():
-            return None
-        manifest = read_manifest(path)
-        if not all(self.cache.has_shard(name) for name in manifest.shards.names):
+        slices = self.look()
+        manifest = usable_manifest(self.cache, self._key(slices))
+        if manifest is None or not self._all_there(manifest.shards.names):
             return None
         self._slices = slices
         self.progress.slices_reused = len(slices)
         self._refuse_rejected(manifest)
         return manifest
 
-    def _key(self, slices: list[Slice], recipe: Recipe | None = None) -> str:
-        return dataset_key((recipe or self.recipe).digest, [(s.file, s.digest) for s in slices])
+    def _key(self, slices: list[Slice]) -> str:
+        return dataset_key(self.recipe.digest, [(s.file, s.digest) for s in slices])
 
-    def _use_earlier_date(self, slices: list[Slice]) -> None:
+    def _all_there(self, names: list[str]) -> bool:
+        return all(self.cache.has_shard(name) for name in names)
+
+    def _settle_date(self, first: Slice) -> None:
         """Without --date, the same data prepared on another day is reused, and this is said."""
-        if self.recipe.date is None or self.options.date is not None:
-            return
-        pointer = self.cache.root / "memo" / "dates" / self._key(slices, replace(self.recipe, date=None))
-        try:
-            earlier = datetime.date.fromisoformat(pointer.read_text())
-        except (OSError, ValueError):
-            return
-        if earlier != self.recipe.date:
-            log.warning("the template prints the date: reusing what was prepared with %s (--date sets another)", earlier)
-            self.recipe = replace(self.recipe, date=earlier)
+        if self.options.date is None and not self.options.force:
+            earlier = earlier_date(self.cache, self.recipe, first)
+            if earlier is not None:
+                told = f"the template prints the date: reusing what was prepared with {earlier} (--date sets another)"
+                self._notice(told)
+                self.recipe = replace(self.recipe, date=earlier)
 
     def _refuse_rejected(self, manifest: Manifest) -> None:
         if manifest.ledger["rejected"] and self.options.on_bad_row is OnBadRow.ERROR:
@@ -144,28 +173,64 @@ class Builder:
 
     # -- making what is missing -----------------------------------------------------------------------------------
 
-    def _build(self) -> None:
+    def _built(self) -> Outcome:
+        """Build and commit; again what vanished meanwhile (a gc that ran beside us) or turned out to be damaged."""
+        for attempt in range(ATTEMPTS):
+            force = self.options.force and attempt == 0
+            self._build(force)
+            key, names = self._key(self._slices), [shard_name(self.recipe.digest, s.digest) for s in self._slices]
+            there = None if force else usable_manifest(self.cache, key)
+            try:
+                manifest = there or commit_dataset(self.cache, key, self.recipe, names, self._slices)
+            except CorruptError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                self._mark_damaged(names)
+                continue
+            if self._all_there(names):
+                return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
+        raise StoreError(
+            f"{self.cache.root}: shards vanish as soon as they are made. Does something clean this folder?"
+        )
+
+    def _mark_damaged(self, names: list[str]) -> None:
+        for name in names:
+            if self.cache.has_shard(name):
+                try:
+                    read_shard(self.cache.shard_path(name))
+                except CorruptError as error:
+                    log.warning("%s; it is made again", error)
+                    self.cache.mark_bad(name, str(error))
+
+    def _build(self, force: bool) -> None:
         """Do our share of the slices, then wait for or take over what others have claimed."""
+        found = self._finder.find()
+        first = next(found)
+        self._settle_date(first)
+        remember_date(self.cache, self.recipe, first, overwrite=force)
         self.cache.keep_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
-        claims = Claims(self.cache.root / "claims")
-        left: list[Task] = []
+        job = job_here(setup)
+        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
+        self._slices, pause = sharing.slices, SHORTEST_WAIT
+        rank, world_size = position(self.options)
         try:
-            self._dispatch(setup, self._first_pass(claims, left), claims)
-            while left:
-                before = len(left)
-                self._dispatch(setup, self._next_pass(claims, left), claims)
+            self._dispatch(setup, job, sharing.own(chain((first,), found), rank, world_size, self._reuse), sharing)
+            while sharing.left:
+                before = self.progress.slices_done
+                self._dispatch(setup, job, sharing.others(self._finished_elsewhere), sharing)
+                self.progress.waiting = bool(sharing.left)
                 self._tell()
-                if left and len(left) == before:
-                    self.progress.waiting = True
-                    time.sleep(POLL)
+                if sharing.left:
+                    pause = SHORTEST_WAIT if self.progress.slices_done > before else min(pause * 1.5, LONGEST_WAIT)
+                    time.sleep(pause)
         finally:
-            claims.close()
+            sharing.close()
             self.progress.waiting = False
 
-    def _dispatch(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
+    def _dispatch(self, setup: Setup, job: Callable[[], SliceJob], tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
-            claims.release(task.name)
+            sharing.release(task)
             self.progress.add(report)
             self._tell()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
@@ -177,68 +242,25 @@ class Builder:
 
         if self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES:
             self.progress.workers = 1
-            run_here(setup, tasks, done)
+            run_here(job, tasks, done)
         else:
             run_workers(setup, tasks, self.progress.workers, done, retry)
 
-    def _first_pass(self, claims: Claims, left: list[Task]) -> Iterator[Task]:
-        """Our slices, found as they are asked for; those of other ranks or processes go to `left`."""
-        digest = self.recipe.digest
-        for number, found in enumerate(self._finder.find()):
-            task = Task(shard_name(digest, found.digest), found, self.sources.files[found.file].path)
-            self._slices.append(found.without_data())
-            if task.name in self._made:
-                continue  # the same bytes stand elsewhere in the data; one shard serves both
-            ours = number % self._world_size == self._rank
-            if self._is_there(task):
-                self._reuse(task)
-            elif ours and self._take(task, claims):
-                yield task
-            else:
-                left.append(replace(task, slice=found.without_data()))
-
-    def _next_pass(self, claims: Claims, left: list[Task]) -> Iterator[Task]:
-        """What others have not finished and do not seem to be working on."""
-        waiting, left[:] = left[:], []
-        free: list[Task] = []
-        for task in waiting:
-            if task.name in self._made or self._is_there(task):
-                self.progress.slices_elsewhere += task.name not in self._made
-            elif self._take(task, claims):
-                free.append(task)
-            else:
-                left.append(task)
-        yield from self._with_data(free)
-
-    def _is_there(self, task: Task) -> bool:
-        return not self.options.force and self.cache.has_shard(task.name)
-
-    def _take(self, task: Task, claims: Claims) -> bool:
-        if not claims.take(task.name):
-            return False
-        if self._is_there(task):  # finished by another process since we looked
-            claims.release(task.name)
-            self._reuse(task)
-            return False
-        self._made.add(task.name)
-        return True
-
     def _reuse(self, task: Task) -> None:
         self.progress.slices_reused += 1
+        self._seen(task)
+
+    def _finished_elsewhere(self, task: Task) -> None:
+        self.progress.slices_elsewhere += 1
+        self._seen(task)
+
+    def _seen(self, task: Task) -> None:
         self.progress.bytes_seen += task.slice.size
         self._tell()
-        if self.options.on_bad_row is OnBadRow.ERROR and self.cache.shard_note(task.name)["rejected"]:
-            raise self._first_rejected(task.name, task.slice)
-
-    def _with_data(self, tasks: list[Task]) -> Iterator[Task]:
-        """Tasks taken over from others; streamed sources are read again for their bytes."""
-        streamed = {(t.slice.file, t.slice.first_row): t for t in tasks if t.slice.kind.is_streamed}
-        yield from (t for t in tasks if not t.slice.kind.is_streamed)
-        if streamed:
-            for found in self._finder.find():
-                task = streamed.pop((found.file, found.first_row), None)
-                if task is not None:
-                    yield replace(task, slice=found)
+        if self.options.on_bad_row is OnBadRow.ERROR and self.cache.has_shard(task.name):
+            note = self.cache.shard_note(task.name)
+            if note["rejected"]:
+                raise self._first_rejected(task.name, task.slice)
 
     def _tell(self) -> None:
         if self._on_progress is not None:
@@ -251,17 +273,13 @@ class Builder:
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
-    def _commit(self) -> Manifest:
-        names = [shard_name(self.recipe.digest, s.digest) for s in self._slices]
-        return commit_dataset(self.cache, self._key(self._slices), self.recipe, names, self._slices)
-
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
-        if not hit:
-            note_sources(self.cache, manifest, self.sources, self._slices, self.model.name)
+        note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
-        warnings = (*self._notice, *self.model.warnings, *manifest.ledger["warnings"])
+        warnings = (*self._notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
+        dataset.mark_used()
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine)

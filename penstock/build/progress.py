@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from penstock.build.slice_job import SliceReport
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """What the parent learns of a finished slice."""
+
+    name: str
+    rows: int
+    examples: int
+    tokens: int
+    bytes: int  # of rows read
+    rejected: int
+    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
+    mismatches: int  # rows of the proof's sample that differed; the slice was redone by the references
+    memory: int  # resident bytes of the process
+
+    def as_json(self) -> dict[str, Any]:
+        """For the way from a worker to its parent."""
+        return asdict(self)
 
 
 @dataclass(slots=True)

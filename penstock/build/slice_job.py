@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.build.pipeline import Pipeline, SliceResult
+from penstock.build.progress import SliceReport
 from penstock.build.proof import mismatches, sampled_rows
 from penstock.build.recipe import Recipe
 from penstock.chat.conversation import Part
@@ -20,24 +20,6 @@ from penstock.sources import Rows, Slice, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
-
-
-@dataclass(frozen=True, slots=True)
-class SliceReport:
-    """What the parent learns of a finished slice."""
-
-    name: str
-    rows: int
-    examples: int
-    tokens: int
-    bytes: int  # of rows read
-    rejected: int
-    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
-    mismatches: int  # rows of the proof's sample that differed; the slice was redone by the references
-    memory: int  # resident bytes of the process
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SliceJob:
@@ -70,7 +52,7 @@ class SliceJob:
         kept = int(np.count_nonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))) if columns.examples else 0
         first_segment = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) == 1]
         unknown = int(np.count_nonzero(columns.segment_parts[first_segment] == Part.GLUE))
-        ledger = {
+        ledger: dict[str, Any] = {
             "rows": result.rows,
             "kept": kept,
             "rejected": dict(Counter(entry["kind"] for entry in result.rejected)),

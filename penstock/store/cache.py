@@ -5,7 +5,8 @@
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
     CACHE/memo/…, claims/…, tmp/…      conveniences; losing them only repeats work
 
-A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk.
+A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk. A file `….bad`
+beside it says that `verify` found its bytes wrong: it counts as missing until it has been made again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, file_digest, make_folder, write_whole
+from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder, write_whole
 from penstock.store.shard import canonical, read_shard
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
@@ -62,6 +63,10 @@ class Cache:
         """Where counts, digest and engines of a shard are noted."""
         return self.shard_path(name).with_suffix(".json")
 
+    def bad_path(self, name: str) -> Path:
+        """The mark that a shard's bytes are wrong."""
+        return self.shard_path(name).with_suffix(".bad")
+
     def dataset_path(self, key: str) -> Path:
         """The folder of the dataset of that key."""
         return self.root / "datasets" / checked_name(key)
@@ -79,14 +84,22 @@ class Cache:
                 raise PermissionError(13, "Permission denied")
 
     def has_shard(self, name: str) -> bool:
-        """Is the shard there for this user?"""
-        return os.access(self.shard_path(name), os.R_OK)
+        """Is the shard there for this user, and not known to be bad?"""
+        return is_there(self.shard_path(name)) and not self.bad_path(name).exists()
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard and its note in place; the shard last."""
         note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
         write_whole(self.note_path(name), canonical(note), self.tmp, "note")
         write_whole(self.shard_path(name), data, self.tmp, "shard")
+        bad = self.bad_path(name)
+        if bad.exists():
+            with explained(bad, "can't be removed, though the shard has been made again"):
+                bad.unlink(missing_ok=True)
+
+    def mark_bad(self, name: str, why: str) -> None:
+        """Have the next prepare make a shard again; readers keep what is there until then."""
+        write_whole(self.bad_path(name), why.encode(), self.tmp, "bad")
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
@@ -108,6 +121,6 @@ class Cache:
         """Keep a tokenizer.json by its digest, so that datasets can be shown without its folder."""
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
-        if not path.exists():
+        if not is_there(path):
             write_whole(path, tokenizer_json, self.tmp, "tokenizer")
         return name

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 
-from penstock.store.files import explained, make_folder, writer_is_dead, writer_name
+from penstock.store.files import explained, fault, listed, make_folder, writer_is_dead, writer_name
 
 HEARTBEAT = 5.0  # seconds between touches
 EXPIRY = 120.0  # seconds without a touch; generous, because NFS clients cache attributes for up to a minute
+NAMELESS_EXPIRY = 5.0  # of a claim whose maker died, or so it seems, before it wrote its name
+CLOCK_EVERY = 30.0  # seconds between looks at the file server's clock
 
 
 class Claims:
@@ -27,40 +30,51 @@ class Claims:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        make_folder(folder, like=folder.parent)
+        self._clock = ServerClock(folder)
 
     def _path(self, name: str) -> Path:
         return self._folder / name
 
     def take(self, name: str) -> bool:
         """Claim a slice; False when somebody else, alive as far as we know, has it."""
+        make_folder(self._folder, like=self._folder.parent)
         path = self._path(name)
-        for _ in range(2):
-            try:
-                with explained(path, "can't be written"):
-                    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-            except Exception as error:
-                if not isinstance(error.__cause__, FileExistsError):
-                    raise
-                if not self._abandoned(path):
-                    return False
-                with contextlib.suppress(FileNotFoundError):
+        if not self._create(path):
+            if not self._is_abandoned(path):
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                try:
                     path.unlink()
-                continue
+                except PermissionError:
+                    return True  # a dead claim that we may not remove: work without one
+            if not self._create(path):
+                return False  # another process was faster
+        with self._lock:
+            self._held.add(name)
+            self._start()
+        return True
+
+    def _create(self, path: Path) -> bool:
+        with explained(path, "can't be written"):
+            try:
+                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            except FileExistsError:
+                return False
+            fault("claim.open")
             with os.fdopen(descriptor, "w") as file:
                 file.write(writer_name())
-            with self._lock:
-                self._held.add(name)
-                self._start()
-            return True
-        return False
+            fault("claim.write")
+        return True
 
     def release(self, name: str) -> None:
         """Give a claim back; the shard is there, or somebody else shall try."""
+        fault("claim.release")
         with self._lock:
+            held = name in self._held
             self._held.discard(name)
-        with contextlib.suppress(OSError):
-            self._path(name).unlink(missing_ok=True)
+        if held:
+            with contextlib.suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give everything back."""
@@ -70,23 +84,15 @@ class Claims:
         for name in list(self._held):
             self.release(name)
 
-    def _abandoned(self, path: Path) -> bool:
+    def _is_abandoned(self, path: Path) -> bool:
         try:
-            owner = path.read_text()
+            owner = _owner(path)
             if owner and writer_is_dead(owner):
                 return True
-            return self._server_now() - path.stat().st_mtime > EXPIRY
+            expiry = NAMELESS_EXPIRY if owner == "" else EXPIRY
+            return self._clock.age(path) > expiry
         except FileNotFoundError:
             return True
-
-    def _server_now(self) -> float:
-        """The file server's clock: the time it gives to a file touched right now."""
-        probe = self._folder / f".clock.{writer_name()}"
-        probe.touch()
-        now = probe.stat().st_mtime
-        with contextlib.suppress(OSError):
-            probe.unlink()
-        return now
 
     def _start(self) -> None:
         if self._thread is None:
@@ -100,3 +106,53 @@ class Claims:
             for name in held:
                 with contextlib.suppress(OSError):  # a lost claim only repeats work
                     os.utime(self._path(name))
+
+
+class ServerClock:
+    """The file server's clock: the time it gives to a file touched right now. Hosts' own clocks may differ from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offset = 0.0  # what to add to our monotonic clock
+        self._read_at: float | None = None
+
+    def now(self) -> float:
+        """The time now, in seconds."""
+        ours = time.monotonic()
+        if self._read_at is None or ours - self._read_at > CLOCK_EVERY:
+            self._offset, self._read_at = self._look() - ours, ours
+        return ours + self._offset
+
+    def age(self, path: Path) -> float:
+        """Seconds since a file was last touched; FileNotFoundError when it is gone."""
+        return self.now() - path.stat().st_mtime
+
+    def _look(self) -> float:
+        probe = self._folder / f"{writer_name()}.clock"
+        try:
+            probe.touch()
+            return probe.stat().st_mtime
+        except OSError:
+            return time.time()  # we may not write here: our own clock has to do
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+
+
+def clean_claims(folder: Path) -> None:
+    """Remove what dead processes have left. Costs a listing; claims are few."""
+    clock = ServerClock(folder)
+    for path in listed(folder):
+        with contextlib.suppress(OSError):  # gone by now, or not ours to remove
+            owner = _owner(path)
+            dead = writer_is_dead(path.name) or (owner and writer_is_dead(owner))
+            if dead or clock.age(path) > EXPIRY:
+                path.unlink()
+
+
+def _owner(path: Path) -> str | None:
+    """Who made a claim: empty where that is not written yet, None where we may not read it."""
+    try:
+        return path.read_text(errors="replace")
+    except PermissionError:
+        return None

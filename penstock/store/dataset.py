@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -20,6 +22,8 @@ from penstock.store.cache import Cache
 from penstock.store.columns import Columns
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
+
+MARK_EVERY = 3600.0  # seconds; often enough to tell what is in use, seldom enough to cost nothing
 
 
 class Place(NamedTuple):
@@ -38,6 +42,7 @@ class StoredDataset:
         self.shard_examples = np.asarray(manifest.shards.examples, np.int64)
         self._ends = np.cumsum(self.shard_examples)
         self._open: OrderedDict[int, Columns] = OrderedDict()
+        self._marked = 0.0
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -79,6 +84,22 @@ class StoredDataset:
         kind = "pairs" if self.is_preference else "examples"
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
+    def mark_used(self) -> None:
+        """Note that the dataset is in use, for `cache ls` and `cache gc`; where we may not write, nothing is noted."""
+        if self._marked and time.monotonic() - self._marked < MARK_EVERY:
+            return
+        self._marked = time.monotonic()
+        mark = self.path / "used"
+        with contextlib.suppress(OSError):
+            try:
+                if time.time() - mark.stat().st_mtime > MARK_EVERY:
+                    mark.touch()
+            except FileNotFoundError:
+                mark.touch()
+            except PermissionError:  # another user's mark: put ours in its place
+                mark.unlink()
+                mark.touch()
+
     # -- what is in it --------------------------------------------------------------------------------------------
 
     @property
@@ -97,6 +118,7 @@ class StoredDataset:
         if found is not None:
             self._open.move_to_end(shard)
             return found
+        self.mark_used()
         columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
         self._open[shard] = columns
         if len(self._open) > _open_limit():

@@ -62,19 +62,45 @@ def fault(point: str) -> None:
 
 @cache
 def host() -> str:
-    """This host's name, in characters that are safe in file names."""
-    return "".join(c if c.isalnum() else "_" for c in socket.gethostname()) or "host"
+    """Where process numbers mean the same: this host, since it booted, in this container; safe in file names.
+
+    Hosts may share a name, and containers a host's name; neither may be taken for the other.
+    """
+    name = "".join(c if c.isalnum() else "_" for c in socket.gethostname()) or "host"
+    return f"{name}-{digest(_boot(), _process_space())[3:11]}"
+
+
+def _boot() -> bytes:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return b""
+
+
+def _process_space() -> bytes:
+    try:
+        return os.fsencode(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return b""
 
 
 def process_start(pid: int) -> str | None:
     """When a process of this host started (ticks since boot), or None when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return "unknown"
+    except OSError:  # gone, or hidden from us
+        return "unknown" if _is_running(pid) else None
     return stat.rpartition(")")[2].split()[19]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def writer_name() -> str:
@@ -89,7 +115,24 @@ def writer_is_dead(name: str) -> bool:
     if len(parts) < 3 or parts[0] != host() or not parts[1].isdigit():
         return False
     start = process_start(int(parts[1]))
-    return start is None or (start != "unknown" and start != parts[2])
+    return start is None or ("unknown" not in (start, parts[2]) and start != parts[2])
+
+
+def is_there(path: Path) -> bool:
+    """Can we read the file? NFS clients remember what was not there; listing the folder makes them look again."""
+    if os.access(path, os.R_OK):
+        return True
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        next(entries, None)
+    return os.access(path, os.R_OK)
+
+
+def listed(folder: Path) -> list[Path]:
+    """The entries of a folder, in order; none where it is not there or not ours to read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def make_folder(path: Path, like: Path | None = None) -> None:

@@ -7,7 +7,7 @@ or engine. It is committed last; a dataset is there when its manifest is there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,10 @@ def read_manifest(path: Path) -> Manifest:
         value = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         raise StoreError(f"{path.parent}: there is no dataset here (no manifest.json)") from None
+    except PermissionError:
+        raise StoreError(
+            f"{path}: the dataset belongs to another user, and you may not read it. Run the same prepare again."
+        ) from None
     except (OSError, orjson.JSONDecodeError) as error:
         raise CorruptError(f"{path}: the manifest can't be read ({error})") from error
     if not isinstance(value, dict):
@@ -79,13 +83,18 @@ def read_manifest(path: Path) -> Manifest:
     try:
         table = ShardTable(**value["shards"])
         manifest = Manifest(
-            checked_name(value["key"]), value["recipe"], table, value["ledger"], value["proof"], bool(value["preference"])
+            key=checked_name(value["key"]),
+            recipe=value["recipe"],
+            shards=table,
+            ledger=value["ledger"],
+            proof=value["proof"],
+            preference=bool(value["preference"]),
         )
     except (KeyError, TypeError) as error:
         raise CorruptError(f"{path}: the manifest lacks a field or has an unknown one: {error}") from error
     for name in table.names:
         checked_name(name)
-    lengths = {len(column) for column in asdict(table).values()}
+    lengths = {len(getattr(table, column.name)) for column in fields(table)}
     if len(lengths) != 1:
         raise CorruptError(f"{path}: the manifest's columns have different lengths: {sorted(lengths)}")
     return manifest

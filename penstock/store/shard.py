@@ -7,6 +7,7 @@ the footer, columns are numpy views on the file's pages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from penstock.errors import CorruptError, FormatError
+from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store.columns import Columns
+from penstock.store.files import is_there
 
 FORMAT_VERSION = 1
 _META = b"penstock"
+_LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _lists(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> pa.Array:
+def _lists(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
 
@@ -73,6 +76,10 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
 
 def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
     """Open a shard; raises CorruptError when it is not a whole shard file."""
+    for pause in _LOOK_AGAIN:
+        if is_there(path):
+            break
+        time.sleep(pause)
     try:
         with pa.memory_map(str(path)) as mapped:
             reader = pa.ipc.open_file(mapped)
@@ -80,7 +87,13 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             described = orjson.loads(reader.schema.metadata[_META])
     except FileNotFoundError:
         raise CorruptError(
-            f"{path}: the shard is gone, though a dataset needs it. Run the same prepare again: it redoes this slice only."
+            f"{path}: the shard is gone, though a dataset needs it. "
+            "Run the same prepare again: it redoes this slice only."
+        ) from None
+    except PermissionError:
+        raise StoreError(
+            f"{path}: the shard belongs to another user, and you may not read it. "
+            "Run the same prepare again: it makes the slice for you too. Or ask its owner for a wider umask."
         ) from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CorruptError(
