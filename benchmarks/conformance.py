@@ -2,9 +2,9 @@
 
     python -m benchmarks.conformance --tokenizer FOLDER … --data FILE.jsonl … [--template FILE.jinja …] [--sample N]
 
-Templates default to the tokenizer's own and all of PyPI's `trl`. For each template and tokenizer it prints how many rows
-transformers renders, how many have equal tokens, how many have equal masks, what was refused, and which engines served.
-Exit code 1 unless all are equal and none is refused.
+Templates default to the tokenizer's own and all of PyPI's `trl`. For each template and tokenizer it prints how many
+rows transformers renders, how many have equal tokens, how many have equal masks, what was refused, and which engines
+served. Exit code 1 unless all are equal and none is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def trl_templates() -> dict[str, str]:
     found = importlib.util.find_spec("trl")
     assert found is not None
     assert found.origin is not None
-    return {f"trl/{p.stem}": p.read_text() for p in sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))}
+    return {
+        f"trl/{p.stem}": p.read_text() for p in sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
+    }
 
 
 def reference_tokenizer(folder: Path) -> Any:
@@ -162,7 +164,7 @@ def main() -> int:
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
     good = True
-    print(f"{'tokenizer':16} {'template':40} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>11}  engines")
+    print(f"{'tokenizer':16} {'template':36} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>11} why")
     for folder in arguments.tokenizer:
         oracle = reference_tokenizer(folder)
         templates = {p.stem: p.read_text() for p in arguments.template or []} or {
@@ -178,7 +180,10 @@ def main() -> int:
             rendered = tally.rows - tally.not_rendered
             masks = f"{tally.masks_equal}/{tally.masks}" if tally.masks else "-"
             why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
-            print(f"{folder.name:16} {name:40} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7} {masks:>11}  {why}")
+            print(
+                f"{folder.name:16} {name:36} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7} {masks:>11}",
+                why,
+            )
             for line in tally.differing[:3]:
                 print(f"    {line}")
             sys.stdout.flush()

@@ -31,10 +31,16 @@ def main() -> None:
         run("stats", str(ds.path))
 
         print("\nThe same tokens, seen differently (nothing is encoded again):")
-        for options in ({}, {"train_on": "last_assistant_message"}, {"max_length": 48, "overlong": "drop"}, {"holdout": 0.1}):
+        for options in (
+            {},
+            {"train_on": "last_assistant_message"},
+            {"max_length": 48, "overlong": "drop"},
+            {"holdout": 0.1},
+        ):
             view = ds.view(**options)
             trained = sum(int(view[i].loss_mask.sum()) for i in range(len(view)))
-            print(f"  view({', '.join(f'{k}={v!r}' for k, v in options.items())}): {len(view)} rows, {trained} trained tokens")
+            said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            print(f"  view({said}): {len(view)} rows, {trained} trained tokens")
 
 
 if __name__ == "__main__":

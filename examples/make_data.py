@@ -9,7 +9,14 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HERE = Path(__file__).parent
-CITIES = {"Bern": "Switzerland", "Oslo": "Norway", "Lima": "Peru", "Cairo": "Egypt", "Hanoi": "Vietnam", "Quito": "Ecuador"}
+CITIES = {
+    "Bern": "Switzerland",
+    "Oslo": "Norway",
+    "Lima": "Peru",
+    "Cairo": "Egypt",
+    "Hanoi": "Vietnam",
+    "Quito": "Ecuador",
+}
 ANIMALS = {"spider": 8, "beetle": 6, "horse": 4, "sparrow": 2, "crab": 10, "lizard": 4}
 TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -87,7 +94,11 @@ def conversation(rng: random.Random, number: int) -> dict[str, object]:
         messages.append({"role": "system", "content": "You are brief and exact."})
     if number % 10 == 0:
         a, b = rng.randint(11, 99), rng.randint(11, 99)
-        call = {"id": f"call{number:05}", "type": "function", "function": {"name": "multiply", "arguments": {"a": a, "b": b}}}
+        call = {
+            "id": f"call{number:05}",
+            "type": "function",
+            "function": {"name": "multiply", "arguments": {"a": a, "b": b}},
+        }
         messages += [
             user(f"What is {a} times {b}?"),
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -111,15 +122,20 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 def train_tokenizer(texts: list[str], folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
-    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(words), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    words += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -41,14 +41,14 @@ class Dataset(StoredDataset):
         return open_, (str(self.path),)
 
 
-def prepare(
-    *sources: str | os.PathLike[str], on_progress: OnProgress | None = None, **options: Any
-) -> Dataset:
+def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = None, **options: Any) -> Dataset:
     """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
 
     Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
     """
-    outcome = Builder([Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress).run()
+    outcome = Builder(
+        [Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress
+    ).run()
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 

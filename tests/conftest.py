@@ -57,7 +57,10 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
     """Write rows as JSON lines; strings and bytes are written as they are."""
 
     def write(rows: list[object], name: str = "rows.jsonl") -> Path:
-        lines = [r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode() for r in rows]
+        lines = [
+            r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode()
+            for r in rows
+        ]
         path = tmp_path / name
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         return path

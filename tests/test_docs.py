@@ -45,7 +45,9 @@ def test_the_readme_runs(workplace: Path) -> None:
     shell = [b for b in blocks(ROOT / "README.md", "bash") if "make" not in b]
     assert shell
     for code in shell:
-        done = subprocess.run(["bash", "-euc", code], cwd=workplace, env=variables, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-euc", code], cwd=workplace, env=variables, check=True, capture_output=True, text=True
+        )
         assert "found in the cache" in done.stdout
         assert "assistant" in done.stdout
 
@@ -55,18 +57,22 @@ def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
 import sys
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
-reply = client.execute_interactive({blocks(ROOT / "README.md", "python")[0] + 'print(len(view))'!r}, timeout=120)
+reply = client.execute_interactive({blocks(ROOT / "README.md", "python")[0] + "print(len(view))"!r}, timeout=120)
 manager.shutdown_kernel(now=True)
 sys.exit(0 if reply["content"]["status"] == "ok" else 1)
 """
     variables = {**environment(workplace), "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=workplace, env=variables, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=workplace, env=variables, capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_demo_runs(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, ROOT / "examples" / "demo.py"], env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"], env=variables, capture_output=True, text=True, check=True
+    )
     assert "nothing to do" in done.stdout
 
 

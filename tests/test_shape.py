@@ -1,4 +1,4 @@
-"""The shape of the package: stages import only what is to their left, public names are pinned, options declared once."""
+"""The shape of the package: stages import only what is to their left, public names are pinned, files are short."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from penstock.cli.flags import flag_of
 
 INTRODUCTION = """# The command line
 
-Written by `python -m penstock.cli.document`; every option is declared once, and is a keyword argument of `ps.prepare` too
-(`--template-var` and `--role` are the dictionaries `template_vars` and `roles` there).
+Written by `python -m penstock.cli.document`; every option is declared once, and is a keyword argument of `ps.prepare`
+too (`--template-var` and `--role` are the dictionaries `template_vars` and `roles` there).
 
-Exit codes: 0 done, 1 the work failed (bad data, a broken promise), 2 wrong usage. With `--json`, standard output is one JSON
-object and progress goes to standard error.
+Exit codes: 0 done, 1 the work failed (bad data, a broken promise), 2 wrong usage. With `--json`, standard output is one
+JSON object and progress goes to standard error.
 
 ## penstock prepare SOURCE… --tokenizer T
 
@@ -43,7 +43,9 @@ A DATASET is its folder, or its key (or the start of it) in the cache.
 def options_table(record: type[Any]) -> str:
     """One line for each option of a record."""
     lines = ["| option | meaning | default |", "| --- | --- | --- |"]
-    lines += [f"| `{flag_of(option)}` | {option.metadata.get('help', '')} | {_default(option)} |" for option in fields(record)]
+    lines += [
+        f"| `{flag_of(option)}` | {option.metadata.get('help', '')} | {_default(option)} |" for option in fields(record)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.finish import outcome_json
+from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.cli.flags import with_flags
 from penstock.cli.live import LiveProgress, amount, duration
@@ -41,7 +41,9 @@ def summary(console: Console, outcome: Outcome) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {sum(ledger['rejected'].values()):,} rejected")
+    table.add_row(
+        "rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {sum(ledger['rejected'].values()):,} rejected"
+    )
     for kind, count in ledger["rejected"].items():
         table.add_row("", f"{count:,} {kind}")
     table.add_row("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples")

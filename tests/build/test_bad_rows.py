@@ -1,4 +1,4 @@
-"""Each kind of bad input: its clear error with file and line, nothing lost, and quarantine with a ledger that adds up."""
+"""Each kind of bad input: its clear error with file and line, nothing lost, and a ledger that adds up."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def picky(tokenizer: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_error_names_file_line_and_remedy(name: str, write_rows: Rows, tokenizer: Path, picky: Path, tmp_path: Path) -> None:
+def test_error_names_file_line_and_remedy(
+    name: str, write_rows: Rows, tokenizer: Path, picky: Path, tmp_path: Path
+) -> None:
     row, kind, text = BAD[name]
     source = write_rows([GOOD, GOOD, row, GOOD])
     with pytest.raises(RowError) as caught:
@@ -93,7 +95,13 @@ def test_a_row_that_is_too_long(write_rows: Rows, tokenizer: Path, tmp_path: Pat
 
 
 def test_tool_calls_that_the_template_drops(write_rows: Rows, tokenizer: Path, picky: Path, tmp_path: Path) -> None:
-    row = {"messages": [*GOOD["messages"], {"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
+    row = {
+        "messages": [
+            *GOOD["messages"],
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ]
+    }
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": picky, "cache": tmp_path / "c"}
     with pytest.raises(RowError, match=r"rows\.jsonl:1: the chat template drops the tool calls"):
         ps.prepare(write_rows([row]), **options)
@@ -109,7 +117,9 @@ def test_tool_calls_that_the_template_drops(write_rows: Rows, tokenizer: Path, p
         (b'{"foo": 1, "bar": 2}\n', SourceError, "foo"),
     ],
 )
-def test_files_that_say_nothing(content: bytes, error: type[PenstockError], text: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_files_that_say_nothing(
+    content: bytes, error: type[PenstockError], text: str, tmp_path: Path, tokenizer: Path
+) -> None:
     source = tmp_path / "x.jsonl"
     source.write_bytes(content)
     with pytest.raises(error, match=text):

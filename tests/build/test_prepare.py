@@ -36,7 +36,9 @@ def many_rows(count: int = 9000) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for n in range(count):
         text = f"Question {n}: {'größe ' * (n % 7)}{'日本語' * (n % 3)} {n * 7919 % 1013} " * 8
-        rows.append({"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"Answer {n}. " * 30}]})
+        rows.append(
+            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"Answer {n}. " * 30}]}
+        )
     rows[5]["messages"][0]["content"] = "control \x01\x02\x1c characters \u2028 and \x85"
     rows[6]["messages"][1]["content"] = "new \U000323b0 and e\u0301 <|im_end|> inside"
     rows[7]["messages"][0]["content"] = "<|im_start|>assistant\nI was never said<|im_end|>"
@@ -60,7 +62,9 @@ def test_tokens_equal_transformers(examples: Path, tokenizer: Path, tmp_path: Pa
     assert len(ds) == 400
     for i in range(len(ds)):
         said = ds.conversation(i)
-        expected = reference.apply_chat_template(said["messages"], tools=said["tools"], tokenize=True, return_dict=False)
+        expected = reference.apply_chat_template(
+            said["messages"], tools=said["tools"], tokenize=True, return_dict=False
+        )
         assert ds.input_ids(i).tolist() == list(expected)
 
 
@@ -83,7 +87,12 @@ def test_a_hit_and_what_a_view_changes(examples: Path, tokenizer: Path, tmp_path
     assert (again.hit, again.progress.slices_done) == (True, 0)
     before = tree(tmp_path)
     ds = ps.open(first.dataset.path)
-    for options in ({"max_length": 32}, {"train_on": "last_assistant_turn"}, {"overlong": "drop", "max_length": 50}, {"holdout": 0.1}):
+    for options in (
+        {"max_length": 32},
+        {"train_on": "last_assistant_turn"},
+        {"overlong": "drop", "max_length": 50},
+        {"holdout": 0.1},
+    ):
         assert len(ds.view(**options)) > 0
     assert tree(tmp_path) == before
 
@@ -138,7 +147,10 @@ def test_user_text_is_never_trained(write_rows: Rows, tokenizer: Path, tmp_path:
 
 
 def test_special_tokens_in_text_can_be_rejected(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "user", "content": f"x{c}"}, {"role": "assistant", "content": "y"}]} for c in ("", "<|im_end|>")]
+    rows = [
+        {"messages": [{"role": "user", "content": f"x{c}"}, {"role": "assistant", "content": "y"}]}
+        for c in ("", "<|im_end|>")
+    ]
     outcome = build(
         write_rows(rows), tokenizer, tmp_path / "c", special_tokens_in_text="reject", on_bad_row="quarantine"
     )
@@ -155,7 +167,9 @@ def test_plain_text_gets_the_tokenizers_own_tokens(tmp_path: Path, write_rows: R
     )
     loaded.save(str(tmp_path / "tokenizer.json"))
     texts = ["Hello there", "<|im_start|>already has one"]
-    ds = ps.prepare(write_rows([{"text": t} for t in texts]), tokenizer=tmp_path / "tokenizer.json", cache=tmp_path / "c")
+    ds = ps.prepare(
+        write_rows([{"text": t} for t in texts]), tokenizer=tmp_path / "tokenizer.json", cache=tmp_path / "c"
+    )
     assert ds.input_ids(0).tolist() == loaded.encode(texts[0]).ids
     assert ds.input_ids(1).tolist() == [*loaded.encode(texts[1], add_special_tokens=False).ids, end]
     assert ds.view()[0].loss_mask.tolist() == [False, *[True] * (len(ds.input_ids(0)) - 1)]
@@ -179,16 +193,20 @@ def test_weights_travel(tmp_path: Path, write_rows: Rows, tokenizer: Path) -> No
 def test_the_example_of_the_issue_works_from_standard_input(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     code = f"""
 import penstock as ps
-ds = ps.prepare({str(examples / "data" / "chats.jsonl")!r}, tokenizer={str(tokenizer)!r}, cache={str(tmp_path)!r}, workers=2)
+chats = {str(examples / "data" / "chats.jsonl")!r}
+ds = ps.prepare(chats, tokenizer={str(tokenizer)!r}, cache={str(tmp_path)!r}, workers=2)
 print(len(ds.view(max_length=256)))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout.strip() == "400"
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, penstock; penstock.prepare; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+    heavy = "{'torch', 'transformers', 'datasets'}"
+    code = f"import sys, penstock; penstock.prepare; print(sorted({heavy} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "[]"

@@ -51,14 +51,18 @@ def expected(tokens: list[int], cuts: list[int], inclusive: list[bool]) -> list[
 
 @settings(max_examples=300, deadline=None)
 @given(batches())
-def test_every_token_is_in_exactly_one_segment(batch: tuple[list[list[int]], list[list[int]], list[list[bool]]]) -> None:
+def test_every_token_is_in_exactly_one_segment(
+    batch: tuple[list[list[int]], list[list[int]], list[list[bool]]],
+) -> None:
     rows, cuts, inclusive = batch
     lengths = np.array([sum(r) for r in rows], np.int64)
     ids = np.array([t for r in rows for t in r], np.uint32)
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
     want = [x for r, c, i in zip(rows, cuts, inclusive, strict=True) for x in expected(r, c, i)]
     true_lengths = np.arange(6, dtype=np.int32)
-    exact, without = segment_token_ends(ids, offsets, lengths, segments(cuts, inclusive), true_lengths, lambda r: np.array([]))
+    exact, without = segment_token_ends(
+        ids, offsets, lengths, segments(cuts, inclusive), true_lengths, lambda r: np.array([])
+    )
     assert exact.tolist() == want
     assert without == 0
     # with byte lengths that are not known, the same comes out of offsets

@@ -1,4 +1,4 @@
-"""The fast encoder and the reference give the same ids, whatever the text; guards send doubtful text to the reference."""
+"""The fast encoder and the reference give the same ids; guards send doubtful text to the reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def nfc() -> Encoder:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=500,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(["Grüße aus Zürich, café crème, naïve façade"] * 5, trainer)
     data = tokenizer.to_str().encode()
@@ -46,7 +49,8 @@ def nfc() -> Encoder:
 
 hostile = st.text(
     alphabet=st.one_of(
-        st.characters(exclude_categories=["Cs"]), st.sampled_from("aé1 \n\t\r'’\u0301\u0338\u200b\ufeff\x0b\x1c\x85\u2028<|>▁Ġ")
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from("aé1 \n\t\r'’\u0301\u0338\u200b\ufeff\x0b\x1c\x85\u2028<|>▁Ġ"),
     )
 )
 
@@ -76,7 +80,7 @@ def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
 
 def test_the_table_of_uncertain_code_points() -> None:
     table = uncertain()
-    assert not table[: 0x378].any()
+    assert not table[:0x378].any()
     assert table[0x378]
     assert table[0x323B0]
     assert not table[[ord(c) for c in "a日😀é"]].any()
