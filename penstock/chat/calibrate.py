@@ -18,6 +18,7 @@ from penstock.errors import RowError
 
 OPEN, CLOSE = "⟦", "⟧"  # around all probe contents
 Variables = Mapping[str, Any]
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Engine(Protocol):
@@ -77,7 +78,7 @@ def _probes() -> list[Conversation]:
     thought = {"reasoning_content": f"{OPEN}r{CLOSE}"}
     no_think = {"role": "user", "content": f"{OPEN}q{CLOSE} /no_think"}
     tool_use = [ask, _calls(1), _returns(1), answer, ask, _calls(2, "c"), _returns(2), _calls(3), _returns(3), answer]
-    wordless = [m | {"content": m["content"] or None} for m in tool_use]  # some print calls only with null content
+    wordless = [m | {"content": None} if "tool_calls" in m else m for m in tool_use]  # some print calls only so
     reasoned = [_calls(1, **thought), _returns(1), answer | thought, ask, answer | thought]
     return [
         Conversation([ask, answer, ask, answer, ask, answer]),
@@ -99,7 +100,7 @@ def _as_strings(message: Message) -> Message:
     if "tool_calls" not in message:
         return message
     calls = [
-        call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+        call | {"function": call["function"] | {"arguments": _to_json(call["function"]["arguments"])}}
         for call in message["tool_calls"]
     ]
     return message | {"tool_calls": calls}
@@ -107,7 +108,7 @@ def _as_strings(message: Message) -> Message:
 
 def _as_parts(message: Message) -> Message:
     """The same message with its content as a list of parts, which templates for images want."""
-    return message | {"content": [{"type": "text", "text": message["content"]}]}
+    return message | {"content": [{"type": "text", "text": message["content"] or ""}]}
 
 
 _FORMS: tuple[Callable[[Message], Message], ...] = (lambda message: message, _as_strings, _as_parts)

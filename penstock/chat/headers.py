@@ -57,10 +57,10 @@ class Headers:
     boundaries: Boundaries
 
     def candidates(self, previous: Role) -> tuple[bytes, ...]:
-        """Candidates, longest first, where one prompt serves this context; none where there is more to it."""
+        """What settles a header at once, longest first: a visible text, where one prompt serves this context."""
         prompts = self.prompts.get(previous, ())
-        doubtful = len(prompts) != 1 or (self.openings and not prompts[0].headers[-1].strip())
-        return () if doubtful else prompts[0].headers
+        headers = prompts[0].headers if len(prompts) == 1 else ()
+        return tuple(header for header in headers if header.strip() or not self.openings)
 
     def agreed(self, previous: Role, region: bytes) -> bytes | None:
         """The header on which all prompts seen in this context agree."""
