@@ -1,0 +1,77 @@
+"""Gathering gives what `view[i]` gives, for views, pairs and mixtures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.view.example import Example, Pair
+from penstock.view.gather import Gathered, Gatherer
+from penstock.view.memory import MemoryExamples
+from penstock.view.policy import LossPolicy
+from penstock.view.view import Served
+from tests.feed.data import mixture, pair_view, view
+from tests.view.rows import pairs as some_pairs
+from tests.view.rows import rows as some_rows
+
+
+def check(served: Served, items: list[int]) -> None:
+    found = Gatherer(served)(np.array(items, np.int64))
+    examples = [served[item] for item in items]
+    sequences: list[Example] = []
+    if served.is_preference:
+        both = [example for example in examples if isinstance(example, Pair)]
+        sequences = [pair.chosen for pair in both] + [pair.rejected for pair in both]
+        assert found.prompts.tolist() == [pair.prompt_length for pair in both]
+    else:
+        sequences = [example for example in examples if isinstance(example, Example)]
+    assert_same(found, sequences)
+    assert [tuple(place) for place in found.places.tolist()] == [example.row for example in examples]
+
+
+def assert_same(found: Gathered, sequences: list[Example]) -> None:
+    assert found.lengths.tolist() == [len(example) for example in sequences]
+    for name, array in (("input_ids", found.ids), ("loss_weights", found.weights)):
+        wanted = [value for example in sequences for value in getattr(example, name).tolist()]
+        assert array.tolist() == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(some_rows(), min_size=1, max_size=12),
+    policy=st.sampled_from(list(LossPolicy)),
+    overlong=st.sampled_from(["truncate", "truncate_left", "drop", "split"]),
+    limit=st.integers(1, 20),
+    data=st.data(),
+)
+def test_any_view(rows: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    if policy is LossPolicy.CUSTOMIZED:
+        policy = LossPolicy.ALL_TOKENS  # needs weights, which not every draw has
+    served = MemoryExamples.of(rows, shard_rows=5).view(
+        train_on=policy, overlong=overlong, max_length=limit, regions_unknown="drop"
+    )
+    if len(served):
+        check(served, data.draw(st.lists(st.integers(0, len(served) - 1), min_size=1, max_size=9)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(some_pairs(), min_size=1, max_size=6), limit=st.integers(1, 20))
+def test_any_pairs(rows: list, limit: int) -> None:  # type: ignore[type-arg]
+    sides = [side for pair in rows for side in pair]
+    served = MemoryExamples.of(sides, shard_rows=4, pairs=True).view(max_length=limit, regions_unknown="drop")
+    if len(served):
+        check(served, list(range(len(served)))[::-1])
+
+
+@pytest.mark.parametrize("served", [view(), pair_view(), mixture()], ids=["view", "pairs", "mixture"])
+def test_all_kinds_in_any_order(served: Served) -> None:
+    order = np.random.default_rng(0).permutation(len(served)).tolist()
+    check(served, order)
+    check(served, [order[0], order[0]])
+
+
+def test_nothing_is_nothing() -> None:
+    found = Gatherer(view())(np.empty(0, np.int64))
+    assert len(found.ids) == len(found.lengths) == 0 and found.places.shape == (0, 2)

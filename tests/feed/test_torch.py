@@ -1,0 +1,230 @@
+"""The exits to torch, each as its users would write it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import UsageError
+from penstock.feed.loader import Loader
+from tests.feed.data import mixture, pair_view, plains, view
+
+torch = pytest.importorskip("torch")
+datasets = pytest.importorskip("torch.utils.data")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
+
+from penstock.feed.torch_datasets import Collator, MapRows, Stream, hf_dataset  # noqa: E402
+
+
+def tiny_model() -> Any:
+    """A small language model with attention that takes packed rows."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=5000, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, attn_implementation="sdpa", use_cache=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("options", [{}, {"collate": "packed"}], ids=["padded", "packed"])
+def test_tensors_are_the_arrays(options: dict[str, Any]) -> None:
+    arrays = plains(Loader(view(), batch_size=4, **options))
+    run = list(Loader(view(), batch_size=4, framework="torch", **options))
+    tensors = [
+        batch.holding({k: v if isinstance(v, int) else v.numpy() for k, v in batch.tensors.items()}) for batch in run
+    ]
+    assert plains(tensors) == arrays
+    assert all(isinstance(value, torch.Tensor | int) for batch in run for value in batch.tensors.values())
+    meta = Loader(view(), batch_size=4, framework="torch", device="meta", pin_memory=False, **options).batch(0)
+    assert meta.tensors["input_ids"].device.type == "meta"
+
+
+def test_the_core_imports_no_torch() -> None:
+    code = (
+        "import sys, penstock.feed.loader\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("collate", ["padded", "packed"])
+def test_a_plain_loop(collate: str) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    with Loader(view(), batch_size=8, epochs=3, collate=collate, framework="torch") as load:
+        for batch in load:
+            loss = model(**batch.inputs).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+    assert losses[-1] < losses[0] and np.isfinite(losses).all()
+
+
+def test_packed_rows_have_the_loss_of_their_sequences_alone() -> None:
+    """Packing leaks nothing: the loss of a packed row is that of its sequences, one by one."""
+    model = tiny_model().eval()
+    served = view()
+    batch = Loader(served, batch_size=2, collate="packed", capacity=104, align=8, framework="torch").batch(0)
+    with torch.no_grad():
+        packed = float(model(**batch.inputs).loss) * batch.counts.trained
+        alone = 0.0
+        for item in batch.items.tolist():
+            example = served.example(item)
+            labels = torch.from_numpy(example.labels)[None]
+            count = int((labels[0, 1:] != -100).sum())
+            alone += float(model(torch.from_numpy(example.input_ids)[None], labels=labels).loss) * count
+    assert packed == pytest.approx(alone, rel=1e-4)
+
+
+def test_zero_loss_rows_change_no_loss() -> None:
+    model = tiny_model().eval()
+    full = Loader(view(2), batch_size=2, framework="torch").batch(0)
+    filled = Loader(view(2), batch_size=5, framework="torch", seed=0).batch(0)
+    with torch.no_grad():
+        losses = [float(model(**batch.inputs).loss) for batch in (full, filled)]
+    assert filled.counts.filler_rows == 3 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    load = Loader(
+        view(), batch_size=8, micro_batch=4, collate="packed", framework="torch",
+        rank=accelerator.process_index, world_size=accelerator.num_processes, device=str(accelerator.device),
+    )  # fmt: skip
+    model = tiny_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.register_for_checkpointing(load)
+    steps = 0
+    for batch in load:
+        accelerator.backward(model(**batch.inputs).loss / batch.micros)
+        if batch.ends_step:
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    assert steps == load.steps
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_dataloader_serves_the_same_stream(workers: int) -> None:
+    load = Loader(view(), batch_size=8, micro_batch=3, epochs=2, framework="torch", ahead=1)
+    wanted = [batch.inputs for batch in load]
+    load.seek(2)
+    stream = Stream(load)
+    loader = datasets.DataLoader(stream, batch_size=None, num_workers=workers)
+    served = list(loader)
+    assert len(stream) == len(wanted) and len(served) == len(wanted) - 2 * load.micros
+    for ours, theirs in zip(served, wanted[2 * load.micros :], strict=True):
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("capacity", [None, 100])
+def test_map_rows_hold_every_example_once(capacity: int | None) -> None:
+    served = view()
+    rows = MapRows(served, capacity)
+    ids = [token for row in range(len(rows)) for token in rows[row]["input_ids"].tolist()]
+    assert sorted(ids) == sorted(t for number in range(len(served)) for t in served.example(number).input_ids.tolist())
+    assert len(rows) == (37 if capacity is None else Loader(served, batch_size=1, collate="packed", capacity=100).steps)
+    for row in range(len(rows)):
+        feature = rows[row]
+        assert len(feature["input_ids"]) <= (capacity or 64) and len(feature["labels"]) == len(feature["input_ids"])
+        if capacity:
+            assert sum(feature["seq_lengths"]) == len(feature["position_ids"])
+            assert (feature["labels"][feature["position_ids"] == 0] == -100).all()
+    copy = pickle.loads(pickle.dumps(rows))
+    assert [copy[3][name].tolist() for name in ("input_ids", "labels")] == [
+        rows[3][n].tolist() for n in ("input_ids", "labels")
+    ]
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+    if capacity:
+        before = [rows[row]["seq_lengths"] for row in range(len(rows))]
+        rows.set_epoch(1)
+        assert sorted(map(sorted, before)) == sorted(sorted(rows[row]["seq_lengths"]) for row in range(len(rows)))
+
+
+def test_map_rows_of_a_mixture_and_of_pairs() -> None:
+    rows = MapRows(mixture(), 90)
+    assert sum(len(rows[row]["seq_lengths"]) for row in range(len(rows))) == 29
+    with pytest.raises(UsageError, match="preference pairs"):
+        MapRows(pair_view())
+
+
+@pytest.mark.parametrize("capacity", [None, 100])
+@pytest.mark.parametrize("drop_columns", [True, False])
+def test_transformers_trainer(tmp_path: Path, capacity: int | None, drop_columns: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    rows = MapRows(view(), capacity)
+    trainer = transformers.Trainer(
+        model=tiny_model(),
+        args=transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            max_steps=4,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            learning_rate=1e-2,
+            remove_unused_columns=drop_columns,
+            dataloader_num_workers=0,
+        ),
+        train_dataset=rows,
+        data_collator=Collator(rows),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4 and np.isfinite(trainer.state.log_history[0]["loss"])
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert ("cu_seq_lens_q" in batch) == (capacity is not None) and ("attention_mask" in batch) == (capacity is None)
+
+
+@pytest.mark.parametrize("capacity", [None, 100])
+def test_trl_sft(tmp_path: Path, tokenizer: Path, capacity: int | None) -> None:
+    trl = pytest.importorskip("trl")
+    transformers = pytest.importorskip("transformers")
+    rows = MapRows(view(), capacity)
+    trainer = trl.SFTTrainer(
+        model=tiny_model(),
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            max_steps=2,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            packing=False,
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            remove_unused_columns=False,
+        ),
+        train_dataset=hf_dataset(rows),
+        data_collator=Collator(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(str(tokenizer)),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2 and np.isfinite(trainer.state.log_history[0]["loss"])
+
+
+def test_collator_gives_what_the_loader_gives() -> None:
+    served = view()
+    for capacity in (None, 100):
+        rows = MapRows(served, capacity, seed=5)
+        options: dict[str, Any] = {"collate": "packed", "capacity": 100} if capacity else {"shuffle": False}
+        load = Loader(served, batch_size=1, seed=5, framework="torch", **options)
+        for row, batch in enumerate(load):
+            ours = Collator(rows)([rows[row]])
+            assert ours.keys() == batch.inputs.keys()
+            assert all(torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(batch.inputs[name])) for name in ours)
