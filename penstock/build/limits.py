@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-from penstock.errors import UsageError
-
 WORKER_BYTES = 600 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -15,8 +13,6 @@ _CGROUP = Path("/sys/fs/cgroup")
 def worker_count(asked: str) -> int:
     """The number behind `--workers`."""
     if asked != "auto":
-        if not asked.isdigit() or int(asked) < 1:
-            raise UsageError(f"--workers {asked}: expected a number from 1 on, or auto")
         return int(asked)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()

@@ -112,6 +112,8 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
+    if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
+        raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
     return options
 
 
