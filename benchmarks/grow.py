@@ -1,0 +1,86 @@
+"""Grows conversations to any size: real rows in, as many rows as wanted out, with the words of each message shuffled.
+
+    python -m benchmarks.grow --data FILE.jsonl … --megabytes 500 --out grown.jsonl
+
+Plain copies would flatter every cache on the way; shuffled words keep the statistics of the text (lengths, roles, tool
+calls, scripts) and are new text all the same. Words are what spaces separate; in text with few spaces (Chinese), what
+punctuation separates. Rows with preference columns are left out, so that the result has one format. The same seed gives
+the same bytes. Costs about 40 MB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+MATERIAL = Path(__file__).parent.parent / "examples" / "data"
+FEW_SPACES = 20  # characters to a space
+CLAUSE = re.compile("(?=[，。！？；：、])")
+
+
+def material(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """The rows of the files that are conversations."""
+    rows = [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
+    return [row for row in rows if "messages" in row and "chosen" not in row]
+
+
+def shuffled_text(text: str, random: np.random.Generator) -> str:
+    """The same words in another order."""
+    words = text.split(" ")
+    joint = " "
+    if len(words) * FEW_SPACES < len(text) and not text.isascii():
+        words, joint = CLAUSE.split(text), ""
+    order = np.array(words, object)
+    random.shuffle(order)
+    return joint.join(order)
+
+
+def shuffled_row(row: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    """A row with the words of each message shuffled; all else stays."""
+    messages = [
+        {**message, "content": shuffled_text(message["content"], random)}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in row["messages"]
+    ]
+    return {**row, "messages": messages}
+
+
+def grown(rows: Sequence[dict[str, Any]], size: int, seed: int = 0) -> Iterator[bytes]:
+    """JSON lines made from the rows, in ever new order, until they have `size` bytes."""
+    random = np.random.default_rng(seed)
+    written = 0
+    while True:
+        for number in random.permutation(len(rows)).tolist():
+            line = orjson.dumps(shuffled_row(rows[number], random)) + b"\n"
+            yield line
+            written += len(line)
+            if written >= size:
+                return
+
+
+def grow(files: Sequence[Path], size: int, out: Path, seed: int = 0) -> Path:
+    """Write a grown file."""
+    with out.open("wb") as file:
+        file.writelines(grown(material(files), size, seed))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
+    parser.add_argument("--megabytes", type=float, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    grow(arguments.data, int(arguments.megabytes * 1e6), arguments.out, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
