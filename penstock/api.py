@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-from penstock.build.options import prepare_options
+from penstock.build.options import OnUnwritable, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
 from penstock.store.dataset import StoredDataset, open_dataset
@@ -45,7 +45,10 @@ def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = N
     """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
 
     Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
+    Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
+    place, unless `on_unwritable="error"`.
     """
+    options = {"on_unwritable": OnUnwritable.TEMPORARY, **options}
     outcome = Builder(
         [Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress
     ).run()

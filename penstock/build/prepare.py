@@ -7,6 +7,7 @@ Any number of processes may run it on the same data at once: they share the slic
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from penstock.errors import CorruptError, RowError, StoreError
 from penstock.sources import Slice, SourceSet, discover, model_folder
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
+from penstock.store.files import is_there
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.orphans import clean_orphans
@@ -64,12 +66,12 @@ class Builder:
     def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
         self.options = options
         self._place = chosen_place(options)
-        self._notices = [*self._place.notices]
+        self.notices = [*self._place.notices]
         self.sources: SourceSet = discover(
             sources, split=options.split, config=options.config, revision=options.revision
         )
         self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
-        self._notices += self.model.warnings
+        self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
         self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
@@ -101,14 +103,14 @@ class Builder:
 
     def run(self) -> Outcome:
         """Open the dataset, after building what is missing of it."""
-        for notice in self._notices:
+        for notice in self.notices:
             log.warning("%s", notice)
         clean_orphans(self.cache)
         found = None if self.options.force else self._find()
         if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
                 f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
-                "Prepare it first with `penstock prepare`; `penstock cache explain` says what differs from the nearest one."
+                "Prepare it first with `penstock prepare`; `penstock cache explain` says what differs from the nearest."
             )
         if found is None and self._place.obstacle is not None:
             self._move(self._place.obstacle)
@@ -116,7 +118,7 @@ class Builder:
         return self._outcome(found, hit=True) if found is not None else self._built()
 
     def _notice(self, text: str) -> None:
-        self._notices.append(text)
+        self.notices.append(text)
         log.warning("%s", text)
 
     def _move(self, obstacle: StoreError) -> None:
@@ -274,12 +276,15 @@ class Builder:
     # -- finishing ------------------------------------------------------------------------------------------------
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
+        if not is_there(self.cache.tokenizer_path(self.recipe.tokenizer)):
+            with contextlib.suppress(StoreError):  # only needed to show tokens; others' caches may be read-only
+                self.cache.keep_tokenizer(self.model.tokenizer_json)
         note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
-        warnings = (*self._notices, *manifest.ledger["warnings"])
+        warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used()
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine)

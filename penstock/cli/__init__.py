@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from penstock.cli.cache import cache_app
 from penstock.cli.look import show, stats
 from penstock.cli.prepare import prepare
 from penstock.errors import PenstockError, UsageError
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(prepare)
 app.command()(show)
 app.command()(stats)
+app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:

@@ -1,0 +1,138 @@
+"""Why is it not a hit? Finds the dataset nearest to what `prepare` would make, and names what differs.
+
+Reads the sources if they are not known yet, encodes nothing. Slices are compared under the other dataset's recipe:
+a shard's name is a digest of recipe and slice, so the same rows can be told even where the recipe differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.build.compare import differing_parts, recipe_differences
+from penstock.build.options import PrepareOptions
+from penstock.build.prepare import Builder
+from penstock.errors import StoreError
+from penstock.sources import Slice
+from penstock.store.cache import Cache
+from penstock.store.files import digest
+from penstock.store.listing import dataset_folders, last_use
+from penstock.store.manifest import Manifest, dataset_key, read_manifest, shard_name
+from penstock.store.shard import canonical
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`hit`: the dataset is there, under `key`. Else `nearest` is the most similar one, if there is any."""
+
+    hit: bool
+    key: str
+    slices: int
+    found: int  # slices that need not be encoded
+    nearest: str | None = None
+    differences: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    manifest: Manifest
+    parts: int  # of the recipe that differ
+    shared: int  # slices of ours that it has, whatever the recipe
+    to_encode: int
+    used: float
+
+    def distance(self) -> tuple[int, bool, int, int, float]:
+        """What is least work first; then the same rows made differently before other rows made alike."""
+        return self.to_encode, self.shared == 0, self.parts, -self.shared, -self.used
+
+
+def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanation:
+    """Say whether `prepare` would hit, and if not, why."""
+    builder = Builder(sources, options, None)
+    slices = builder.look()
+    recipe = builder.recipe
+    key = dataset_key(recipe.digest, [(s.file, s.digest) for s in slices])
+    names = [shard_name(recipe.digest, s.digest) for s in slices]
+    found = sum(map(builder.cache.has_shard, names))
+    notices = tuple(builder.notices)
+    candidates = [
+        _candidate(manifest, recipe.as_json(), slices, used)
+        for manifest, used in _manifests(builder.cache)
+        if manifest.key != key
+    ]
+    here = _whole(builder.cache, key)
+    if here and found == len(slices):
+        return Explanation(True, key, len(slices), found, notices=notices)
+    if here:
+        what = f"cache: {len(slices) - found} of {len(slices)} shards of this dataset are gone or bad"
+        return Explanation(False, key, len(slices), found, key, (what,), notices)
+    if not candidates:
+        return Explanation(False, key, len(slices), found, notices=notices)
+    nearest = min(candidates, key=_Candidate.distance)
+    said = recipe_differences(nearest.manifest.recipe, recipe.as_json(), partial(_tokenizer, builder))
+    differences = _with_slices(said, nearest, slices)
+    return Explanation(False, key, len(slices), found, nearest.manifest.key, tuple(differences), notices)
+
+
+def _whole(cache: Cache, key: str) -> bool:
+    try:
+        return read_manifest(cache.dataset_path(key) / "manifest.json").key == key
+    except StoreError:
+        return False
+
+
+def _manifests(cache: Cache) -> list[tuple[Manifest, float]]:
+    found: list[tuple[Manifest, float]] = []
+    for folder in dataset_folders(cache):
+        try:
+            found.append((read_manifest(folder / "manifest.json"), last_use(folder)))
+        except StoreError:
+            continue  # `cache ls` and `cache verify` name it; here it is just not near
+    return found
+
+
+def _candidate(manifest: Manifest, recipe: Mapping[str, Any], slices: Sequence[Slice], used: float) -> _Candidate:
+    parts = len(differing_parts(manifest.recipe, recipe))
+    shared = _shared(manifest, slices)
+    return _Candidate(manifest, parts, shared, len(slices) if parts else len(slices) - shared, used)
+
+
+def _shared(manifest: Manifest, slices: Sequence[Slice]) -> int:
+    theirs = digest(b"recipe", canonical(manifest.recipe))
+    names = set(manifest.shards.names)
+    return sum(shard_name(theirs, part.digest) in names for part in slices)
+
+
+def _tokenizer(builder: Builder, name: str) -> bytes | None:
+    if name == builder.recipe.tokenizer:
+        return builder.model.tokenizer_json
+    try:
+        return builder.cache.tokenizer_path(name).read_bytes()
+    except OSError:
+        return None
+
+
+def _with_slices(recipe: list[str], nearest: _Candidate, slices: Sequence[Slice]) -> list[str]:
+    """What differs, the rows included; "date only" where that is all."""
+    total, before = len(slices), len(nearest.manifest.shards.names)
+    differences = list(recipe)
+    if nearest.shared < total:
+        differences.append(f"source: {total - nearest.shared} of {total} slices new")
+    elif total < before:
+        differences.append(f"source: {before - total} of {before} slices gone")
+    elif total > before:
+        differences.append(f"source: {total - before} of {total} slices repeated")
+    elif not _same_places(nearest.manifest, slices):
+        differences.append("source: the same slices in another order, or in other files")
+    if len(differences) == 1 and differences[0].startswith("date: "):
+        return [f"date only: {differences[0].removeprefix('date: ')}"]
+    return differences
+
+
+def _same_places(manifest: Manifest, slices: Sequence[Slice]) -> bool:
+    theirs = digest(b"recipe", canonical(manifest.recipe))
+    return dataset_key(theirs, [(part.file, part.digest) for part in slices]) == manifest.key

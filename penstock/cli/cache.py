@@ -1,0 +1,203 @@
+"""`penstock cache`: what is there, why something is not, whether it is sound, and what can go."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from penstock.build.options import PrepareOptions
+from penstock.cli.flags import with_flags
+from penstock.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.build.explain import Explanation
+    from penstock.store.gc import Collected
+    from penstock.store.verify import Verified
+
+cache_app = typer.Typer(help="Look into the cache, explain a miss, verify, clean up.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None, typer.Option("--cache", help="Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@cache_app.command("ls")
+def list_(cache: Folder = None, json: Json = False) -> None:
+    """List the datasets: name, rows, tokens, bytes, age, last use."""
+    from penstock.store.cache import Cache
+    from penstock.store.listing import list_datasets
+
+    home = Cache(cache)
+    found = list_datasets(home)
+    if json:
+        _print_json({"cache": home.root, "datasets": [asdict(entry) for entry in found]})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from penstock.cli.live import amount
+
+    table = Table("key", "name", "rows", "tokens", "bytes", "age", "last use", box=None, pad_edge=False)
+    for entry in found:
+        if entry.problem is not None:
+            table.add_row(entry.key[:11], f"[red]{entry.problem}[/]")
+            continue
+        numbers = (f"{entry.rows:,}", f"{entry.tokens:,}", amount(entry.bytes, "B"))
+        table.add_row(entry.key[:11], entry.name, *numbers, age(entry.prepared), age(entry.used))
+    Console().print(table if found else f"{home.root}: no datasets yet", highlight=False)
+
+
+@cache_app.command()
+@with_flags(PrepareOptions)
+def explain(
+    sources: Annotated[list[str], typer.Argument(help="As for prepare", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Say whether prepare would find the dataset, and if not, what differs from the nearest one."""
+    from penstock.build.explain import explain as explained
+    from penstock.build.options import prepare_options
+
+    found = explained(sources, prepare_options(given))
+    if json:
+        _print_json(asdict(found))
+    else:
+        for line in explanation_lines(found):
+            print(line)
+
+
+def explanation_lines(found: Explanation) -> list[str]:
+    """An explanation for people."""
+    lines = list(found.notices)
+    if found.hit:
+        return [*lines, f"hit: {found.key} ({found.slices} slices)"]
+    lines.append(f"miss: {found.slices - found.found} of {found.slices} slices to encode")
+    if found.nearest is None:
+        return [*lines, "there is no dataset in this cache yet"]
+    lines.append(f"nearest: {found.nearest}")
+    return [*lines, *(f"  {difference}" for difference in found.differences)]
+
+
+@cache_app.command()
+def verify(
+    datasets: Annotated[list[str] | None, typer.Argument(help="Folders or keys; default: the whole cache")] = None,
+    cache: Folder = None,
+    json: Json = False,
+) -> None:
+    """Check digests, counts and ledgers; shards with wrong bytes are marked and made again by the next prepare."""
+    from penstock.store.cache import Cache
+    from penstock.store.dataset import open_dataset
+    from penstock.store.verify import Verified, verify_cache
+
+    if datasets:
+        total = Verified()
+        for where in datasets:
+            opened = open_dataset(where, cache=cache)
+            part = verify_cache(opened.cache, [opened.path])
+            total.datasets += part.datasets
+            total.shards += part.shards
+            total.bytes += part.bytes
+            total.findings += part.findings
+    else:
+        total = verify_cache(Cache(cache))
+    if json:
+        _print_json({**asdict(total), "ok": not total.findings})
+    else:
+        _print_verified(total)
+    if total.findings:
+        raise typer.Exit(1)
+
+
+def _print_verified(found: Verified) -> None:
+    for finding in found.findings:
+        print(finding)
+    verdict = f"{len(found.findings)} problems" if found.findings else "all as promised"
+    print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes: {verdict}")
+
+
+@cache_app.command()
+def gc(
+    older_than: Annotated[str, typer.Option(help="Leave what is younger, for example 12h or 7d")] = "1d",
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Delete no more than it takes to come below, for example 50GB")
+    ] = None,
+    drop_unused: Annotated[
+        str | None, typer.Option(help="First drop datasets that were not opened for so long, for example 30d")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
+    cache: Folder = None,
+    json: Json = False,
+) -> None:
+    """Delete what no dataset needs; safe while others read and build."""
+    from penstock.store.cache import Cache
+    from penstock.store.gc import collect
+
+    found = collect(
+        Cache(cache),
+        older_than=seconds(older_than, "--older-than"),
+        max_bytes=None if max_bytes is None else size(max_bytes, "--max-bytes"),
+        drop_unused=None if drop_unused is None else seconds(drop_unused, "--drop-unused"),
+        dry_run=dry_run,
+    )
+    if json:
+        _print_json({**asdict(found), "dry_run": dry_run})
+    else:
+        _print_collected(found, dry_run)
+    if max_bytes is not None and found.kept_bytes > size(max_bytes, "--max-bytes"):
+        raise StoreError(
+            f"{found.kept_bytes:,} bytes stay: datasets need them, or they are too young to delete. "
+            "Drop datasets with --drop-unused 30d, or lower --older-than."
+        )
+
+
+def _print_collected(found: Collected, dry_run: bool) -> None:
+    verb = "would delete" if dry_run else "deleted"
+    print(
+        f"{verb} {len(found.datasets)} datasets, {found.shards} shards ({found.bytes:,} bytes), "
+        f"{found.tokenizers} tokenizers, {found.leftovers} leftovers; {found.kept_bytes:,} bytes of shards stay"
+    )
+    for key in found.datasets:
+        print(f"  {key}")
+    if found.refused:
+        print(f"{found.refused} files belong to other users and could not be deleted")
+
+
+def seconds(text: str, flag: str) -> float:
+    """`90m`, `12h`, `7d` as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip().lower())
+    if not found:
+        raise UsageError(f"{flag} {text!r}: expected a duration such as 90m, 12h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def size(text: str, flag: str) -> int:
+    """`500MB`, `50GB` as bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if not found:
+        raise UsageError(f"{flag} {text!r}: expected a size such as 500MB or 50GB")
+    factor = _SIZES[found[2]] if not found[3] else 1024 ** list(_SIZES).index(found[2])
+    return int(float(found[1]) * factor)
+
+
+def age(then: float) -> str:
+    """How long ago that was: 5m, 3h, 12d."""
+    passed = max(0.0, time.time() - then)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f}{unit}"
+    return "now"
+
+
+def _print_json(value: Any) -> None:
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS, default=str).decode())

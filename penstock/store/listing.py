@@ -1,0 +1,82 @@
+"""What is in a cache: one entry a dataset, the most recently used first. Costs a manifest each, no shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import StoreError
+from penstock.store.cache import Cache
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import listed
+from penstock.store.manifest import read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A dataset in a cache. `prepared` and `used` are times; `problem` says why it can't be opened, if so."""
+
+    key: str
+    path: Path
+    name: str = ""
+    rows: int = 0
+    examples: int = 0
+    tokens: int = 0
+    slices: int = 0
+    bytes: int = 0
+    prepared: float = 0.0
+    used: float = 0.0
+    problem: str | None = None
+
+
+def list_datasets(cache: Cache) -> list[Listed]:
+    """All datasets of a cache."""
+    found = [_listed(cache, folder) for folder in dataset_folders(cache)]
+    return sorted(found, key=lambda entry: (-entry.used, entry.key))
+
+
+def dataset_folders(cache: Cache) -> list[Path]:
+    """The folders that hold a manifest."""
+    return [folder for folder in listed(cache.root / "datasets") if (folder / "manifest.json").exists()]
+
+
+def last_use(folder: Path) -> float:
+    """When a dataset was last opened; at least when it was prepared."""
+    times = [_modified(folder / "manifest.json"), _modified(folder / "used")]
+    return max(times)
+
+
+def _listed(cache: Cache, folder: Path) -> Listed:
+    manifest_time = _modified(folder / "manifest.json")
+    try:
+        dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
+    except StoreError as error:
+        return Listed(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
+    table = dataset.manifest.shards
+    return Listed(
+        key=dataset.key,
+        path=folder,
+        name=_name(dataset),
+        rows=sum(table.rows),
+        examples=len(dataset),
+        tokens=dataset.tokens,
+        slices=len(table.names),
+        bytes=sum(dict(zip(table.names, table.bytes, strict=True)).values()),
+        prepared=manifest_time,
+        used=last_use(folder),
+    )
+
+
+def _name(dataset: StoredDataset) -> str:
+    """What people know it by: the files and the tokenizer it was last prepared from."""
+    files = [Path(str(entry.get("name", ""))).name for entry in dataset.notes.get("files", [])]
+    shown = ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
+    tokenizer = Path(str(dataset.notes.get("tokenizer", ""))).name
+    return " · ".join(part for part in (shown, tokenizer) if part)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

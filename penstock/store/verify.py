@@ -1,0 +1,204 @@
+"""Is what is on disk what was promised? Digests, counts and ledgers of datasets, shards and tokenizers.
+
+Reads every byte once, at the speed of the disk. A shard whose bytes are wrong is marked, so that the next `prepare`
+makes its slice again; nothing is deleted, and readers go on with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from penstock.errors import CorruptError, FormatError, StoreError
+from penstock.store.cache import Cache
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import file_digest, is_there, listed
+from penstock.store.listing import dataset_folders
+from penstock.store.manifest import read_manifest
+from penstock.store.shard import read_shard
+
+OnShard = Callable[[str], None]
+REDO = "The next prepare makes this slice again"
+COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as promised. `rows` are numbers in the source file, first and last."""
+
+    what: str
+    path: Path
+    dataset: str | None = None
+    shard: str | None = None
+    slice: int | None = None
+    source: str | None = None
+    rows: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        where = f" (slice {self.slice}: {self.source}, rows {self.rows[0]} to {self.rows[1]})" if self.rows else ""
+        return f"{self.path}{where}: {self.what}"
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was looked at, and what was found."""
+
+    datasets: int = 0
+    shards: int = 0
+    bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> Verified:
+    """Check the given datasets, or everything in the cache."""
+    run = _Run(cache, on_shard)
+    for folder in dataset_folders(cache) if folders is None else folders:
+        run.dataset(folder)
+    if folders is None:
+        run.loose_shards()
+    return run.result
+
+
+class _Run:
+    def __init__(self, cache: Cache, on_shard: OnShard | None) -> None:
+        self._cache = cache
+        self._on_shard = on_shard
+        self._digests: dict[str, str | None] = {}  # of shards; None where it can't be read
+        self.result = Verified()
+
+    def _found(self, what: str, path: Path, **where: Any) -> None:
+        self.result.findings.append(Finding(what, path, **where))
+
+    def dataset(self, folder: Path) -> None:
+        """A manifest, all of its shards, and whether they add up."""
+        self.result.datasets += 1
+        try:
+            dataset = StoredDataset(self._cache, read_manifest(folder / "manifest.json"))
+        except FormatError as error:
+            self._found(str(error), folder, dataset=folder.name)
+            return
+        except StoreError as error:
+            self._found(f"{error}. The next prepare of it makes it again", folder, dataset=folder.name)
+            return
+        if dataset.key != folder.name:
+            self._found(f"the manifest is that of {dataset.key}. Prepare again", folder, dataset=folder.name)
+        total: Counter[str] = Counter()
+        whole = True
+        for number in range(len(dataset.shards)):
+            ledger = self._shard(dataset, number)
+            whole = whole and ledger is not None
+            total.update({name: int(ledger[name]) for name in COUNTS} if ledger else {})
+        if whole:
+            self._ledger(dataset, total)
+        self._tokenizer(dataset)
+
+    def _shard(self, dataset: StoredDataset, number: int) -> Mapping[str, Any] | None:
+        """One shard of a dataset; its ledger, if the shard is as promised."""
+        table = dataset.manifest.shards
+        name = table.names[number]
+        wrong = self._wrong_bytes(name, table.digests[number], table.bytes[number])
+        if wrong is None:
+            columns, meta = read_shard(self._cache.shard_path(name))
+            counts = {
+                "examples": (columns.examples, table.examples[number]),
+                "tokens": (int(columns.id_offsets[-1]), table.tokens[number]),
+                "rows": (int(meta.ledger["rows"]), table.rows[number]),
+                "rows kept": (len(np.unique(columns.rows)), int(meta.ledger["kept"])),
+                "rows rejected": (len(meta.rejected), sum(meta.ledger["rejected"].values())),
+            }
+            off = [f"{there:,} {what}, not {due:,}" for what, (there, due) in counts.items() if there != due]
+            if not off:
+                return meta.ledger
+            wrong = self._bad(name, f"it holds {'; '.join(off)}")
+        first = table.first_rows[number]
+        self._found(
+            wrong,
+            self._cache.shard_path(name),
+            dataset=dataset.key,
+            shard=name,
+            slice=number,
+            source=_source_name(dataset, table.sources[number]),
+            rows=(first, first + table.rows[number] - 1),
+        )
+        return None
+
+    def _wrong_bytes(self, name: str, digest: str, size: int) -> str | None:
+        path = self._cache.shard_path(name)
+        if not path.exists():
+            return f"the shard is gone. {REDO}"
+        found = self._digest(name)
+        if found is None:
+            return f"you may not read the shard. {REDO} for you too"
+        if found == digest:
+            with contextlib.suppress(OSError):
+                self._cache.bad_path(name).unlink(missing_ok=True)
+            return None
+        there = path.stat().st_size
+        return self._bad(name, f"{there:,} bytes, not {size:,}" if there != size else "its bytes have changed")
+
+    def _digest(self, name: str) -> str | None:
+        if name not in self._digests:
+            path = self._cache.shard_path(name)
+            self.result.shards += 1
+            if self._on_shard is not None:
+                self._on_shard(name)
+            self._digests[name] = None
+            if is_there(path):
+                self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
+                self.result.bytes += path.stat().st_size
+        return self._digests[name]
+
+    def _bad(self, name: str, what: str) -> str:
+        """Mark a shard; says so."""
+        try:
+            self._cache.mark_bad(name, what)
+        except StoreError as error:
+            return f"{what}. It can't be marked ({error}) Use prepare --force"
+        return f"{what}. {REDO}"
+
+    def _ledger(self, dataset: StoredDataset, total: Counter[str]) -> None:
+        ledger = dataset.ledger
+        off = [f"{ledger[name]:,} {name}, its shards {total[name]:,}" for name in COUNTS if ledger[name] != total[name]]
+        rejected = sum(ledger["rejected"].values())
+        if ledger["rows"] != ledger["kept"] + rejected:
+            off.append(f"{ledger['rows']:,} rows, but {ledger['kept']:,} kept and {rejected:,} rejected")
+        if off:
+            what = f"the ledger does not add up: it says {'; '.join(off)}. Use prepare --force"
+            self._found(what, dataset.path, dataset=dataset.key)
+
+    def _tokenizer(self, dataset: StoredDataset) -> None:
+        path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
+        if not is_there(path):
+            self._found("the dataset's tokenizer is gone. The next prepare puts it back", path, dataset=dataset.key)
+        elif file_digest(path) != path.stem:
+            self._found("the tokenizer's bytes have changed. Delete it, then prepare again", path, dataset=dataset.key)
+
+    def loose_shards(self) -> None:
+        """Shards that no dataset has been made of yet, against the notes beside them."""
+        for folder in listed(self._cache.root / "shards"):
+            for path in listed(folder):
+                if path.suffix == ".arrow" and path.stem not in self._digests:
+                    self._loose(path)
+
+    def _loose(self, path: Path) -> None:
+        try:
+            note = orjson.loads(self._cache.note_path(path.stem).read_bytes())
+            wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
+        except (OSError, ValueError, KeyError, TypeError, CorruptError):
+            return  # without a note nothing is promised; a build that wants the shard reads it itself
+        if wrong is not None:
+            self._found(wrong, path, shard=path.stem)
+
+
+def _source_name(dataset: StoredDataset, source: int) -> str:
+    try:
+        return str(dataset.notes["files"][source]["name"])
+    except (KeyError, IndexError, TypeError):
+        return f"source {source}"
