@@ -31,7 +31,9 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
     def decorate(command: Command) -> Command:
         hints = typing.get_type_hints(record)
         options = {f.name: f for f in fields(record) if f.name not in leave_out}
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+        said = typing.get_type_hints(command, include_extras=True)  # in the command's own module
+        parameters = inspect.signature(command).parameters.values()
+        own = [p.replace(annotation=said[p.name]) for p in parameters if p.name != "given"]
         added = [_parameter(option, hints[name]) for name, option in options.items()]
 
         def run(**values: Any) -> None:
