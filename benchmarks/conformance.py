@@ -37,12 +37,17 @@ class Tally:
     equal: int = 0
     masks: int = 0
     masks_equal: int = 0
+    masks_theirs_wrong: int = 0  # equal once two known faults of transformers' own mask are repaired
     engines: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
 
     @property
     def perfect(self) -> bool:
-        return self.equal == self.rows - self.not_rendered and not self.refused and self.masks_equal == self.masks
+        return (
+            self.equal == self.rows - self.not_rendered
+            and not self.refused
+            and self.masks_equal + self.masks_theirs_wrong == self.masks
+        )
 
 
 def trl_templates() -> dict[str, str]:
@@ -130,10 +135,32 @@ def compare_row(
     if masks is not None:
         tally.masks += 1
         theirs = np.asarray(expected["assistant_masks"], bool)
-        if np.array_equal(masks.get(number, np.zeros(len(ids), bool)), theirs):
+        ours = masks.get(number, np.zeros(len(ids), bool))
+        if np.array_equal(ours, theirs):
             tally.masks_equal += 1
+        elif np.array_equal(ours, repaired_mask(side, oracle, template, expected)):
+            tally.masks_theirs_wrong += 1
         else:
             tally.differing.append(f"mask of {dataset.locate(number)}")
+
+
+def repaired_mask(side: dict[str, Any], oracle: Any, template: str, expected: Any) -> Any:
+    """transformers' mask without its two known faults.
+
+    An empty tagged block trains a token that lies across it, and a block whose first character has no token of its own
+    ends the search, leaving the rest of the row untrained.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _, spans = render_jinja_template(
+        [side["messages"]], tools=side["tools"], chat_template=template, return_assistant_tokens_mask=True,
+        **oracle.special_tokens_map, **side["variables"],
+    )  # fmt: skip
+    mask = np.zeros(len(expected["input_ids"]), bool)
+    for start, end in spans[0]:
+        tokens = [t for t in (expected.char_to_token(c) for c in range(start, end)) if t is not None]
+        mask[tokens] = True
+    return mask
 
 
 def rejected(path: Path | None) -> list[dict[str, Any]]:
@@ -178,7 +205,7 @@ def main() -> int:
                     compare(data, folder, oracle, template, Path(cache), tally)
             good &= tally.perfect
             rendered = tally.rows - tally.not_rendered
-            masks = f"{tally.masks_equal}/{tally.masks}" if tally.masks else "-"
+            masks = f"{tally.masks_equal}+{tally.masks_theirs_wrong}/{tally.masks}" if tally.masks else "-"
             why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
             print(
                 f"{folder.name:16} {name:36} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7} {masks:>11}",
