@@ -18,7 +18,7 @@ from penstock.chat.emit_expressions import quote
 from penstock.chat.emit_markup import Markup
 from penstock.chat.emit_rules import DICT_ATTRIBUTES, PREFIX, REFUSE, NotServed
 from penstock.chat.syntax import addends, constant_key, find, is_generation, is_text
-from penstock.chat.taint import Kind, Taint
+from penstock.chat.taint import Kind, Taint, is_call_of
 
 BLOCK_START: Final = "\ue010"
 BLOCK_END: Final = "\ue011"
@@ -46,11 +46,11 @@ def emit(tree: nodes.Template) -> Emitted:
 
 class _Emitter:
     def __init__(self, tree: nodes.Template) -> None:
-        macros = [macro.name for macro in find(tree, nodes.Macro)]
-        if len(set(macros)) != len(macros):
+        macros = {macro.name: macro for macro in find(tree, nodes.Macro)}
+        if len(macros) != sum(1 for _ in find(tree, nodes.Macro)):
             raise NotServed("a macro that is defined twice")
         self.taint = Taint(tree)
-        self.expressions = Expressions(self.taint, frozenset(macros), Markup(tree))
+        self.expressions = Expressions(self.taint, macros, Markup(tree))
         self.emit = self.expressions.emit
         self.parts: list[str] = []
         self.temporaries = 0
@@ -90,7 +90,7 @@ class _Emitter:
             case nodes.If():
                 self.condition(node)
             case nodes.Assign():
-                self.block(f"set {self.target(node.target)} = {self.emit(node.node)}")
+                self.block(f"set {self.target(node.target)} = {self.assigned(node.node)}")
             case nodes.AssignBlock():
                 self.assign_block(node)
             case nodes.Macro():
@@ -114,6 +114,10 @@ class _Emitter:
                 self.block("continue")
             case _:
                 raise NotServed(f"the statement {type(node).__name__}")
+
+    def assigned(self, node: nodes.Node) -> str:
+        """A value; only here may a namespace be made, which prints and loops differently."""
+        return self.expressions.namespace(node) if is_call_of(node, "namespace") else self.emit(node)
 
     # ---- printing
 
@@ -189,9 +193,7 @@ class _Emitter:
     def iterated(self, node: nodes.Node) -> str:
         """What a loop runs over: never None (silently empty there); of a string the list of its characters."""
         source = self.emit(node, lazy=True)
-        if self.expressions.is_list(node) or isinstance(node, nodes.Tuple | nodes.Filter):
-            return source
-        if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "range":
+        if self.expressions.is_list(node) or isinstance(node, nodes.Tuple) or is_call_of(node, "range"):
             return source
         if not isinstance(node, nodes.Name):
             name = self.temporary()

@@ -26,6 +26,7 @@ from penstock.chat.emit_rules import (
     REFUSE,
     TEST_OPERATORS,
     TEXT_FILTERS,
+    VIEWS,
     NotServed,
 )
 from penstock.chat.sandbox import NUMBER_FILTER
@@ -41,17 +42,40 @@ class Expressions(Operators):
             raise NotServed("* or ** arguments")
         return [*map(emit, node.args), *(f"{k.key}={emit(k.value)}" for k in node.kwargs)]
 
-    def call(self, node: nodes.Call) -> str:
+    def call(self, node: nodes.Call, lazy: bool = False) -> str:
         match node.node:
             case nodes.Name(name=name):
                 if name in PYTHON_FUNCTIONS:
                     return f"{name}({', '.join(self.arguments(node, self.defined))})"
-                if name in NATIVE_FUNCTIONS or name in self.macros or name == "caller":
-                    return f"{name}({', '.join(self.arguments(node, self.emit))})"
+                if name in self.macros:
+                    return self.macro_call(node, self.macros[name])
+                if name == "dict" and node.args:
+                    raise NotServed("dict with positional arguments")
+                if name in NATIVE_FUNCTIONS or name == "caller":
+                    return f"{name}({', '.join(self.arguments(node, self.defined))})"
                 raise NotServed(f"the function {name!r}")
             case nodes.Getattr(attr=name, node=owner):
+                if name in VIEWS and not lazy:
+                    raise NotServed(f"the method {name!r} where its result is kept")
                 return self.method(node, owner, name)
         raise NotServed("a call of an expression")
+
+    def macro_call(self, node: nodes.Call, macro: nodes.Macro) -> str:
+        """Undefined passed to a parameter with a default stays undefined in jinja2, natively it takes the default."""
+        required = [parameter.name for parameter in macro.args[: len(macro.args) - len(macro.defaults)]]
+        arguments = self.arguments(node, self.emit)
+        for index, value in enumerate(node.args[len(required) :], len(required)):
+            arguments[index] = self.defined(value)
+        for index, keyword in enumerate(node.kwargs, len(node.args)):
+            if keyword.key not in required:
+                arguments[index] = f"{keyword.key}={self.defined(keyword.value)}"
+        return f"{macro.name}({', '.join(arguments)})"
+
+    def namespace(self, node: nodes.Node) -> str:
+        assert isinstance(node, nodes.Call)
+        if node.args:
+            raise NotServed("a namespace made from a mapping")
+        return f"namespace({', '.join(self.arguments(node, self.emit))})"
 
     def method(self, node: nodes.Call, owner: nodes.Node, name: str) -> str:
         if isinstance(owner, nodes.Name) and owner.name == "loop":
@@ -99,7 +123,8 @@ class Expressions(Operators):
                 raise NotServed("join with a computed separator")
             source = self.not_none(operand)
         else:
-            source = self.emit(operand, lazy=name in LAZY_CONSUMERS)
+            view = isinstance(operand, nodes.Call) and name in ("length", "count")
+            source = self.emit(operand, lazy=view or name in LAZY_CONSUMERS)
             if name in ("length", "count") and self.maybe_undefined(operand) and not self.is_list(operand):
                 source = f"({source} | default([]))"
         arguments = self.arguments(node, self.emit)

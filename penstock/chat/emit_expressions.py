@@ -14,6 +14,7 @@ from jinja2 import nodes
 from penstock.chat.emit_markup import Markup
 from penstock.chat.emit_rules import (
     DICT_ATTRIBUTES,
+    LISTING_FILTERS,
     LOOP_ATTRIBUTES,
     LOOP_NUMBERS,
     PREFIX,
@@ -23,7 +24,7 @@ from penstock.chat.emit_rules import (
     NotServed,
 )
 from penstock.chat.syntax import constant_key, is_text
-from penstock.chat.taint import Kind, Taint
+from penstock.chat.taint import Kind, Taint, is_call_of
 
 OPERATORS: Final[dict[type[nodes.BinExpr], str]] = {
     nodes.Add: "+",
@@ -55,7 +56,7 @@ def quote(value: str) -> str:
 class Operators(ABC):
     """Emits the expressions of one template, apart from calls, filters and tests."""
 
-    def __init__(self, taint: Taint, macros: frozenset[str], markup: Markup) -> None:
+    def __init__(self, taint: Taint, macros: dict[str, nodes.Macro], markup: Markup) -> None:
         self.taint, self.macros, self.markup = taint, macros, markup
         self.refused: list[str] = []  # what is not served, where it is reached
         self.hoisted: list[tuple[str, dict[str, str]]] = []  # loop variable -> its attributes kept in variables
@@ -66,7 +67,7 @@ class Operators(ABC):
         """Certainly an integer."""
         match node:
             case nodes.Const():
-                return isinstance(node.value, int)
+                return type(node.value) is int
             case nodes.Filter():
                 return node.name in ("length", "count")
             case nodes.Getattr(node=nodes.Name(name="loop")):
@@ -82,7 +83,7 @@ class Operators(ABC):
         kind = self.taint.kind(node)
         if isinstance(node, nodes.Name) and node.name == "messages" and kind is Kind.MESSAGES:
             return True
-        return isinstance(node, nodes.List) or (isinstance(node, nodes.Filter) and node.name == "list")
+        return isinstance(node, nodes.List) or (isinstance(node, nodes.Filter) and node.name in LISTING_FILTERS)
 
     def maybe_undefined(self, node: nodes.Node) -> bool:
         match node:
@@ -111,7 +112,7 @@ class Operators(ABC):
     def not_none(self, node: nodes.Node) -> str:
         """The expression, refusing None, which the engine would take for an empty list."""
         source = self.emit(node, lazy=True)
-        if self.is_list(node) or isinstance(node, nodes.Tuple | nodes.Filter):
+        if self.is_list(node) or isinstance(node, nodes.Tuple) or is_call_of(node, "range"):
             return source
         return f"({source} if {source} is not none else {REFUSE})"
 
@@ -158,7 +159,9 @@ class Operators(ABC):
             case nodes.Getitem():
                 return self.item(node)
             case nodes.Call():
-                return self.call(node)
+                if is_call_of(node, "range") and not lazy:
+                    raise NotServed("a range that is kept")
+                return self.call(node, lazy)
             case nodes.Filter():
                 return self.filter(node, lazy)
             case nodes.Test():
@@ -189,7 +192,10 @@ class Operators(ABC):
             raise NotServed(f"the operator {node.operator}")
         if isinstance(node, nodes.Mod) and is_text(node.left):
             return f"{PREFIX}percent({self.emit(node.left)}, {self.defined(node.right)})"
-        return f"({self.emit(node.left)} {operator} {self.emit(node.right)})"
+        left, right = self.emit(node.left), self.emit(node.right)
+        if isinstance(node, nodes.Mul):  # repeated strings have no limit
+            return f"(({left} * {right}) if {left} is integer and {right} is integer else {REFUSE})"
+        return f"({left} {operator} {right})"
 
     def compare(self, node: nodes.Compare) -> str:
         parts, left = [], node.expr
@@ -206,9 +212,10 @@ class Operators(ABC):
         if operator in ("in", "notin"):
             if is_text(left) or isinstance(right, nodes.List | nodes.Tuple):
                 return source
-            guard = f"{a} is string or ({b} is not string and {b} is not mapping)"
+            hashed = "" if isinstance(right, nodes.Call) else f" or ({b} is not string and {b} is not mapping)"
+            guard = f"{a} is string{hashed}"
         else:
-            guard = " and ".join(f"{x} is number" for n, x in ((left, a), (right, b)) if not self.is_number(n))
+            guard = " and ".join(f"{x} is integer" for n, x in ((left, a), (right, b)) if not self.is_number(n))
         return f"({source} if {guard} else {REFUSE})" if guard else source
 
     def attribute(self, node: nodes.Getattr) -> str:
@@ -246,12 +253,15 @@ class Operators(ABC):
             self.emit(x) if x is not None else "" for x in (node.arg.start, node.arg.stop, node.arg.step)
         )
         source = f"{owner}[{start}:{stop}" + (f":{step}]" if step else "]")
+        if step:  # natively an empty list turned round is true
+            whole = f"({source} if {owner} else {owner})"
+            return f"({whole} if {owner} is defined and ({owner} is string or {owner} is sequence) else {REFUSE})"
         if self.is_list(node.node):
             return source
         return f"({source} if {owner} is defined and {owner} is not none else {REFUSE})"
 
     @abstractmethod
-    def call(self, node: nodes.Call) -> str: ...
+    def call(self, node: nodes.Call, lazy: bool) -> str: ...
 
     @abstractmethod
     def filter(self, node: nodes.Filter, lazy: bool) -> str: ...

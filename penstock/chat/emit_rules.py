@@ -22,6 +22,7 @@ NATIVE_FILTERS: Final = frozenset(
 NONE_FAILS_FILTERS: Final = frozenset(("list", "join", "sum"))  # natively `none` counts as empty
 LAZY_FILTERS: Final = frozenset(("select", "reject", "selectattr", "rejectattr", "items", "reverse", "map"))
 LAZY_CONSUMERS: Final = frozenset(("list", "join", "first", "select", "reject", "selectattr", "rejectattr", "map"))
+LISTING_FILTERS: Final = LAZY_FILTERS - {"reverse"} | {"list", "sort", "dictsort"}  # a list or an error
 PYTHON_FILTERS: Final = frozenset(
     ["capitalize", "dictsort", "format", "indent", "int", "lower", "sort", "title", "tojson", "upper"]
 )
@@ -101,6 +102,7 @@ NATIVE_METHODS: Final = frozenset(
         "values",
     ]
 )
+VIEWS: Final = frozenset(("items", "keys", "values"))
 PYTHON_METHODS: Final = frozenset(
     [
         "capitalize",
@@ -147,7 +149,7 @@ LOOP_NUMBERS: Final = frozenset(("index", "index0", "revindex", "revindex0", "le
 LOOP_ATTRIBUTES: Final = LOOP_NUMBERS | {"first", "last", "previtem", "nextitem"}
 
 # ---- functions
-NATIVE_FUNCTIONS: Final = frozenset(("namespace", "range", "dict"))
+NATIVE_FUNCTIONS: Final = frozenset(("range", "dict"))
 PYTHON_FUNCTIONS: Final = frozenset(("raise_exception", "strftime_now"))
 UNSERVED_NAMES: Final = frozenset(("self", "super", "varargs", "kwargs", "cycler", "joiner", "lipsum", "debug"))
 

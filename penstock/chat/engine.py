@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 
 from penstock.chat.annotate import Annotation, annotate
 from penstock.chat.assemble import Rendered, assemble, assistants
@@ -236,6 +237,8 @@ class TemplateEngine:
         sandbox, render = self._annotated if alphabet is CONTROL else self._in_private()
         try:
             return render({**context, "messages": sandbox.numbers.load(context["messages"])})
+        except SecurityError:
+            raise  # a limit; the plain render would only reach it again
         except Exception:
             return None  # the plain render decides, and words the error
 

@@ -16,10 +16,10 @@ from jinja2 import filters
 
 from penstock.chat.emit import BLOCK_END, BLOCK_START, COMMENT_END, COMMENT_START, VARIABLE_END, VARIABLE_START
 from penstock.chat.emit_rules import PREFIX, PYTHON_METHODS
-from penstock.chat.sandbox import Numbers, Sandbox, mark_filters, raise_exception, strftime_on, tojson
+from penstock.chat.sandbox import MAX_OUTPUT, Numbers, Sandbox, mark_filters, raise_exception, strftime_on, tojson
 from penstock.chat.sentinels import CONTROL
 
-FUEL: Final = 200_000_000  # instructions of one render
+FUEL: Final = 10_000_000  # instructions of one render
 _dumps = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -150,7 +150,8 @@ class FastRenderer:
     def render(self, name: str, context: Mapping[str, Any]) -> str | None:
         """The text, or None where the engine fails for whatever reason, a panic included."""
         try:
-            return self._environment.render_template(name, **context)
+            text = self._environment.render_template(name, **context)
+            return text if len(text) <= MAX_OUTPUT else None
         except (KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit):
             raise
         except BaseException:  # a Rust panic is not an Exception

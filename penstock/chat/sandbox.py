@@ -21,10 +21,12 @@ from jinja2.utils import Namespace
 
 from penstock.chat.conversation import Message
 from penstock.chat.sentinels import Alphabet, Mark
-from penstock.chat.syntax import ENVIRONMENT_OPTIONS, GenerationTag
+from penstock.chat.syntax import ENVIRONMENT_OPTIONS, GenerationTag, call_filter, find, output, text
 from penstock.errors import TemplateError
 
 MAX_OUTPUT: Final = 64 << 20  # characters of one rendered text
+MAX_STEPS: Final = 10_000_000  # of all its loops
+STEP_FILTER: Final = "penstock_step"
 OPEN_FILTER: Final = "penstock_open"
 OUTSIDE_FILTER: Final = "penstock_outside"
 NUMBER_FILTER: Final = "penstock_number"
@@ -145,6 +147,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = tojson
         self.filters["indent"] = indent
         self.numbers = Numbers()
+        self.steps = 0  # of all loops in this render
         self.filters.update(mark_filters(alphabet, self.numbers))
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_on(date)
@@ -170,11 +173,32 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def build(self, tree: nodes.Template) -> Render:
         """The compiled tree, as a function from a context to its text."""
+        self.count_steps(tree)
         try:
             template = jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
         except (jinja2.TemplateError, SyntaxError) as error:
             raise TemplateError(f"the chat template can't be compiled: {error}") from error
-        return lambda context: bounded_join(template.generate(context))
+
+        def render(context: Mapping[str, Any]) -> str:
+            self.steps = 0
+            return bounded_join(template.generate(context))
+
+        return render
+
+    def count_steps(self, tree: nodes.Template) -> None:
+        """Let every loop count its steps, so that nested ones end."""
+
+        @jinja2.pass_context  # or the compiler would call it once and keep the result
+        def step(_: Any, nothing: str) -> str:
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise SecurityError(f"the loops take more than {MAX_STEPS} steps")
+            return nothing
+
+        self.filters[STEP_FILTER] = step
+        for loop in find(tree, nodes.For):
+            loop.body.insert(0, output(call_filter(STEP_FILTER, text(""))).set_lineno(loop.lineno))
+        tree.set_environment(self)
 
 
 Render = Callable[[Mapping[str, Any]], str]
