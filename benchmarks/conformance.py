@@ -37,7 +37,7 @@ class Tally:
     equal: int = 0
     masks: int = 0
     masks_equal: int = 0
-    masks_theirs_wrong: int = 0  # equal once two known faults of transformers' own mask are repaired
+    masks_theirs_wrong: int = 0  # equal once the known faults of transformers' own mask are repaired
     engines: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
 
@@ -145,10 +145,10 @@ def compare_row(
 
 
 def repaired_mask(side: dict[str, Any], oracle: Any, template: str, expected: Any) -> Any:
-    """transformers' mask without its two known faults.
+    """transformers' mask without its known faults: every token that has a character in a tagged block is trained.
 
-    An empty tagged block trains a token that lies across it, and a block whose first character has no token of its own
-    ends the search, leaving the rest of the row untrained.
+    An empty block trains a token that lies across it; of a last character split over several tokens only the first is
+    trained; a block whose first character has no token of its own leaves the rest of the row untrained.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -157,15 +157,15 @@ def repaired_mask(side: dict[str, Any], oracle: Any, template: str, expected: An
         **oracle.special_tokens_map, **side["variables"],
     )  # fmt: skip
     mask = np.zeros(len(expected["input_ids"]), bool)
-    for start, end in spans[0]:
-        tokens = [t for t in (expected.char_to_token(c) for c in range(start, end)) if t is not None]
-        mask[tokens] = True
+    for token in range(len(mask)):
+        own = expected.token_to_chars(token)
+        mask[token] = own is not None and any(own.start < end and start < own.end for start, end in spans[0])
     return mask
 
 
 def rejected(path: Path | None) -> list[dict[str, Any]]:
     """Rows set aside."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path else []
+    return [json.loads(line) for line in path.read_text().split("\n") if line] if path else []
 
 
 def renders_raw(entry: dict[str, Any], oracle: Any, template: str) -> bool:
