@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.chat.conversation import Conversation, Part, Role
 from penstock.chat.regions import Regions, Segments
 from penstock.encode.align import segment_token_ends
+from penstock.encode.code_points import inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
@@ -156,11 +157,12 @@ def _encoded(
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    texts, segments = normaliser(texts, segments)
-    encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts)
+    texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
+    encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    table = vocabulary.byte_lengths
     ends, inexact = segment_token_ends(
-        encoded.ids, encoded.offsets, lengths, segments, vocabulary.byte_lengths, lambda row: encoder.token_ends(texts[row])
+        encoded.ids, encoded.offsets, lengths, segments, table, lambda row: encoder.token_ends(texts[row])
     )
     why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
     return ExampleBatch(

@@ -9,6 +9,8 @@ itself is returned, in about 0.1 µs per message.
 from __future__ import annotations
 
 import json
+from itertools import repeat
+from operator import contains, itemgetter
 from typing import Any
 
 from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
@@ -17,6 +19,7 @@ from penstock.chat.formats_json import has_float, parse_text
 from penstock.errors import RowError
 
 _ABSENT = object()
+_content_of = itemgetter("content")
 
 
 class Adapter:
@@ -39,7 +42,7 @@ class Adapter:
         if self._takes_all or conversation.pieces is not None:
             return conversation
         tools = None if conversation.tools is None else self._tools(conversation.tools)
-        changed = self._changed(conversation.messages)
+        changed = {} if self._is_plain(conversation.messages) else self._changed(conversation.messages)
         if not changed and tools is conversation.tools:
             return conversation
         messages = conversation.messages.copy()
@@ -49,6 +52,15 @@ class Adapter:
         if self.needs.object_arguments and not floats:  # parsed arguments may hold some
             floats = has_float(list(changed.values()), exact=True)
         return conversation._replace(messages=messages, tools=tools, has_float=floats)
+
+    def _is_plain(self, messages: list[Message]) -> bool:
+        """Whether all messages are text without calls, which most templates take as they are."""
+        if self.needs.no_text or (not self._takes_calls and any(map(contains, messages, repeat("tool_calls")))):
+            return False
+        try:
+            return set(map(type, map(_content_of, messages))) == {str}
+        except KeyError:
+            return False
 
     def _changed(self, messages: list[Message]) -> dict[int, Message]:
         """The messages that must change, by number."""

@@ -1,15 +1,19 @@
-"""Special tokens that stand in the text of a row, before any template has seen it.
+"""Special tokens that stand in the text of rows, before any template has seen it.
 
-Enters a row's JSON bytes; leaves the special tokens found in it. A row without the first two bytes of any special
-token (nearly all of them) costs a tenth of a microsecond per different beginning.
+Enter the JSON bytes of many rows; leave the numbers of those with a special token, and the first one of each. Costs one
+pass of numpy over the bytes; only rows with the first two bytes of a special token are searched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import orjson
+
+_BACKSLASH = ord("\\")
 
 
 class SpecialTextFinder:
@@ -18,20 +22,39 @@ class SpecialTextFinder:
     def __init__(self, contents: Iterable[str]) -> None:
         # One-character and white-space tokens (such as "\n") are ordinary text that templates print, too.
         needles = sorted({c.encode() for c in contents if len(c) > 1 and not c.isspace()}, key=lambda c: (-len(c), c))
-        self._starts = sorted({c[:2] for c in needles})
         self._pattern = re.compile(b"|".join(map(re.escape, needles))) if needles else None
+        # What to look for: a first byte, and the bytes that may follow it. Escapes may hide any character.
+        self._follow = {_BACKSLASH: _table(b"u/")}
+        for first in {needle[0] for needle in needles}:
+            self._follow[first] = _table(bytes(needle[1] for needle in needles if needle[0] == first))
 
-    def find(self, row: bytes) -> str | None:
-        """The first special token in the row's text, or None."""
+    def find(self, rows: Sequence[bytes]) -> dict[int, str]:
+        """The rows whose text has special tokens: number -> the first of them."""
         if self._pattern is None:
-            return None
-        if b"\\u" in row:  # an escape may hide a bracket: look at the row as plain UTF-8
+            return {}
+        ends = np.cumsum([len(row) + 1 for row in rows])
+        data = np.frombuffer(b"\n".join([*rows, b""]), np.uint8)
+        suspects: set[int] = set()
+        for first, follow in self._follow.items():
+            places = np.flatnonzero(data[:-1] == first)
+            hits = places[follow[data[places + 1]]]
+            suspects.update(np.unique(np.searchsorted(ends, hits, side="right")).tolist())
+        found = {number: self._first(rows[number]) for number in sorted(suspects)}
+        return {number: token for number, token in found.items() if token is not None}
+
+    def _first(self, row: bytes) -> str | None:
+        assert self._pattern is not None
+        if b"\\u" in row or b"\\/" in row:
             try:
                 row = orjson.dumps(orjson.loads(row))
-            except orjson.JSONDecodeError:  # the format stage will report it
+            except (orjson.JSONDecodeError, TypeError):  # the format stage will report it
                 return None
-        for start in self._starts:
-            if start in row:
-                found = self._pattern.search(row)
-                return found[0].decode() if found else None
-        return None
+        found = self._pattern.search(row)
+        return found[0].decode() if found else None
+
+
+def _table(members: bytes) -> npt.NDArray[np.bool_]:
+    """For each byte: is it among these?"""
+    table = np.zeros(256, np.bool_)
+    table[list(members)] = True
+    return table

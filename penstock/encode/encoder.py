@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.encode.unassigned import uncertain
+from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
 
@@ -115,13 +114,13 @@ class Encoder:
 
     # -- encoding -------------------------------------------------------------------------------------------------
 
-    def encode(self, texts: list[bytes]) -> Encoded:
-        """Ids of UTF-8 texts, without anything added around them."""
+    def encode(self, texts: list[bytes], findings: Findings | None = None) -> Encoded:
+        """Ids of UTF-8 texts, without anything added around them. `findings` are those of the texts, where known."""
         if self.why_reference:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
         if resident_bytes() - self._baseline > GROWTH_LIMIT:
             self._make_fast()
-        slow = self._guarded(texts)
+        slow = self._guarded(inspect_texts(texts) if findings is None else findings)
         ids, offsets = self._run_fast(texts)
         if not slow:
             return Encoded(ids, offsets, Counter())
@@ -151,23 +150,11 @@ class Encoder:
         widths = 1 + (code_points >= 0x80).astype(np.int64) + (code_points >= 0x800) + (code_points >= 0x10000)
         return np.concatenate([[0], np.cumsum(widths)])[ends]
 
-    def _guarded(self, texts: list[bytes]) -> dict[int, str]:
+    def _guarded(self, findings: Findings) -> dict[int, str]:
         """Texts the fast engine is not trusted with: number -> reason."""
-        foreign = [k for k, text in enumerate(texts) if not text.isascii()]
-        if not foreign:
-            return {}
-        decoded = [texts[k].decode() for k in foreign]
-        slow: dict[int, str] = {}
-        joined = np.frombuffer("".join(decoded).encode("utf-32-le"), np.uint32)
-        hits = np.flatnonzero(uncertain()[joined])
-        if len(hits):
-            ends = np.cumsum([len(d) for d in decoded])
-            for n in np.unique(np.searchsorted(ends, hits, side="right")).tolist():
-                slow[foreign[n]] = "text with code points newer than Unicode 14"
+        slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
         if self._vocabulary.normalizer is Normalizer.NFC:
-            for k, text in zip(foreign, decoded, strict=True):
-                if not unicodedata.is_normalized("NFC", text):
-                    slow.setdefault(k, "text that is not in NFC")
+            slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
 
 
