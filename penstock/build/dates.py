@@ -44,7 +44,7 @@ def remember_date(cache: Cache, recipe: Recipe, first: Slice, *, overwrite: bool
     path = _path(cache, recipe, first)
     with contextlib.suppress(StoreError, OSError):  # a convenience
         if not path.exists() or path.read_text() != recipe.date.isoformat():
-            write_whole(path, recipe.date.isoformat().encode(), cache.tmp, "date")
+            write_whole(path, recipe.date.isoformat().encode(), cache.tmp, "date", durable=False)
 
 
 def _path(cache: Cache, recipe: Recipe, first: Slice) -> Path:

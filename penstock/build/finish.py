@@ -105,7 +105,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
         if path.read_bytes() == notes:
             return
     with contextlib.suppress(StoreError):  # a convenience; others' caches may be read-only
-        write_whole(path, notes, cache.tmp, "notes")
+        write_whole(path, notes, cache.tmp, "notes", durable=False)
 
 
 def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:

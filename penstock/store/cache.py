@@ -90,7 +90,7 @@ class Cache:
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard and its note in place; the shard last."""
         note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
-        write_whole(self.note_path(name), canonical(note), self.tmp, "note")
+        write_whole(self.note_path(name), canonical(note), self.tmp, "note", durable=False)
         write_whole(self.shard_path(name), data, self.tmp, "shard")
         bad = self.bad_path(name)
         if bad.exists():
@@ -99,7 +99,7 @@ class Cache:
 
     def mark_bad(self, name: str, why: str) -> None:
         """Have the next prepare make a shard again; readers keep what is there until then."""
-        write_whole(self.bad_path(name), why.encode(), self.tmp, "bad")
+        write_whole(self.bad_path(name), why.encode(), self.tmp, "bad", durable=False)
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""

@@ -148,8 +148,11 @@ def make_folder(path: Path, like: Path | None = None) -> None:
                     path.chmod(like.stat().st_mode & 0o7777)
 
 
-def write_whole(path: Path, data: Any, tmp: Path, point: str) -> None:
-    """Write `data` under a temporary name in `tmp`, then rename it to `path`."""
+def write_whole(path: Path, data: Any, tmp: Path, point: str, *, durable: bool = True) -> None:
+    """Write `data` under a temporary name in `tmp`, then rename it to `path`.
+
+    What is only a convenience need not be `durable`: after a power failure it may be empty, which its reader notices.
+    """
     make_folder(path.parent, like=tmp.parent)
     make_folder(tmp, like=tmp.parent)
     temporary = tmp / f"{writer_name()}.{secrets.token_hex(6)}"
@@ -160,7 +163,8 @@ def write_whole(path: Path, data: Any, tmp: Path, point: str) -> None:
                 file.write(data)
                 fault(f"{point}.write")
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             fault(f"{point}.sync")
             rename(temporary, path)
             fault(f"{point}.rename")
@@ -168,7 +172,8 @@ def write_whole(path: Path, data: Any, tmp: Path, point: str) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -47,7 +47,7 @@ class PlanMemo:
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
         try:
-            write_whole(self._path(file, found), canonical(plan.to_json()), self._cache.tmp, "memo")
+            write_whole(self._path(file, found), canonical(plan.to_json()), self._cache.tmp, "memo", durable=False)
         except StoreError:
             return  # a convenience; where it can't be kept, files are cut again
 
