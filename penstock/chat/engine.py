@@ -80,8 +80,8 @@ class TemplateEngine:
 
     def _start_fast(self, marked: nodes.Template, plain: nodes.Template) -> str:
         """Set the fast engine up; what prevents it is the answer."""
-        if self._suspect.control or self._suspect.odd_space or has_float(self._base):
-            return "the template or its variables contain floats or control characters"
+        if self._suspect.control or self._suspect.odd_space or self._suspect.odd_value or has_float(self._base):
+            return "the template or its variables contain floats or unusual characters"
         try:
             from penstock.chat.fast import FastRenderer
         except ImportError:
@@ -101,7 +101,7 @@ class TemplateEngine:
         if self._fast is not None:
             served = self.render(PROBES)
             self.why_reference = disagreement(served, reference)
-            if served.reference[FAST_FAILED] - len(served.errors) > len(PROBES) // 2:
+            if served.reference[FAST_FAILED] > (len(PROBES) - len(served.errors)) // 2:
                 self.why_reference = f"the template uses {(*self._refused, 'what the fast engine refuses')[0]}"
             if self.why_reference:
                 self._fast = None
@@ -144,8 +144,7 @@ class TemplateEngine:
             if not reason:
                 reason = self._render_fast(self._fast, rendered, row, conversation)
             if reason:
-                rendered.reference[reason] += 1
-                self._render_reference(rendered, row, conversation, suspect or NOTHING_SUSPECT)
+                self._render_reference(rendered, row, conversation, suspect or NOTHING_SUSPECT, reason)
         self._redo_odd_space(rendered, conversations)
         return self._assemble(rendered, conversations)
 
@@ -157,8 +156,8 @@ class TemplateEngine:
             if conversation.pieces is not None:
                 rendered.apart[row] = split_pieces(conversation)
                 continue
-            rendered.reference[self.why_reference or "asked for"] += 1
-            self._render_reference(rendered, row, conversation, found.get(row, NOTHING_SUSPECT))
+            reason = self.why_reference or "asked for"
+            self._render_reference(rendered, row, conversation, found.get(row, NOTHING_SUSPECT), reason)
         return self._assemble(rendered, conversations)
 
     def _assemble(self, rendered: Rendered, conversations: Sequence[Conversation]) -> Regions:
@@ -191,15 +190,16 @@ class TemplateEngine:
         for row, text in enumerate(rendered.marked):
             if has_odd_space(text):
                 rendered.marked[row] = ""
-                rendered.reference[ODD_SPACE] += 1
-                self._render_reference(rendered, row, conversations[row], NOTHING_SUSPECT)
+                self._render_reference(rendered, row, conversations[row], NOTHING_SUSPECT, ODD_SPACE)
 
     def _context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         return {**self._base, **(own or {}), "messages": messages, "tools": tools}
 
-    def _render_reference(self, rendered: Rendered, row: int, conversation: Conversation, suspect: Suspect) -> None:
+    def _render_reference(
+        self, rendered: Rendered, row: int, conversation: Conversation, suspect: Suspect, reason: str
+    ) -> None:
         try:
             check_types(conversation.messages, conversation.tools)
             messages = with_reasoning(conversation.messages)
@@ -208,9 +208,12 @@ class TemplateEngine:
             marked = self._marked(context, alphabet) if alphabet is not None else None
             if marked is None or self._annotation.captured:
                 plain = self._plain(context)
+            if suspect.odd_value or self._suspect.odd_value:
+                (plain if marked is None else marked).encode()  # lone surrogates are no text
         except Exception as error:
             rendered.errors[row] = refusal(error)
             return
+        rendered.reference[reason] += 1
         if marked is None or (self._annotation.captured and without_marks(marked, alphabet) != plain.encode()):
             rendered.apart[row] = (plain.encode(), UNKNOWN)
         elif alphabet is CONTROL:

@@ -151,3 +151,28 @@ def test_rows_that_share_or_repeat_objects_are_told_apart_and_unchanged() -> Non
     assert [m for m, _ in texts(subject.render([chat]))[0]] == [0, 1, 2]
     assert chat.messages[0] is chat.messages[2]
     assert message == {"role": "user", "content": ["a"]}
+
+
+def test_a_lone_surrogate_is_that_rows_error() -> None:
+    broken = Conversation([user(0), {"role": "assistant", "content": "a\ud800b"}])
+    regions = engine(LOOPS["ordered"]).render([CHAT, broken, CHAT])
+    assert list(regions.errors) == [1]
+    assert "UnicodeEncodeError" in regions.errors[1].reason
+    assert [len(pieces) for pieces in texts(regions)] == [5, 0, 5]
+
+
+def test_which_rows_the_reference_served_is_counted_by_reason() -> None:
+    rows_ = [
+        CHAT,
+        Conversation([user(0), assistant(1)], has_float=True),
+        Conversation([user(0), {"role": "assistant", "content": "\x01"}]),
+        Conversation([user(0), {"role": "assistant", "content": "\x85"}]),
+        Conversation([user(0), {"role": "assistant", "content": "\x1c"}]),
+        Conversation([user(0), {"role": "assistant", "content": 2**70}]),
+    ]
+    assert engine(LOOPS["ordered"]).render(rows_).reference == {
+        "floats": 1,
+        "control characters": 1,
+        "white space that engines disagree about": 2,
+        "integers beyond 64 bits": 1,
+    }
