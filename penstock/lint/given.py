@@ -1,0 +1,124 @@
+"""What a configuration says: keys and values of a YAML or JSON file, or of a launcher's command line.
+
+A command line is read as HfArgumentParser would: `--key value`, `--key=value`, `--flag`, `--no_flag`, several values
+after one key; hyphens and underscores are the same. What stands before the first key (a script, a YAML) is no setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Keys and values of one origin."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key that a file and a command line do not say alike."""
+
+    key: str
+    reason: str
+
+
+def read_file(path: Path) -> Given:
+    """The keys at the top of a YAML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}. Give a YAML or JSON file.") from error
+    values = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"{path}: expected keys and values, found {type(values).__name__}.")
+    return Given(str(path), values)
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{path}: not valid JSON: {error}") from error
+
+
+def _yaml(path: Path, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML: {error}") from error
+
+
+def read_command(arguments: Sequence[str]) -> Given:
+    """The keys that a command line passes."""
+    values: dict[str, Any] = {}
+    for name, words in _grouped(arguments):
+        if not words and name.startswith("no_"):
+            values[name.removeprefix("no_")] = False
+        else:
+            values[name] = True if not words else literal(words[0]) if len(words) == 1 else [literal(w) for w in words]
+    return Given("command line", values)
+
+
+def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each key with the words after it."""
+    name, words = "", list[str]()
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            if name:
+                yield name, words
+            key, equals, value = argument[2:].partition("=")
+            name, words = key.replace("-", "_"), [value] if equals else []
+        else:
+            words.append(argument)
+    if name:
+        yield name, words
+
+
+def literal(text: str) -> Any:
+    """A word of a command line as the value that it stands for."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML takes 1e-5 for text
+        except ValueError:
+            return value
+    return value
+
+
+def differences(file: Given, command: Given) -> list[Difference]:
+    """What a launcher passes compared with what the file says."""
+    found = []
+    for key in dict.fromkeys((*file.values, *command.values)):
+        if key not in command.values:
+            found.append(Difference(key, f"{file.origin} says {file.values[key]!r}; the command line does not pass it"))
+        elif key not in file.values:
+            found.append(
+                Difference(key, f"the command line passes {command.values[key]!r}; {file.origin} has no such key")
+            )
+        elif not _same(file.values[key], command.values[key]):
+            said, passed = file.values[key], command.values[key]
+            found.append(Difference(key, f"{file.origin} says {said!r}; the command line passes {passed!r}"))
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as a parser would read them: the text '1e-5' is the number."""
+    values = [literal(value) if isinstance(value, str) else value for value in (one, other)]
+    return bool(values[0] == values[1])

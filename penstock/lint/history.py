@@ -1,0 +1,134 @@
+"""What became of keys that trainers used to accept.
+
+One entry per key that a released version removed, found by reading the fields of the released wheels; the words
+about what replaced it come from the projects' release notes. `last` is the newest release read that still had the key.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Past(NamedTuple):
+    """A key that was accepted once: by which class, up to which release, and what to write instead."""
+
+    owner: str  # package.Class
+    key: str
+    last: str
+    instead: str | None  # a key that replaced it
+    remark: str = ""
+
+
+SFT, DPO, ARGS = "trl.SFTConfig", "trl.DPOConfig", "transformers.TrainingArguments"
+
+PAST = (
+    Past(SFT, "max_seq_length", "0.19", "max_length"),
+    Past(SFT, "use_liger", "0.17", "use_liger_kernel"),
+    Past(SFT, "chars_per_token", "0.17", None, "packing works on tokens, no estimate is needed"),
+    Past(SFT, "num_of_sequences", "0.17", None, "packing works on tokens, no buffer is needed"),
+    Past(SFT, "dataset_batch_size", "0.17", None, "datasets are mapped with the default batch size"),
+    Past(DPO, "max_target_length", "0.13", "max_length", "max_completion_length replaced it until 0.28"),
+    Past(DPO, "max_prompt_length", "0.28", "max_length", "prompts are no longer cut on their own; filter long ones"),
+    Past(DPO, "max_completion_length", "0.28", "max_length", "prompt and completion share one limit"),
+    Past(DPO, "use_num_logits_to_keep", "0.16", None, "use_logits_to_keep replaced it until 0.28"),
+    Past(DPO, "use_logits_to_keep", "0.28", None, "logits are computed where needed without a flag"),
+    Past(DPO, "padding_value", "0.25", "pad_token"),
+    Past(DPO, "label_pad_token_id", "0.28", None, "it is always -100"),
+    Past(DPO, "is_encoder_decoder", "0.14", None, "it is read from the model"),
+    Past(
+        DPO,
+        "use_liger_loss",
+        "0.27",
+        None,
+        "use_liger_kernel switched the fused loss on from 0.28 to 1.12; from 1.13 on TRL has no Liger DPO loss",
+    ),
+    Past(DPO, "base_model_attribute_name", "0.28", None, "it served use_liger_loss"),
+    Past(DPO, "generate_during_eval", "0.28", None, "log completions with a callback"),
+    Past(DPO, "model_adapter_name", "0.28", None, "adapters are chosen on the model"),
+    Past(DPO, "ref_adapter_name", "0.28", None, "adapters are chosen on the model"),
+    Past(DPO, "ref_model_init_kwargs", "0.28", None, "load the reference yourself and pass ref_model to the trainer"),
+    Past(DPO, "force_use_ref_model", "0.28", None, "passing ref_model to the trainer suffices"),
+    Past(DPO, "reference_free", "0.28", None, "CPOTrainer trains without a reference"),
+    Past(DPO, "rpo_alpha", "0.28", "loss_type", "loss_type: [sigmoid, sft] with loss_weights: [1.0, alpha]"),
+    Past(DPO, "tools", "0.28", None, "tools are a column of the dataset"),
+    Past(ARGS, "evaluation_strategy", "4.49", "eval_strategy"),
+    Past(ARGS, "dispatch_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
+    Past(ARGS, "split_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
+    Past(ARGS, "tp_size", "4.51", "parallelism_config"),
+    Past(ARGS, "sharded_ddp", "4.31", "fsdp"),
+    Past(ARGS, "xpu_backend", "4.31", "ddp_backend"),
+    Past(ARGS, "use_ipex", "4.55", None, "PyTorch has it built in"),
+    Past(ARGS, "adafactor", "4.57", "optim", "optim: adafactor"),
+    Past(ARGS, "fp16_backend", "4.57", None, "PyTorch's own is used"),
+    Past(ARGS, "half_precision_backend", "4.57", None, "PyTorch's own is used"),
+    Past(ARGS, "fp16_opt_level", "4.57", None, "it was apex's"),
+    Past(ARGS, "fsdp_min_num_params", "4.57", "fsdp_config", "min_num_params of fsdp_config"),
+    Past(
+        ARGS,
+        "fsdp_transformer_layer_cls_to_wrap",
+        "4.57",
+        "fsdp_config",
+        "transformer_layer_cls_to_wrap of fsdp_config",
+    ),
+    Past(ARGS, "include_inputs_for_metrics", "4.57", "include_for_metrics", "include_for_metrics: [inputs]"),
+    Past(ARGS, "include_tokens_per_second", "4.57", "include_num_input_tokens_seen"),
+    Past(ARGS, "jit_mode_eval", "4.57", None),
+    Past(ARGS, "no_cuda", "4.57", "use_cpu"),
+    Past(ARGS, "use_mps_device", "4.57", None, "MPS is used where it is there"),
+    Past(
+        ARGS,
+        "overwrite_output_dir",
+        "4.57",
+        None,
+        "outputs are overwritten; resume_from_checkpoint decides on resuming",
+    ),
+    Past(ARGS, "per_gpu_train_batch_size", "4.57", "per_device_train_batch_size"),
+    Past(ARGS, "per_gpu_eval_batch_size", "4.57", "per_device_eval_batch_size"),
+    Past(ARGS, "push_to_hub_model_id", "4.57", "hub_model_id"),
+    Past(ARGS, "push_to_hub_organization", "4.57", "hub_model_id"),
+    Past(ARGS, "push_to_hub_token", "4.57", "hub_token"),
+    Past(ARGS, "save_safetensors", "4.57", None, "safetensors is the only format"),
+    Past(ARGS, "torchdynamo", "4.57", "torch_compile_backend"),
+    Past(ARGS, "past_index", "4.57", None),
+    Past(ARGS, "mp_parameters", "4.57", None, "it was SageMaker's"),
+    Past(ARGS, "ray_scope", "4.57", None),
+    Past(ARGS, "tpu_num_cores", "4.57", None, "the launcher decides"),
+    Past(ARGS, "tpu_metrics_debug", "4.57", "debug"),
+    Past(ARGS, "use_legacy_prediction_loop", "4.57", None),
+    Past(ARGS, "group_by_length", "5.0", "train_sampling_strategy", "train_sampling_strategy: group_by_length"),
+    Past(ARGS, "logging_dir", "5.10", None, "set the environment variable TENSORBOARD_LOGGING_DIR"),
+    Past(ARGS, "warmup_ratio", "5.10", "warmup_steps", "a warmup_steps below 1 is a ratio"),
+)
+
+# Arguments of trainers, which people write into configurations of their settings.
+TRAINER_ARGUMENTS = {
+    "tokenizer": "now processing_class, an argument of the trainer (TRL 0.12, transformers 4.46), not a setting",
+    "processing_class": "an argument of the trainer, not a setting",
+    "model": "an argument of the trainer, not a setting; in a TRL script it is model_name_or_path of ModelConfig",
+    "peft_config": "an argument of the trainer, not a setting",
+    "train_dataset": "an argument of the trainer, not a setting",
+    "eval_dataset": "an argument of the trainer, not a setting",
+    "data_collator": "an argument of the trainer, not a setting",
+    "ref_model": "an argument of DPOTrainer, not a setting",
+    "formatting_func": "an argument of SFTTrainer, not a setting",
+    "compute_metrics": "an argument of the trainer, not a setting",
+    "completion_mask": "a column of the dataset, not a setting; TRL reads it with completion_only_loss=True",
+    "assistant_masks": "a column of the dataset, not a setting; TRL reads it with assistant_only_loss=True",
+}
+
+
+def became(key: str, owners: set[str], accepted: set[str]) -> str | None:
+    """What replaced a key that is not accepted, for the classes given (`package.Class`) or their bases."""
+    packages = {owner.partition(".")[0] for owner in owners}
+    own = [past for past in PAST if past.key == key and past.owner in owners]
+    others = [past for past in PAST if past.key == key and past.owner.partition(".")[0] in packages]
+    for past in (*own, *others):
+        package, _, name = past.owner.partition(".")
+        parts = [f"last seen in {package} {past.last} ({name})"]
+        if past.instead is not None:
+            gone = "" if past.instead in accepted else " (which this version does not have either)"
+            parts.append(f"now {past.instead}{gone}")
+        if past.remark:
+            parts.append(past.remark)
+        return "; ".join(parts)
+    return TRAINER_ARGUMENTS.get(key)

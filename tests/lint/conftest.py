@@ -1,0 +1,32 @@
+"""Two releases of TRL, unpacked side by side."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def trl_release(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """The folder of an unpacked TRL wheel; wheels are downloaded once and kept in pytest's cache."""
+
+    def unpacked(version: str) -> Path:
+        assert pytestconfig.cache is not None
+        folder = pytestconfig.cache.mkdir("trl") / version
+        if not folder.is_dir():
+            download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"trl=={version}"]
+            made = folder.with_name(f"{version}.making")
+            done = subprocess.run([*download, "--dest", str(made)], capture_output=True, text=True, timeout=120)
+            if done.returncode:
+                pytest.skip(f"trl {version} can't be downloaded: {done.stderr[-200:]}")
+            with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
+                wheel.extractall(made)
+            made.rename(folder)
+        return folder
+
+    return unpacked
