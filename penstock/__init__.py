@@ -6,23 +6,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset, prepare
+    from penstock.api import Dataset, Mixture, View, mix, prepare
     from penstock.api import open_ as open
     from penstock.errors import PenstockError
-    from penstock.view.mixture import Count, Mixture, mix
-    from penstock.view.view import View
+    from penstock.feed.loader import Loader
+    from penstock.view.mixture import Count
 
 __version__ = "0.1.0"
-__all__ = ["Count", "Dataset", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
+__all__ = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
 
 # Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
 _HOMES = {
     "Count": "view.mixture",
     "Dataset": "api",
-    "Mixture": "view.mixture",
+    "Loader": "feed.loader",
+    "Mixture": "api",
     "PenstockError": "errors",
-    "View": "view.view",
-    "mix": "view.mixture",
+    "View": "api",
+    "mix": "api",
     "open": "api",
     "prepare": "api",
 }

@@ -1,9 +1,9 @@
-"""What a program uses: prepare, open, mix, and the dataset they give."""
+"""What a program uses: prepare, open and mix, and what they give: datasets, views and mixtures that can be loaded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,10 +11,28 @@ from typing import Any, Unpack
 from penstock.build.options import OnUnwritable, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
+from penstock.feed.loader import Loader
+from penstock.feed.settings import LoaderOptions
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.origin import Origin
-from penstock.view.settings import ViewOptions
-from penstock.view.view import View, open_view
+from penstock.view import mixture, view
+from penstock.view.settings import ViewOptions, checked_settings
+
+
+class View(view.View):
+    """A dataset as a loss policy, a maximum length and a hold-out see it."""
+
+    def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
+        """Batches of this view, collated ahead of the loop, resumable at any step."""
+        return Loader(self, **options)
+
+
+class Mixture(mixture.Mixture):
+    """Several views as one, with the items of each epoch."""
+
+    def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
+        """Batches of this mixture, collated ahead of the loop, resumable at any step."""
+        return Loader(self, **options)
 
 
 class Dataset(StoredDataset):
@@ -22,7 +40,7 @@ class Dataset(StoredDataset):
 
     def view(self, **options: Unpack[ViewOptions]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
-        return open_view(self, **options)
+        return View(self, checked_settings(options)).scanned()
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.
@@ -59,3 +77,12 @@ def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None
     """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
     stored = open_dataset(where, cache=cache)
     return Dataset(stored.cache, stored.manifest)
+
+
+def mix(parts: Mapping[str, tuple[Dataset | View, float | mixture.Count]], seed: int = 0) -> Mixture:
+    """A mixture of datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
+
+    A number is passes per epoch (0.3 is a fresh 30% each epoch); `Count` is examples per epoch.
+    """
+    mixed = mixture.mix(parts, seed)
+    return Mixture(mixed.shares, mixed.seed)

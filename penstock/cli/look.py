@@ -8,12 +8,11 @@ import orjson
 import typer
 from rich.console import Console
 
-from penstock.api import Dataset, open_
+from penstock.api import Dataset, View, open_
 from penstock.errors import RegionsUnknown, UsageError
 from penstock.report.show import show as show_item
 from penstock.report.stats import stats as count
 from penstock.report.stats_table import stats_table
-from penstock.view.view import View
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")]

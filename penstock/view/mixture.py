@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Final, NamedTuple, SupportsIndex, Unpack
+from typing import Final, NamedTuple, Self, SupportsIndex, Unpack
 
 import numpy as np
 import orjson
@@ -75,10 +75,10 @@ class Mixture:
         self.shares = dict(shares)
         self.seed = seed
 
-    def view(self, **options: Unpack[ViewOptions]) -> Mixture:
+    def view(self, **options: Unpack[ViewOptions]) -> Self:
         """The same mixture with these options changed in every part, scanned at once."""
         changed = {name: Share(share.view.changed(**options), share.amount) for name, share in self.shares.items()}
-        mixture = Mixture(changed, self.seed)
+        mixture = type(self)(changed, self.seed)
         _ = mixture._bounds
         return mixture
 
@@ -130,7 +130,7 @@ class Mixture:
         return (self[index] for index in range(len(self)))
 
     def __reduce__(self) -> tuple[type[Mixture], tuple[dict[str, Share], int]]:
-        return Mixture, (self.shares, self.seed)
+        return type(self), (self.shares, self.seed)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {share.amount}" for name, share in self.shares.items())

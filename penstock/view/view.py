@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Protocol, SupportsIndex, Unpack
+from typing import Protocol, Self, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -69,14 +69,14 @@ class View:
         self.dataset = dataset
         self.settings = settings
 
-    def scanned(self) -> View:
+    def scanned(self) -> Self:
         """This view, with its index computed."""
         _ = self._index
         return self
 
-    def changed(self, **options: Unpack[ViewOptions]) -> View:
+    def changed(self, **options: Unpack[ViewOptions]) -> Self:
         """The same dataset under settings changed by the options; nothing is scanned yet."""
-        return View(self.dataset, checked_settings(options, self.settings))
+        return type(self)(self.dataset, checked_settings(options, self.settings))
 
     @property
     def is_preference(self) -> bool:
@@ -143,7 +143,7 @@ class View:
         return Pair(chosen, rejected, prompt - start)
 
     def __reduce__(self) -> tuple[type[View], tuple[Examples, ViewSettings]]:
-        return View, (self.dataset, self.settings)
+        return type(self), (self.dataset, self.settings)
 
     def __repr__(self) -> str:
         return f"View({self.settings}, dataset={self.dataset.key})"
