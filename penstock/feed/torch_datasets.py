@@ -55,21 +55,18 @@ class MapRows(Dataset[Feature]):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Feature]:
         """Many rows at once, read together."""
-        first = self._plan.steps(self.epoch)
         for row in rows:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {len(self)}")
-        taken = [self._plan.at(first + row).items for row in rows]
-        found = self._gather(np.concatenate(taken))
-        ends = np.cumsum(found.lengths)
-        lasts = np.cumsum([len(items) for items in taken])
+        taken = self._plan.take(self.epoch, np.asarray(rows, np.int64))
+        found = self._gather(taken.items)
+        ends, lasts = np.cumsum(found.lengths), np.cumsum(taken.counts)
         labels = np.where(found.weights > 0, found.ids, IGNORED)
         if self.capacity is not None:
             labels[ends - found.lengths] = IGNORED
-        return [
-            self._feature(found, labels, slice(last - len(items), last), ends)
-            for items, last in zip(taken, lasts.tolist(), strict=True)
-        ]
+        firsts = (lasts - taken.counts).tolist()
+        owned = [slice(first, last) for first, last in zip(firsts, lasts.tolist(), strict=True)]
+        return [self._feature(found, labels, own, ends) for own in owned]
 
     def _feature(self, found: Gathered, labels: Int64, own: slice, ends: Int64) -> Feature:
         lengths = found.lengths[own]

@@ -23,7 +23,7 @@ from penstock.pack.bins import Bins
 
 _SHORT: Final = 0.5  # of the mean length: what counts as short,
 _TINY: Final = 32  # as long as so many of them would fit in a bin: longer ones are needed to pair up long ones
-_DEALT: Final = 0.9  # of the short sequences; the others close gaps
+_DEALT: Final = 0.94  # of the short sequences; the others close gaps
 _ROOM: Final = 0.25  # of the capacity, at most, for what is dealt to a bin
 
 _Group = tuple[int, int, int]  # equal bins: their last move (-1: none yet), the first one's number there, how many

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.chat.regions import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.pack.best_fit import best_fit
-from penstock.pack.epoch import Compact, PackedRows, Rows, Sequences
+from penstock.pack.epoch import Compact, PackedRows, Rows, Sequences, Taken
 from penstock.pack.permute import key_of
 from penstock.pack.settings import PlanSettings, Tail
 from penstock.view.mixture import Mixture
@@ -84,11 +84,15 @@ class Plan:
     def at(self, step: int) -> StepRows:
         """The rows of a global step."""
         epoch, local = self.locate(step)
-        rows, chosen = self._rows(epoch), self.settings
-        positions = np.arange(local * chosen.batch_size, (local + 1) * chosen.batch_size)
-        positions = positions % rows.count if chosen.tail is Tail.WRAP else positions[positions < rows.count]
-        key = key_of(chosen.seed, "epoch", epoch) if chosen.shuffle else None
-        return StepRows(step, epoch, *rows.take(positions, chosen.batch_size, key))
+        size, count = self.settings.batch_size, self._rows_in(epoch)
+        positions = np.arange(local * size, (local + 1) * size)
+        positions = positions % count if self.settings.tail is Tail.WRAP else positions[positions < count]
+        return StepRows(step, epoch, *self.take(epoch, positions))
+
+    def take(self, epoch: int, positions: Int64) -> Taken:
+        """The rows at these positions of an epoch's order, which no tail fills or cuts."""
+        key = key_of(self.settings.seed, "epoch", epoch) if self.settings.shuffle else None
+        return self._rows(epoch).take(positions, self.settings.batch_size, key)
 
     def padding_in(self, epoch: int) -> float:
         """The part of an epoch's packed rows that no token fills; 0 for sequences."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.feed.collate import Padding, Side, packed, padded, pairs
@@ -29,6 +29,7 @@ def gathered(sequences: list[list[tuple[int, float]]], prompts: list[int] | None
     )
 
 
+@settings(deadline=None)
 @given(SEQUENCES, st.integers(0, 3), st.sampled_from(Side), st.sampled_from([1, 8]))
 def test_padded(sequences: list[list[tuple[int, float]]], fillers: int, side: Side, multiple: int) -> None:
     if not sequences and not fillers:
@@ -51,6 +52,7 @@ def test_padded(sequences: list[list[tuple[int, float]]], fillers: int, side: Si
     assert counts == (len(sequences), tokens, trained, len(filled) * width - tokens, fillers)
 
 
+@settings(deadline=None)
 @given(SEQUENCES, st.sampled_from([1, 4]), st.sampled_from([1, 8]), st.sampled_from([0, 40, 200]))
 def test_packed(sequences: list[list[tuple[int, float]]], align: int, multiple: int, total: int) -> None:
     arrays, counts = packed(

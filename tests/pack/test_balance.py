@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.regions import Int32
@@ -14,6 +14,7 @@ from penstock.pack.settings import PlanSettings
 from tests.pack.lengths import Lengths, chat_like, reasoning_like
 
 
+@settings(deadline=None)
 @given(
     work=st.lists(st.floats(0, 1e9), max_size=40),
     missing=st.integers(0, 10),

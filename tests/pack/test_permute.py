@@ -6,18 +6,20 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pack.permute import key_of, permuted
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_every_position_has_its_own_image(size: int, key: int) -> None:
     images = permuted(np.arange(size), size, key)
     assert sorted(images.tolist()) == list(range(size))
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), key=st.integers(0, 2**64 - 1))
 def test_sets_of_different_sizes_are_permuted_at_once(sizes: list[int], key: int) -> None:
     size = np.repeat(sizes, sizes)

@@ -1,0 +1,252 @@
+"""Collating beside transformers' collators, and random reads beside `datasets`: equal tensors, one run.
+
+    python -m benchmarks.collate [--rows 20000] [--json FILE]
+
+padded         batches of 32 examples, beside `DataCollatorForSeq2Seq`
+packed         the same batches flattened, beside `DataCollatorWithFlattening` with all its fields
+reads          random examples as tensors, beside `datasets` with `with_format("torch")`
+hidden         how much of the collation time is hidden when a step takes as long as collating (and twice as long)
+
+Theirs are given Python lists that are already in memory; ours reads its examples from memory-mapped shards, builds
+labels by the loss policy, and, where a loader is measured, computes the order of rows too. Ratios are of medians, both
+sides taken in turn, block by block. Exit code 1 where one is smaller than promised or a tensor differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from penstock.chat.conversation import Part, Role
+from penstock.chat.regions import Int64
+from penstock.feed.collate import Padding, packed, padded
+from penstock.feed.loader import Loader
+from penstock.feed.torch_datasets import MapRows
+from penstock.feed.torch_tensors import Outlet
+from penstock.store.columns import Columns
+from penstock.store.shard import ShardMeta, encode_shard, read_shard
+from penstock.view.gather import Gatherer
+from penstock.view.memory import MemoryExamples
+from penstock.view.view import View
+
+ROWS: Final = 32
+BLOCK: Final = 20
+MEAN_LENGTHS: Final = (300, 800, 2000)
+TURN: Final = [
+    (Role.USER, Part.BODY), (Role.ASSISTANT, Part.HEADER), (Role.ASSISTANT, Part.BODY),
+    (Role.ASSISTANT, Part.STOP), (Role.ASSISTANT, Part.TAIL),
+]  # fmt: skip
+
+
+def shard(lengths: Int64, first_row: int, rng: np.random.Generator) -> Columns:
+    """Chats of so many tokens, with one to four turns each."""
+    turns = np.clip(lengths // 64, 1, 4)
+    segments = turns * len(TURN)
+    offsets = np.concatenate(([0], np.cumsum(segments)))
+    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], segments)
+    ends = (number + 1) * np.repeat(lengths, segments) // np.repeat(segments, segments)
+    tokens = np.concatenate(([0], np.cumsum(lengths)))
+    return Columns(
+        ids=rng.integers(0, 50_000, int(tokens[-1])).astype(np.uint32),
+        id_offsets=tokens,
+        segment_offsets=offsets,
+        segment_ends=ends.astype(np.uint32),
+        segment_roles=np.tile(np.array([role for role, _ in TURN], np.uint8), int(turns.sum())),
+        segment_parts=np.tile(np.array([part for _, part in TURN], np.uint8), int(turns.sum())),
+        segment_messages=(number // len(TURN) * 2 + (number % len(TURN) > 0)).astype(np.int32),
+        segment_weights=None,
+        rows=np.arange(first_row, first_row + len(lengths), dtype=np.uint32),
+        row_hashes=rng.integers(0, 2**63, len(lengths)).astype(np.uint64),
+        sides=None,
+    )
+
+
+def make_view(folder: Path, rows: int, mean: int) -> View:
+    """A view on real shard files, read through mmap."""
+    rng = np.random.default_rng(mean)
+    lengths = np.clip(rng.lognormal(np.log(mean) - 0.18, 0.6, rows), 16, 16 * mean).astype(np.int64)
+    shards = []
+    for number, first in enumerate(range(0, rows, 1000)):
+        path = folder / f"{mean}-{number}.arrow"
+        path.write_bytes(encode_shard(shard(lengths[first : first + 1000], first, rng), ShardMeta({}, [], {})))
+        shards.append(read_shard(path)[0])
+    return MemoryExamples(tuple(shards), f"b3-benchmark-{mean}").view()
+
+
+def in_turn(ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int) -> tuple[float, float]:
+    """Median seconds of both, in blocks that take turns, so that both meet the same noise."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for first in range(0, rounds, BLOCK):
+        for side, call in zip(times, (ours, theirs), strict=True):
+            for number in range(first, min(first + BLOCK, rounds)):
+                began = time.perf_counter()
+                call(number)
+                side.append(time.perf_counter() - began)
+    return float(np.median(times[0])), float(np.median(times[1]))
+
+
+def compared(ours: Callable[[int], Any], theirs: Callable[[int], Any], rounds: int) -> dict[str, float]:
+    """Equal tensors first, then the times."""
+    mine, other = ours(0), theirs(0)
+    for name, value in other.items():
+        assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(value)), f"{name} differs"
+    own, peer = in_turn(ours, theirs, rounds)
+    return {"ours, ms": own * 1e3, "theirs, ms": peer * 1e3, "times as fast": peer / own}
+
+
+def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
+    """Padded and packed batches of one view."""
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, PreTrainedTokenizerFast
+
+    gather, outlet = Gatherer(view), Outlet(pin_memory=False, device=None)
+    order = np.random.default_rng(0).permutation(len(view))[: rounds * ROWS].reshape(rounds, ROWS)
+    features = [
+        [{"input_ids": e.input_ids.tolist(), "labels": e.labels.tolist()} for e in map(view.example, items.tolist())]
+        for items in order
+    ]
+    backend = Tokenizer(models.WordLevel({"[PAD]": 0}, unk_token="[PAD]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+    seq2seq = DataCollatorForSeq2Seq(tokenizer)
+    flattening = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    return {
+        "padded": compared(
+            lambda at: outlet(padded(gather(order[at]), 0, Padding())[0]), lambda at: seq2seq(features[at]), rounds
+        ),
+        "packed": compared(
+            lambda at: outlet(packed(gather(order[at]), 1, 0, Padding())[0]),
+            lambda at: flattening(features[at]),
+            rounds,
+        ),
+    }
+
+
+def loader_speed(view: View, rounds: int) -> dict[str, float]:
+    """What a whole serial loader takes for a batch, its order included."""
+    times = {}
+    for collate, options in (("padded", {}), ("packed", {"capacity": int(view.lengths.max())})):
+        loader = Loader(view, batch_size=ROWS, steps=rounds, collate=collate, framework="torch", ahead=0, **options)  # type: ignore[arg-type]
+        list(loader)
+        began, tokens = time.perf_counter(), 0
+        for batch in loader:
+            tokens += batch.counts.tokens
+        times[f"{collate}, million tokens a second"] = tokens / (time.perf_counter() - began) / 1e6
+    return times
+
+
+def stored_copy(view: View, folder: str) -> Any:
+    """The same examples as `datasets` keeps them, memory-mapped."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    examples = (view.example(number) for number in range(len(view)))
+    rows = [{"input_ids": example.input_ids, "labels": example.labels} for example in examples]
+    datasets.Dataset.from_list(rows).save_to_disk(folder)
+    return datasets.load_from_disk(folder).with_format("torch")
+
+
+def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
+    """Random examples as tensors: one at a time, and 32 at once."""
+    rows, order = MapRows(view), np.random.default_rng(1).permutation(len(view))
+    together = order[: rounds // 20 * ROWS].reshape(-1, ROWS).tolist()
+
+    def one(at: int) -> dict[str, Any]:
+        example = view.example(order[at])
+        return {"input_ids": torch.from_numpy(example.input_ids), "labels": torch.from_numpy(example.labels)}
+
+    def many(at: int) -> list[dict[str, Any]]:
+        return [{name: torch.from_numpy(row[name]) for name in row} for row in rows.__getitems__(together[at])]
+
+    with tempfile.TemporaryDirectory() as folder:
+        stored = stored_copy(view, folder)
+        alone = compared(one, lambda at: stored[int(order[at])], rounds)
+        own, peer = in_turn(many, lambda at: stored[together[at]], len(together))
+    return {
+        "one at a time": alone,
+        "32 at once": {"ours, ms": own * 1e3, "theirs, ms": peer * 1e3, "times as fast": peer / own},
+    }
+
+
+def hidden(view: View, factor: float) -> dict[str, float]:
+    """How much of the collation time a loop does not wait for, when a step takes `factor` times as long."""
+    options: dict[str, Any] = {"batch_size": 32, "collate": "packed", "capacity": int(view.lengths.max()), "steps": 40}
+    loader = Loader(view, ahead=0, **options)
+    loader.batch(0)  # the plan is made before, as in a run
+    began = time.perf_counter()
+    for _ in loader:
+        pass
+    collating = time.perf_counter() - began
+    pause = factor * collating / len(loader)
+    ahead, stepping, waited = Loader(view, ahead=2, **options), 0.0, 0.0
+    ahead.batch(0)
+    feed = iter(ahead)
+    for _ in range(len(ahead)):
+        began = time.perf_counter()
+        next(feed)
+        waited += time.perf_counter() - began
+        began = time.perf_counter()
+        time.sleep(pause)
+        stepping += time.perf_counter() - began
+    feed.close()
+    return {"collating, s": collating, "step, s": stepping, "waited, s": waited, "hidden": 1 - waited / collating}
+
+
+def measure(rows: int) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for mean in MEAN_LENGTHS:
+            view = make_view(Path(folder), rows if mean < 2000 else rows // 4, mean)
+            rounds = 100 if mean < 2000 else 40
+            results[f"{mean} tokens a row"] = {**collators(view, rounds), "loader": loader_speed(view, rounds)}
+            if mean == MEAN_LENGTHS[0]:
+                small = make_view(Path(folder), 4000, mean + 1)
+                results["random reads"] = reads(small, 2000)
+            if mean == MEAN_LENGTHS[1]:
+                results["hidden, step as long as collating"] = hidden(view, 1.0)
+                results["hidden, step twice as long"] = hidden(view, 2.0)
+    return results
+
+
+def broken(results: dict[str, Any]) -> list[str]:
+    """Promises that the figures do not keep."""
+    promises = {f"reads 5 times, {how}": found["times as fast"] >= 5 for how, found in results["random reads"].items()}
+    for mean in MEAN_LENGTHS:
+        found = results[f"{mean} tokens a row"]
+        promises[f"padded 30 times at {mean}"] = found["padded"]["times as fast"] >= 30
+        promises[f"packed {5 if mean < 800 else 10} times at {mean}"] = found["packed"]["times as fast"] >= (
+            5 if mean < 800 else 10
+        )
+    promises["90% hidden"] = results["hidden, step as long as collating"]["hidden"] >= 0.9
+    return [name for name, kept in promises.items() if not kept]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    results = measure(chosen.rows)
+    for name, value in results.items():
+        print(name)
+        for figure, found in value.items():
+            print(f"  {figure:30}", json.dumps(found))
+    failed = broken(results)
+    for promise in failed:
+        print(f"NOT KEPT: {promise}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Packing beside TRL's packer: time, how full rows are, how alike steps are, how even the work of ranks is.
+
+    python -m benchmarks.packing [--count 1000000] [--json FILE]
+
+On chat-like (capacity 8192) and reasoning-like (16384) lengths, all in one run:
+
+planned        seconds for the plan of an epoch and its first step
+trl            seconds of TRL's `bfd` on the same lengths (a part of them, scaled up; its tokens are left out)
+efficiency     tokens / (rows × capacity), beside TRL's and beside global best-fit decreasing
+scatter        the mean length of a step against that of the epoch, in standard errors of a random partition: its
+               root mean square over steps of 64 rows (and of 8), the largest, and (`beyond_3`) how many exceed 3
+balance        max / mean over 8 ranks of Σ length², mean over steps of 64 rows and of 8 rows
+seek           seconds to step 1,000,000 for the first time and then for another step, packed and padded
+
+Exit code 1 where one of the figures is worse than promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from bisect import bisect_left, insort
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.chat.regions import Int32
+from penstock.pack.balance import shares, work_of
+from penstock.pack.plan import Plan
+from penstock.pack.settings import PlanSettings
+from tests.pack.lengths import Lengths, chat_like, reasoning_like
+
+CASES: Final = {"chat-like": (chat_like, 8192), "reasoning-like": (reasoning_like, 16384)}
+TRL_ROWS: Final = 50_000
+STEPS: Final = 3000  # of the steps of an epoch, at most so many are looked at
+
+
+def best_fit_decreasing(lengths: Int32, capacity: int) -> int:
+    """How many rows global best-fit decreasing needs, one sequence at a time."""
+    open_rows: dict[int, int] = {}
+    spaces: list[int] = []
+    rows = 0
+    for length in np.sort(lengths)[::-1].tolist():
+        at = bisect_left(spaces, length)
+        if at == len(spaces):
+            rows, space = rows + 1, capacity
+        else:
+            space = spaces[at]
+            open_rows[space] -= 1
+            if not open_rows[space]:
+                del spaces[at]
+        left = space - length
+        if not open_rows.get(left):
+            insort(spaces, left)
+        open_rows[left] = open_rows.get(left, 0) + 1
+    return rows
+
+
+def trl_packer(lengths: Int32, capacity: int) -> tuple[float, int]:
+    """Seconds and rows of TRL's packer as its users run it, 1000 rows at a time; tokens are a byte each."""
+    import datasets
+    import pyarrow as pa
+    from trl import pack_dataset
+
+    datasets.disable_progress_bars()
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    tokens = pa.LargeListArray.from_arrays(offsets, np.zeros(int(offsets[-1]), np.int8))
+    table = datasets.Dataset(pa.table({"input_ids": tokens}))
+    began = time.perf_counter()
+    packed = pack_dataset(table, capacity, "bfd", {"keep_in_memory": True, "load_from_cache_file": False})
+    return time.perf_counter() - began, len(packed)
+
+
+def looked_at(plan: Plan) -> range:
+    """Full steps, spread over the epoch."""
+    full = plan.steps_in(0) - 1
+    return range(0, full, max(full // STEPS, 1))
+
+
+def scatter(lengths: Int32, plan: Plan) -> dict[str, float]:
+    """How the mean length of the full steps differs from the epoch's, in standard errors of a random partition."""
+    found = []
+    for step in looked_at(plan):
+        own = lengths[plan.at(step).items]
+        found.append((own.mean() - lengths.mean()) / (lengths.std() / np.sqrt(len(own))))
+    errors = np.abs(found)
+    rms = float(np.sqrt(np.mean(errors**2)))
+    return {"rms": rms, "largest": float(errors.max()), "beyond_3": float(np.mean(errors > 3)), "steps": len(errors)}
+
+
+def balance(lengths: Int32, plan: Plan, ranks: int = 8) -> dict[str, float]:
+    """Mean over steps of max / mean Σ length² of the ranks, balanced and in the order of the plan."""
+    rows, even, plain = plan.settings.batch_size, [], []
+    for step in looked_at(plan):
+        taken = plan.at(step)
+        work = work_of(lengths[taken.items].astype(np.float64), taken.counts)
+        loads = [sum(work[row] for row in rank[0]) for rank in shares(work, rows, ranks, None)]
+        even.append(max(loads) / np.mean(loads))
+        unbalanced = work.reshape(ranks, -1).sum(axis=1)
+        plain.append(unbalanced.max() / unbalanced.mean())
+    return {"balanced": float(np.mean(even)), "as planned": float(np.mean(plain))}
+
+
+def seek(served: Lengths, capacity: int | None) -> dict[str, float]:
+    firsts = []
+    for _ in range(3):
+        began = time.perf_counter()
+        plan = Plan(served, PlanSettings(64, capacity))
+        plan.at(1_000_000)
+        firsts.append(time.perf_counter() - began)
+    first = min(firsts)
+    began = time.perf_counter()
+    plan.at(999_983)
+    return {"first": first, "then": time.perf_counter() - began}
+
+
+def measure(name: str, count: int) -> dict[str, Any]:
+    """All figures of one case."""
+    draw, capacity = CASES[name]
+    lengths = draw(count)
+    served, tokens = Lengths(lengths), int(lengths.sum(dtype=np.int64))
+    times, processor = [], []
+    for _ in range(3):
+        began, used = time.perf_counter(), time.process_time()
+        plan = Plan(served, PlanSettings(64, capacity))
+        plan.at(0)
+        times.append(time.perf_counter() - began)
+        processor.append(time.process_time() - used)
+    rows = (plan.steps_in(0) - 1) * 64 + len(plan.at(plan.steps_in(0) - 1).counts)
+    part = lengths[:TRL_ROWS]
+    trl_seconds, trl_rows = trl_packer(part, capacity)
+    decreasing = best_fit_decreasing(lengths, capacity)
+    return {
+        "lengths": count,
+        "planned seconds": min(times),
+        "planned seconds, all runs": times,
+        "planned processor seconds": min(processor),
+        "trl seconds, scaled": trl_seconds * count / len(part),
+        "times as fast as trl": trl_seconds * count / len(part) / min(times),
+        "efficiency": tokens / (rows * capacity),
+        "efficiency, global best-fit decreasing": tokens / (decreasing * capacity),
+        "efficiency, trl": int(part.sum(dtype=np.int64)) / (trl_rows * capacity),
+        "scatter, 64 rows": scatter(lengths, plan),
+        "scatter, 8 rows": scatter(lengths, Plan(served, PlanSettings(8, capacity))),
+        "balance, 64 rows": balance(lengths, plan),
+        "balance, 8 rows": balance(lengths, Plan(served, PlanSettings(8, capacity))),
+        "bytes a row, kept": plan.nbytes / count,
+        "seek packed": seek(served, capacity),
+        "seek padded": seek(served, None),
+    }
+
+
+def broken(result: dict[str, Any]) -> list[str]:
+    """Promises that the figures do not keep."""
+    per_million = 1e6 / result["lengths"]
+    promises = {
+        "planned in 0.6 s per million": result["planned seconds"] * per_million < 0.6,
+        "within 0.1 points of best-fit decreasing": result["efficiency"]
+        > result["efficiency, global best-fit decreasing"] - 0.001,
+        "mean length of every step of 64 rows within 3 standard errors": result["scatter, 64 rows"]["largest"] < 3,
+        "work of 64 rows over 8 ranks": result["balance, 64 rows"]["balanced"] <= 1.1,
+        "packed seek": result["seek packed"]["first"] * per_million < 0.6 and result["seek packed"]["then"] < 0.05,
+        "padded seek": result["seek padded"]["first"] < 0.05,
+    }
+    return [name for name, kept in promises.items() if not kept]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results, failed = {}, False
+    for name in CASES:
+        results[name] = measure(name, arguments.count)
+        print(f"\n{name}")
+        for figure, value in results[name].items():
+            print(f"  {figure:42}", json.dumps(value, default=float))
+        for promise in broken(results[name]):
+            failed = True
+            print(f"  NOT KEPT: {promise}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
