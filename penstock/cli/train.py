@@ -1,0 +1,77 @@
+"""`penstock train sft|dpo CONFIG.yaml [section.key=value …]`: train, and see how it goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from penstock.cli.live import LiveProgress
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.train.run import Outcome
+
+train_app = typer.Typer(help="Train a model on conversations or on preference pairs.", no_args_is_help=True)
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="section.key=value …", help="Values that replace those of the file", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+
+
+@train_app.command()
+def sft(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """Supervised fine-tuning."""
+    _run("sft", config, overrides or [], json)
+
+
+@train_app.command()
+def dpo(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """Direct preference optimisation on pairs."""
+    _run("dpo", config, overrides or [], json)
+
+
+def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
+    try:
+        import accelerate  # noqa: F401
+        import transformers.utils.logging as its_logging
+    except ImportError as error:
+        raise UsageError(f"training needs more packages ({error}): pip install 'penstock[train]'") from error
+    from penstock.cli.live_training import LiveTraining
+    from penstock.train.promises import Method
+    from penstock.train.run import train as run
+
+    its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    first = os.environ.get("RANK", "0") == "0"  # other ranks work in silence
+    messages = Console(stderr=True, quiet=not first)
+    logging.getLogger("penstock").setLevel(logging.INFO)
+    with LiveTraining(messages) as live, LiveProgress(messages) as preparing:
+        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live)
+    if first:
+        _finish(outcome, json)
+    if outcome.signal:
+        sys.exit(128 + outcome.signal)
+
+
+def _finish(outcome: Outcome, json: bool) -> None:
+    if json:
+        print(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2).decode())
+        return
+    console = Console()
+    if outcome.first is not None and outcome.last is not None:
+        fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
+        console.print(fell, highlight=False)
+    if outcome.signal:
+        told = f"stopped after step {outcome.steps}, which is saved; the same command goes on from there"
+        console.print(told, highlight=False)
+    for path in (outcome.model, outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
+        if path is not None:
+            console.print(str(path), highlight=False, soft_wrap=True, markup=False)

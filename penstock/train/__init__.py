@@ -1,0 +1,1 @@
+"""Training: supervised fine-tuning and DPO on the feed, with torch, transformers and accelerate."""

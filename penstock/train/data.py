@@ -1,0 +1,181 @@
+"""What a run trains and evaluates on: sources of the configuration in, views or mixtures out.
+
+Every rank calls this alike: the build shares the work among them and needs no collectives. Each source is prepared and
+cached on its own, so that changing a weight, a loss policy or a length encodes nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder
+from penstock.build.progress import OnProgress
+from penstock.errors import UsageError
+from penstock.sources import model_folder
+from penstock.store.dataset import StoredDataset, open_dataset
+from penstock.store.files import bytes_digest
+from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
+from penstock.view.mixture import Count, Mixture, mix
+from penstock.view.settings import HoldoutPart, ViewOptions
+from penstock.view.view import View, open_view
+
+Served = View | Mixture
+
+
+class Data(NamedTuple):
+    """Views or mixtures to train and to evaluate on."""
+
+    train: Served
+    held_out: Served | None
+
+
+def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Data:
+    """Prepare the sources of a run, or find them prepared."""
+    options = view_options(config)
+    sources = _prepared(config.data.sources, config, "data.sources", on_progress)
+    if config.eval.holdout is None:
+        held_out = _prepared(config.eval.sources, config, "eval.sources", on_progress)
+        evaluated = _served(config.eval.sources, held_out, options, config.seed) if held_out else None
+        return Data(_served(config.data.sources, sources, options, config.seed), evaluated)
+    options = {**options, "holdout": config.eval.holdout, "holdout_seed": config.eval.holdout_seed}
+    train = _served(config.data.sources, sources, options, config.seed)
+    once = [SourceConfig(path=source.path, name=source.name) for source in config.data.sources]
+    return Data(train, _served(once, sources, {**options, "part": HoldoutPart.HELD_OUT}, config.seed))
+
+
+def view_options(config: TrainConfig) -> ViewOptions:
+    """The view that the configuration asks for, before any hold-out."""
+    data = config.data
+    return {
+        "train_on": data.train_on,
+        "max_length": data.max_length,
+        "overlong": data.overlong,
+        "regions_unknown": data.regions_unknown,
+    }
+
+
+def tokenizer_of(model: ModelConfig) -> str:
+    """The tokenizer: as given, else the model's own."""
+    if model.tokenizer is not None:
+        return model.tokenizer
+    if model.path is not None:
+        return model.path
+    if model.init is not None:
+        folder = model.init if model.init.is_dir() else model.init.parent
+        if (folder / "tokenizer.json").is_file():
+            return str(folder)
+    raise UsageError("no tokenizer: give model.tokenizer, a folder or a hub name.")
+
+
+def _prepared(
+    sources: Sequence[SourceConfig], config: TrainConfig, section: str, on_progress: OnProgress | None
+) -> list[StoredDataset]:
+    found = []
+    for number, source in enumerate(sources):
+        try:
+            found.append(_dataset(source, config, on_progress))
+        except UsageError as error:
+            raise UsageError(f"{section}.{number}: {error}") from error
+    return found
+
+
+def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> StoredDataset:
+    if not source.path:
+        raise UsageError("no path. Give a file, a glob, a folder, a hub dataset or a prepared dataset.")
+    tokenizer = tokenizer_of(config.model)
+    first = Path(source.path[0]).expanduser()
+    if len(source.path) == 1 and (first / "manifest.json").is_file():
+        return _opened(first, tokenizer, config.model.revision)
+    options: Mapping[str, Any] = {**config.data.prepare, **source.prepare}
+    options = {"tokenizer": tokenizer, "tokenizer_revision": _revision(config.model), **options}
+    if options["tokenizer"] != tokenizer:
+        raise UsageError(f"prepare.tokenizer={options['tokenizer']!r} differs from the model's. Set model.tokenizer.")
+    chosen = prepare_options({name: value for name, value in options.items() if value is not None})
+    return Builder(list(source.path), chosen, on_progress).run().dataset
+
+
+def _revision(model: ModelConfig) -> str | None:
+    """The model's revision is the tokenizer's too, unless the tokenizer is another's."""
+    return model.revision if model.tokenizer is None else None
+
+
+def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
+    dataset = open_dataset(path)
+    if dataset.recipe["tokenizer"] != bytes_digest(model_folder.load(tokenizer, revision=revision).tokenizer_json):
+        raise UsageError(
+            f"{path}: prepared with another tokenizer than {tokenizer}. Prepare the sources with that one."
+        )
+    return dataset
+
+
+def _served(
+    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewOptions, seed: int
+) -> Served:
+    """One view, or a mixture where there are several or a source is not passed through exactly once."""
+    views = [open_view(dataset, **options) for dataset in datasets]
+    amounts = [_amount(source) for source in sources]
+    if len(views) == 1 and amounts[0] == 1.0:
+        return views[0]
+    names = _names(sources)
+    return mix({name: (view, amount) for name, view, amount in zip(names, views, amounts, strict=True)}, seed)
+
+
+def _amount(source: SourceConfig) -> float | Count:
+    if source.examples is not None:
+        if source.weight is not None:
+            raise UsageError(
+                f"source {source.path[0]!r}: weight and examples both say how much of it. Give one of them."
+            )
+        return Count(source.examples)
+    return 1.0 if source.weight is None else source.weight
+
+
+def _names(sources: Sequence[SourceConfig]) -> list[str]:
+    """A name for each source: its own, else its file's, numbered where files have the same."""
+    names: list[str] = []
+    for source in sources:
+        base = source.name or Path(source.path[0]).name.split(".")[0] or "source"
+        if source.name is not None and source.name in names:
+            raise UsageError(f"two sources are called {source.name!r}. Give each a name of its own.")
+        number, name = 2, base
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def views_of(served: Served) -> list[View]:
+    """The views that make it up."""
+    return [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
+
+
+def has_fractional_weights(served: Served) -> bool:
+    """Whether any message's weight in the loss is neither 0 nor 1."""
+    for view in views_of(served):
+        for shard in range(len(view.dataset.shard_examples)):
+            weights = view.dataset.columns(shard).segment_weights
+            if weights is not None and bool(((weights != 0) & (weights != 1) & ~np.isnan(weights)).any()):
+                return True
+    return False
+
+
+def places(served: Served, items: Sequence[int]) -> list[str]:
+    """Where items come from; rows are counted from 0."""
+    found = []
+    for item in items:
+        view, number = (served, int(item)) if isinstance(served, View) else _part(served, int(item))
+        place = view[number].row
+        files = getattr(view.dataset, "notes", {}).get("files", [])
+        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
+        found.append(f"{name} row {place.row}")
+    return found
+
+
+def _part(mixture: Mixture, item: int) -> tuple[View, int]:
+    name, number = mixture.place(item)
+    return mixture.shares[name].view, number

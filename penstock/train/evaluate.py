@@ -1,0 +1,44 @@
+"""Evaluation: the objective's mean over held-out data, in order, without shuffling or repetition."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.feed.loader import Loader
+from penstock.train.journal import EvalReport
+from penstock.train.objective import Objective, Policy
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class Evaluator:
+    """Runs one objective over one loader, whenever it is asked."""
+
+    def __init__(self, accelerator: Accelerator, policy: Policy, objective: Objective, loader: Loader) -> None:
+        self._accelerator, self._policy, self._objective, self._loader = accelerator, policy, objective, loader
+
+    def run(self, step: int) -> EvalReport:
+        """The means after so many steps; the model is left in training mode."""
+        started = time.perf_counter()
+        sums: dict[str, float] = {"weight": 0.0, "loss": 0.0}
+        self._policy.model.eval()
+        with torch.no_grad():
+            for batch in self._loader:
+                found = self._objective.loss(batch)
+                sums["weight"] += self._objective.weight(batch)
+                sums["loss"] += float(found.loss)
+                for name, value in found.measures.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+        self._policy.model.train()
+        names = sorted(sums)
+        values = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=self._accelerator.device)
+        total = dict(zip(names, self._accelerator.reduce(values, "sum").tolist(), strict=True))
+        weight = total.pop("weight") or 1.0
+        loss = total.pop("loss") / weight
+        return EvalReport(
+            step, loss, time.perf_counter() - started, {name: value / weight for name, value in total.items()}
+        )

@@ -1,0 +1,179 @@
+"""What a step minimises: batches in, sums of losses and of measures out.
+
+An objective knows how much a micro-batch weighs in the global batch (`weight`), and the sum of its losses (`loss`). The
+loop divides by the weight of all micro-batches of all ranks, so that how a step is cut up changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from penstock.feed.batch import Batch
+from penstock.train.config import Mean
+from penstock.train.loss import dpo_terms, sequence_log_probs, sft_sum, targets
+from penstock.train.model import accepted
+from penstock.view.example import IGNORED
+
+
+class Sums(NamedTuple):
+    """The sum of losses of a micro-batch, and sums of what is measured beside it."""
+
+    loss: Tensor
+    measures: Mapping[str, Tensor]
+
+
+class Objective(Protocol):
+    """A loss over batches."""
+
+    def weight(self, batch: Batch) -> float:
+        """What the batch counts in the mean."""
+        ...
+
+    def loss(self, batch: Batch) -> Sums:
+        """Its losses, summed."""
+        ...
+
+
+class Policy(NamedTuple):
+    """The model under training: `model` as prepared for distribution, `plain` as transformers made it."""
+
+    model: nn.Module
+    plain: Any
+    device: torch.device
+    autocast: torch.dtype | None
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The precision that forward passes run in."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast)
+
+    def __call__(self, tensors: Mapping[str, Any], *, model: nn.Module | None = None, **extra: Any) -> Any:
+        """A forward pass, of the model or of another like it."""
+        inputs = {name: self._moved(value) for name, value in accepted(self.plain, tensors).items()}
+        with self.computing():
+            return (model or self.model)(**inputs, use_cache=False, **extra)
+
+    def on_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """All tensors where the model is."""
+        return {name: self._moved(value) for name, value in tensors.items()}
+
+    def _moved(self, value: Any) -> Any:
+        return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+class Sft:
+    """Weighted cross entropy of the trained tokens."""
+
+    def __init__(self, policy: Policy, mean: Mean, fused: bool) -> None:
+        """`fused`: the model's own forward computes the sum (Liger), and no logits are stored."""
+        self._policy, self._mean, self._fused = policy, mean, fused
+
+    def weight(self, batch: Batch) -> float:
+        """Weights of the trained tokens; or examples, where each counts the same."""
+        return float(targets(batch.tensors, self._mean).weights.double().sum())
+
+    def loss(self, batch: Batch) -> Sums:
+        """The weighted sum of negative log-probabilities."""
+        tensors = self._policy.on_device(batch.tensors)
+        if self._fused and self._policy.model.training:
+            return Sums(self._policy(tensors, labels=tensors["labels"], num_items_in_batch=1).loss, {})
+        logits = self._policy(tensors).logits
+        return Sums(sft_sum(logits, targets(tensors, self._mean)), {})
+
+
+References = Callable[[Batch], Tensor]
+
+
+class LiveModel(Protocol):
+    """A reference model that is there while training."""
+
+    @property
+    def plain(self) -> Any:
+        """As transformers made it."""
+        ...
+
+    def entered(self) -> AbstractContextManager[nn.Module]:
+        """A context in which it may be called."""
+        ...
+
+
+class Dpo:
+    """The sigmoid loss over pairs, against reference log-probabilities."""
+
+    def __init__(self, policy: Policy, references: References, beta: float, label_smoothing: float) -> None:
+        """`references`: the log-probabilities [2n] of a batch's real pairs, all chosen and then all rejected."""
+        self._policy, self._references = policy, references
+        self._beta, self._smoothing = beta, label_smoothing
+
+    def weight(self, batch: Batch) -> float:
+        """Pairs; rows that only fill up do not count."""
+        return float(len(batch.items))
+
+    def loss(self, batch: Batch) -> Sums:
+        """The losses of the pairs, and their rewards."""
+        policy = pair_log_probs(self._policy, batch)
+        terms = dpo_terms(policy, self._references(batch), self._beta, self._smoothing)
+        return Sums(terms.losses.sum(), reward_sums(terms.chosen, terms.rejected))
+
+
+def pair_log_probs(policy: Policy, batch: Batch, *, model: nn.Module | None = None) -> Tensor:
+    """The log-probabilities [2n] of a batch's real pairs."""
+    tensors = policy.on_device(batch.tensors)
+    logits = policy(tensors, model=model).logits
+    return sequence_log_probs(logits, targets(tensors, Mean.TOKEN))[real_rows(batch)]
+
+
+def real_rows(batch: Batch) -> Tensor:
+    """Numbers of the rows that hold pairs: both sides may be followed by rows that only fill up."""
+    rows, pairs = batch.tensors["input_ids"].shape[0] // 2, len(batch.items)
+    return torch.cat((torch.arange(pairs), rows + torch.arange(pairs)))
+
+
+def reward_sums(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    """Sums over pairs of what is worth watching."""
+    return {
+        "reward_accuracy": (chosen > rejected).sum(),
+        "reward_margin": (chosen - rejected).sum(),
+        "reward_chosen": chosen.sum(),
+        "reward_rejected": rejected.sum(),
+    }
+
+
+class FusedDpo:
+    """The same loss by Liger: fused with the last layer, so that logits are never stored whole."""
+
+    def __init__(self, policy: Policy, reference: LiveModel, beta: float) -> None:
+        from liger_kernel.chunked_loss import LigerFusedLinearDPOLoss
+
+        self._policy, self._reference = policy, reference
+        self._fused = LigerFusedLinearDPOLoss(ignore_index=IGNORED, beta=beta, compiled=policy.device.type == "cuda")
+
+    def weight(self, batch: Batch) -> float:
+        """Pairs; rows that only fill up do not count."""
+        return float(len(batch.items))
+
+    def loss(self, batch: Batch) -> Sums:
+        """The losses of the pairs, and their rewards."""
+        rows = real_rows(batch)
+        states = self._states(batch, self._policy.model)[rows]
+        if not len(rows):  # nothing to compare, but all ranks must take part in the backward pass
+            return Sums(states.sum(), reward_sums(*states.detach().new_zeros((2, 0))))
+        with torch.no_grad(), self._reference.entered() as model:
+            known = self._states(batch, model)[rows]
+        labels = targets(self._policy.on_device(batch.tensors), Mean.TOKEN).labels[rows]
+        heads = [part.get_output_embeddings().weight for part in (self._policy.plain, self._reference.plain)]
+        with self._policy.computing():
+            mean, found = self._fused(heads[0], states, labels, ref_input=known, ref_weight=heads[1])
+        return Sums(mean * len(batch.items), reward_sums(found[-2].detach(), found[-1].detach()))
+
+    def _states(self, batch: Batch, model: nn.Module) -> Tensor:
+        """The states that predict the labels. Logits are asked for at one place only."""
+        found = self._policy(batch.tensors, model=model, output_hidden_states=True, logits_to_keep=1)
+        states: Tensor = found.hidden_states[-1][:, :-1]
+        return states

@@ -1,0 +1,183 @@
+"""From YAML and overrides to a checked configuration.
+
+Enters: a YAML file (or a mapping) and `section.key=value` overrides. Leaves: `TrainConfig`. An unknown key is an error
+that names the nearest one; a wrong value is an error that names its key. A source may be written as its path alone, and
+a number as YAML or Python would (`1e-5`). Paths are relative to the current folder, as on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.build.options import nearest
+from penstock.errors import UsageError
+from penstock.train.config import SourceConfig, TrainConfig
+
+Given = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def read_config(given: Given, overrides: Iterable[str] = ()) -> TrainConfig:
+    """The configuration of a file, a mapping or a configuration, changed by overrides such as `optim.lr=1e-5`."""
+    if isinstance(given, TrainConfig):
+        values = plain(given)
+    elif isinstance(given, Mapping):
+        values = _copied(given)
+    else:
+        values = _read_yaml(Path(given))
+    for override in overrides:
+        _override(values, override)
+    return _checked(_tidied(values))
+
+
+def plain(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as JSON values; reading them gives it back."""
+    value = _plain(asdict(config))
+    assert isinstance(value, dict)
+    return value
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as `section.key`; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {key: _plain(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_plain(entry) for entry in value]
+        case Enum():
+            return value.value
+        case os.PathLike():
+            return os.fspath(value)
+        case _:
+            return value
+
+
+def _copied(value: Any) -> Any:
+    """Mappings and lists copied, so that overrides do not change the caller's."""
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: expected sections such as model:, data: and optim:, found {type(values).__name__}.")
+    return values
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Set one value, as `optim.lr=1e-5` or `data.sources.0.weight=0.3` says."""
+    import yaml
+
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{override!r}: expected section.key=value, for example optim.lr=1e-5.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{override!r}: the value is not valid YAML: {error}") from error
+    *parents, last = name.split(".")
+    place: Any = values
+    for part in parents:
+        if isinstance(place, list):
+            place = _entry(place, part, override)
+        else:
+            if not isinstance(place.get(part), (dict, list)):
+                place[part] = {}
+            place = place[part]
+    if isinstance(place, list):
+        _entry(place, last, override)
+        place[int(last)] = value
+    else:
+        place[last] = value
+
+
+def _entry(place: list[Any], part: str, override: str) -> Any:
+    if not part.isdigit() or int(part) >= len(place):
+        raise UsageError(f"{override!r}: {part!r} is not the number of an entry; there are {len(place)}, from 0.")
+    if isinstance(place[int(part)], str):  # a source that is written as its path alone
+        place[int(part)] = {"path": place[int(part)]}
+    return place[int(part)]
+
+
+def _tidied(values: dict[str, Any]) -> dict[str, Any]:
+    """Short forms written out: a source is its path, a path is a list of one."""
+    for section in ("data", "eval"):
+        part = values.get(section)
+        if isinstance(part, dict) and isinstance(part.get("sources"), (str, dict, list)):
+            sources = part["sources"]
+            part["sources"] = [_source(entry) for entry in (sources if isinstance(sources, list) else [sources])]
+    lora = values.get("lora")
+    if isinstance(lora, dict) and isinstance(lora.get("targets"), str):
+        lora["targets"] = [lora["targets"]]
+    return values
+
+
+def _source(entry: Any) -> Any:
+    if isinstance(entry, (str, os.PathLike)):
+        return {"path": [os.fspath(entry)]}
+    if isinstance(entry, dict) and isinstance(entry.get("path"), (str, os.PathLike)):
+        entry["path"] = [os.fspath(entry["path"])]
+    if isinstance(entry, dict) and isinstance(entry.get("path"), list):
+        entry["path"] = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in entry["path"]]
+    return entry
+
+
+def _checked(values: dict[str, Any]) -> TrainConfig:
+    from pydantic import ValidationError
+
+    _refuse_unknown(TrainConfig, values, "")
+    try:
+        config: TrainConfig = _adapter().validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if not str(part)[0].isupper())
+        raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
+    return config
+
+
+def _refuse_unknown(record: type[Any], values: Any, prefix: str) -> None:
+    """Walk the sections; a key that no record has is an error."""
+    if values is None:
+        return
+    if not isinstance(values, dict):
+        raise UsageError(f"{prefix.rstrip('.')}: expected a section with keys, got {values!r}.")
+    hints = typing.get_type_hints(record)
+    known = [entry.name for entry in fields(record)]
+    for key, value in values.items():
+        if key not in known:
+            hint = nearest(str(key), known) or f" There are: {', '.join(known)}."
+            raise UsageError(f"unknown key {prefix + str(key)!r}.{hint}")
+        if is_dataclass(hints[key]):
+            _refuse_unknown(typing.cast(type[Any], hints[key]), value, f"{prefix}{key}.")
+        if key == "sources" and isinstance(value, list):
+            for number, entry in enumerate(value):
+                _refuse_unknown(SourceConfig, entry, f"{prefix}{key}.{number}.")
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TrainConfig)

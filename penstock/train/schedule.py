@@ -1,0 +1,54 @@
+"""AdamW and its learning rate, which is a function of the step alone: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from penstock.errors import UsageError
+from penstock.train.config import OptimConfig, Schedule
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable weights; only matrices decay, norms and biases do not."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [weight for weight in trained if weight.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in trained if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
+
+
+def warmup_steps(config: OptimConfig, steps: int) -> int:
+    """Steps of the warm-up: a part of the run, or a number."""
+    if config.warmup < 0 or config.warmup != config.warmup:
+        raise UsageError(f"optim.warmup={config.warmup} is neither a part of the run nor a number of steps.")
+    if config.warmup < 1:
+        return int(config.warmup * steps)
+    warmup = int(config.warmup)
+    if warmup >= steps:
+        raise UsageError(
+            f"optim.warmup={warmup} steps, and the run has {steps}; the learning rate would never be reached. "
+            "Lower it, or train longer."
+        )
+    return warmup
+
+
+def rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, of a run with so many steps."""
+    warmup = warmup_steps(config, steps)
+    if step < warmup:
+        return config.lr * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(steps - warmup, 1)
+    match config.schedule:
+        case Schedule.CONSTANT:
+            share = 1.0
+        case Schedule.LINEAR:
+            share = 1 - done
+        case Schedule.COSINE:
+            share = 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * (config.final + (1 - config.final) * share)
