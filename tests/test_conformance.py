@@ -1,4 +1,4 @@
-"""A sample of the conformance run: every template of PyPI's trl, the bundled chats and hostile rows, tokens and masks."""
+"""A sample of the conformance run: every template of PyPI's trl, bundled chats and hostile rows, tokens and masks."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ TOOL = {
 }
 
 
+PARTS = [{"type": "text", "text": "parts "}, {"type": "text", "text": "two"}]
+
+
 def turns(*texts: str) -> list[dict[str, Any]]:
     return [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(texts)]
 
@@ -54,11 +57,14 @@ HOSTILE: list[dict[str, Any]] = [
     {"messages": turns("", "a", "b", "")},
     {"messages": turns("q", "<think>first</think>one", "r", "<think>second</think>two", "s", "three")},
     {"messages": [{"role": "system", "content": " be <b>brief</b> "}, *turns("q", "a", "r", "b")]},
-    {"messages": call({"q": 'é "x" \\ <y> & 日本', "boost": 1.0, "n": -0.0, "big": 2**70, "deep": {"a": [1, {"b": None}]}}), "tools": [TOOL]},
+    {
+        "messages": call({"q": 'é "x" \\ <y> & 日本', "boost": 1.0, "n": -0.0, "big": 2**70, "deep": {"a": [1, {"b": None}]}}),
+        "tools": [TOOL],
+    },
     {"messages": call('{"q":"as a string","n":[1,2]}'), "tools": [TOOL]},
     {"messages": call({}), "tools": [TOOL]},
-    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "because\n1"}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "parts "}, {"type": "text", "text": "two"}]}, *turns("", "a")[1:]]},
+    {"messages": [*turns("q"), {"role": "assistant", "content": "a", "reasoning_content": "because\n1"}]},
+    {"messages": [{"role": "user", "content": PARTS}, *turns("", "a")[1:]]},
 ]  # fmt: skip
 
 

@@ -28,7 +28,8 @@ def test_a_stage_imports_only_what_is_to_its_left() -> None:
 
 def test_public_names() -> None:
     assert penstock.__all__ == sorted(penstock.__all__)
-    assert penstock.__all__ == ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
+    classes = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View"]
+    assert penstock.__all__ == [*classes, "mix", "open", "prepare"]
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
     assert not hasattr(penstock, "nothing")

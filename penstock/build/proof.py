@@ -68,20 +68,17 @@ def _differs(pipeline: Pipeline, data: bytes, row: int, rejected: bool, result: 
 def redo(pipeline: Pipeline, row: bytes) -> list[ExampleBatch]:
     """The examples of one row, by the reference engines alone."""
     examples: list[ExampleBatch] = []
+    stages = (pipeline.encoder, pipeline.normaliser, pipeline.vocabulary)
     for conversation in pipeline.reader.conversations(row):
         way = pipeline.way(conversation)
         if way == "":
-            examples.append(
-                encode_pieces([conversation], pipeline.encoder, pipeline.normaliser, pipeline.vocabulary, reference=True)
-            )
+            examples.append(encode_pieces([conversation], *stages, reference=True))
             continue
         rendering = pipeline.renderings[way]
         adapted = [rendering.adapter.adapt(conversation)]
         regions = rendering.engine.reference(adapted)
         segments, _ = rendering.splitter.split(adapted, regions)
-        example = encode_rendered(
-            adapted, regions, segments, pipeline.encoder, pipeline.normaliser, pipeline.vocabulary, reference=True
-        )
+        example = encode_rendered(adapted, regions, segments, *stages, reference=True)
         # The truth is the tokenizer on the text as rendered, whatever was normalised ahead of it.
         if not np.array_equal(pipeline.encoder.reference([regions.data]).ids, example.ids):
             example.ids = pipeline.encoder.reference([regions.data]).ids

@@ -61,8 +61,8 @@ class ModelFolder:
         except UnicodeDecodeError as error:
             raise TemplateError(f"{path}: the template is not UTF-8 text (byte {error.start})") from error
         except OSError as error:
-            known = f", and the tokenizer's templates are: {', '.join(sorted(self.templates))}" if self.templates else ""
-            raise TemplateError(f"--template {choice}: no such file{known}") from error
+            names = ", ".join(sorted(self.templates)) or "none"
+            raise TemplateError(f"--template {choice}: no such file; the tokenizer's own templates: {names}") from error
 
 
 def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelFolder:
@@ -99,8 +99,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
 def _no_tokenizer_json(folder: Path, spec: str) -> str:
     present = sorted(p.name for p in folder.iterdir())[:12] if folder.is_dir() else []
     return (
-        f"{spec}: there is no tokenizer.json (found: {', '.join(present) or 'nothing'}). Penstock serves tokenizers in that "
-        "format only; save one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
+        f"{spec}: there is no tokenizer.json (found: {', '.join(present) or 'nothing'}). Penstock serves tokenizers in "
+        "that format only; save one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
     )
 
 

@@ -51,9 +51,9 @@ class Origin:
         columns = self._dataset.columns(shard)
         row = self._slice_rows(shard).rows[int(columns.rows[number])]
         if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
+            row_number = self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])
             raise SourceError(
-                f"{self._path(shard)}: row {self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])} "
-                "has changed since the dataset was prepared. Prepare again."
+                f"{self._path(shard)}: row {row_number} has changed since the dataset was prepared. Prepare again."
             )
         return [self._shown(side) for side in self._reader.conversations(row)]
 
