@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 
-class NotServed(Exception):  # noqa: N818 (not an error of anybody's)
+class NotServed(Exception):
     """The template uses something on which the engines are not known to agree; the reason is its text."""
 
 

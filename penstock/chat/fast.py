@@ -23,7 +23,7 @@ FUEL: Final = 10_000_000  # instructions of one render
 _dumps = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class Refused(Exception):  # noqa: N818 (a message to the engine, not an error)
+class Refused(Exception):
     """The value is one on which the engines differ: let the reference render this row."""
 
 

@@ -19,7 +19,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LARGE = 2**63
 
 
-class LargeInteger(Exception):  # noqa: N818 (a signal, not an error)
+class LargeInteger(Exception):
     """A float so large that it may have been an integer in the text: read the text again, exactly."""
 
 
