@@ -58,7 +58,7 @@ HOSTILE: list[dict[str, Any]] = [
     {"messages": turns("q", "<think>first</think>one", "r", "<think>second</think>two", "s", "three")},
     {"messages": [{"role": "system", "content": " be <b>brief</b> "}, *turns("q", "a", "r", "b")]},
     {
-        "messages": call({"q": 'é "x" \\ <y> & 日本', "boost": 1.0, "n": -0.0, "big": 2**70, "deep": {"a": [{"b": None}]}}),
+        "messages": call({"q": 'é "x" \\ <y> & 日本', "boost": 1.0, "n": -0.0, "big": 2**70, "deep": {"a": [None]}}),
         "tools": [TOOL],
     },
     {"messages": call('{"q":"as a string","n":[1,2]}'), "tools": [TOOL]},
