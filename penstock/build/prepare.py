@@ -229,6 +229,7 @@ class Builder:
         finally:
             sharing.close()
             self.progress.waiting = False
+        clean_orphans(self.cache)  # of processes that were still dying, or died, while we worked
 
     def _dispatch(self, setup: Setup, job: Callable[[], SliceJob], tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:

@@ -90,7 +90,8 @@ def process_start(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # gone, or hidden from us
         return "unknown" if _is_running(pid) else None
-    return stat.rpartition(")")[2].split()[19]
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]  # a zombie is dead, though nobody has asked for its exit code
 
 
 def _is_running(pid: int) -> bool:

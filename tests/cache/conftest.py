@@ -1,0 +1,117 @@
+"""A place to run many commands quickly, and what they must leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Forks:
+    """Commands in processes that can be killed; see forks.py."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self._count = 0
+
+    def _ask(self, **job: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, *args: object, fault: str = "", workers: bool = False, **more: Any) -> int:
+        """Start a command; `fault` is the commit step to die at, `workers` has even little data done by workers."""
+        self._count += 1
+        env = {"PENSTOCK_FAULT": fault, **more.pop("env", {})}
+        log = self._logs / f"{self._count}.log"
+        pid: int = self._ask(do="start", args=[str(a) for a in args], env=env, log=str(log), workers=workers, **more)
+        (self._logs / f"{pid}.pid").write_text(str(log))
+        return pid
+
+    def kill(self, pid: int) -> None:
+        """Kill a run with its whole process group."""
+        self._ask(do="kill", pid=pid)
+
+    def wait(self, pid: int) -> int:
+        """The exit code of a run; minus the signal that killed it."""
+        code: int = self._ask(do="wait", pid=pid)
+        return code
+
+    def output(self, pid: int) -> str:
+        """All that a run printed."""
+        return Path((self._logs / f"{pid}.pid").read_text()).read_text()
+
+    def run(self, *args: object, **more: Any) -> tuple[int, str]:
+        """Run a command to its end."""
+        pid = self.start(*args, **more)
+        return self.wait(pid), self.output(pid)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is one: kills do not ask for a disk, and syncing to one takes most of a test."""
+    shared = Path("/dev/shm")
+    base = shared if os.access(shared, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="penstock-test-", dir=base))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cache(memory: Path) -> Iterator[Path]:
+    """An empty cache."""
+    folder = Path(tempfile.mkdtemp(prefix="cache-", dir=memory))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """One fork server for all tests."""
+    server = Forks(tmp_path_factory.mktemp("logs"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled conversations, which make about twenty small slices."""
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    path.write_bytes((ROOT / "examples" / "data" / "chats.jsonl").read_bytes())
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    return path
+
+
+def result(cache: Path) -> dict[str, bytes]:
+    """The bytes that must not depend on how a build went: shards and manifests."""
+    files = [*cache.glob("shards/*/*.arrow"), *cache.glob("datasets/*/manifest.json")]
+    return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(files)}
+
+
+def leftovers(cache: Path) -> list[Path]:
+    """What no finished build may leave."""
+    return [path for folder in ("tmp", "claims") for path in (cache / folder).glob("*")] + list(cache.rglob("*.bad"))

@@ -1,0 +1,98 @@
+"""Runs `penstock` commands in processes forked from one that has imported everything: a start costs milliseconds.
+
+Commands come as JSON lines on standard input, answers go out the same way. Every run leads a process group of its own,
+so it can be killed with its workers. Slices are cut small here, so that little data makes many of them; this changes
+no stage: a shard is named by the bytes of its slice, however that was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from penstock.build import prepare
+from penstock.cli import app
+from penstock.errors import PenstockError
+from penstock.sources import reading, text_slices, units
+from penstock.sources.cutting import SliceSizes
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+SMALL = SliceSizes(1_500, 5_000, 20_000)
+
+
+def cut_small(sizes: SliceSizes = SMALL) -> None:
+    """Have all sources cut into small slices."""
+    text_slices.cut_text.__kwdefaults__["sizes"] = sizes
+    units.cut_units.__defaults__ = (sizes,)
+    reading.SLICE_SIZES = sizes
+
+
+def run(job: dict) -> None:
+    """One command, in a fresh process."""
+    os.setsid()
+    log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(job["env"])
+    if "umask" in job:
+        os.umask(job["umask"])
+    if "user" in job:
+        os.setgroups([])
+        os.setgid(job["user"])
+        os.setuid(job["user"])
+    if job.get("workers"):
+        prepare.SMALL_BYTES = 0
+    code = 3
+    try:
+        app(job["args"], standalone_mode=False)
+        code = 0
+    except PenstockError as error:
+        print(f"penstock: {error}", flush=True)
+        code = 1
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def warm_up() -> None:
+    """Have everything imported that a build needs. The fast engine stays out: its threads would not survive a fork."""
+    data, tokenizer = EXAMPLES / "data" / "chats.jsonl", EXAMPLES / "tokenizer"
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        command = ["prepare", str(data), "--tokenizer", str(tokenizer), "--cache", folder, "--no-fast"]
+        with contextlib.redirect_stderr(io.StringIO()):
+            app(command, standalone_mode=False)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    warm_up()
+    cut_small()
+    for line in sys.stdin:
+        job = json.loads(line)
+        if job["do"] == "start":
+            pid = os.fork()
+            if pid == 0:
+                run(job)
+            answer = pid
+        elif job["do"] == "kill":
+            try:
+                os.killpg(job["pid"], signal.SIGKILL)
+            except ProcessLookupError:  # it has not made its group yet, or is gone
+                os.kill(job["pid"], signal.SIGKILL)
+            answer = 0
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(job["pid"], 0)[1])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

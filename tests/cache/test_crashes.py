@@ -1,0 +1,85 @@
+"""Killed anywhere, it resumes: SIGKILL of the whole process group at every commit step and at random instants."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cache.conftest import Forks, leftovers, result
+
+STEPS = [
+    *(f"{file}.{step}" for file in ("note", "shard", "manifest", "notes", "tokenizer", "memo") for step in
+      ("open", "write", "sync", "rename")),
+    "claim.open",
+    "claim.write",
+    "claim.release",
+]  # fmt: skip
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def undisturbed(forks: Forks, chats: Path, tokenizer: Path, memory: Path) -> dict[str, bytes]:
+    cache = memory / "undisturbed"
+    code, output = forks.run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)  # with the fast engines
+    assert code == 0, output
+    found = result(cache)
+    assert len(found) > 15
+    assert leftovers(cache) == []
+    return found
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_every_commit_step(
+    forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes], step: str
+) -> None:
+    command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache, "--no-fast")
+    once = step.split(".")[0] in ("manifest", "notes", "tokenizer", "memo")
+    for passage in (1,) if once or step == "claim.open" else (1, 4):
+        code, output = forks.run(*command, fault=f"{step}:{passage}")
+        assert code == KILLED, output
+    code, output = forks.run(*command)
+    assert code == 0, output
+    assert result(cache) == undisturbed
+    assert leftovers(cache) == []
+
+
+def test_killed_at_random_instants(
+    forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
+) -> None:
+    choose = random.Random(7)
+    kills, began = 0, time.monotonic()
+    forks.run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache / "timed", "--no-fast")
+    whole = time.monotonic() - began
+    for round_ in range(100):
+        place = cache / str(round_)
+        command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", place, "--no-fast")
+        code = KILLED
+        while code == KILLED:
+            pid = forks.start(*command)
+            time.sleep(choose.uniform(0, 1.2 * whole))
+            forks.kill(pid)
+            code = forks.wait(pid)
+            kills += code == KILLED
+        assert code == 0, forks.output(pid)
+        assert result(place) == undisturbed
+        forks.run(*command)
+        assert leftovers(place) == []
+        if kills >= 25:
+            return
+    raise AssertionError(f"only {kills} kills")
+
+
+def test_killed_with_workers_whose_number_changes(
+    forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
+) -> None:
+    command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)
+    for workers, fault in ((2, "shard.write:2"), (3, "note.rename:2"), (1, "shard.rename:3"), (2, "shard.sync:2")):
+        code, output = forks.run(*command, "--workers", workers, workers=True, fault=fault)
+        assert code == KILLED, output
+    code, output = forks.run(*command, "--workers", 2, workers=True)
+    assert code == 0, output
+    assert result(cache) == undisturbed
+    assert leftovers(cache) == []

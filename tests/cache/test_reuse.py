@@ -1,0 +1,288 @@
+"""What costs what: appended and edited rows, copies, other paths, changed recipes, and what `explain` says of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.build import recipe as recipes
+from penstock.build.explain import explain
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder, Outcome
+from penstock.sources import reading, text_slices
+from penstock.sources.cutting import SliceSizes
+from penstock.store.memo import PlanMemo
+from tests.cache.conftest import result
+
+Prepare = Callable[..., Outcome]
+SMALL = SliceSizes(1_500, 5_000, 20_000)
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SMALL)
+    monkeypatch.setattr(reading, "SLICE_SIZES", SMALL)
+    yield
+
+
+@pytest.fixture
+def data(chats: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    shutil.copy2(chats, path)
+    return path
+
+
+@pytest.fixture
+def model(tokenizer: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tokenizer, tmp_path / "model"))
+
+
+@pytest.fixture
+def prepare(cache: Path, model: Path) -> Prepare:
+    def run(*sources: Path, **options: Any) -> Outcome:
+        given = {"tokenizer": model, "cache": cache, "fast": False} | options
+        return Builder(list(sources), prepare_options(given), None).run()
+
+    return run
+
+
+@pytest.fixture
+def why(cache: Path, model: Path) -> Callable[..., list[str]]:
+    """What `explain` says: "hit", or the differences."""
+
+    def run(*sources: Path, **options: Any) -> list[str]:
+        found = explain(list(sources), prepare_options({"tokenizer": model, "cache": cache} | options))
+        return ["hit"] if found.hit else list(found.differences)
+
+    return run
+
+
+def settle(path: Path) -> None:
+    """Give a file a time in the past, as files have that were not written just now."""
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+def test_a_hit_reads_and_makes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(data)
+    assert (first.hit, first.progress.slices_done) == (False, len(first.dataset.shards))
+    monkeypatch.setattr(text_slices, "cut_text", None)
+    second = prepare(data)
+    assert second.hit
+    assert second.dataset.key == first.dataset.key
+    assert second.progress.slices_done == 0
+
+
+def test_the_same_content_hits(
+    prepare: Prepare, data: Path, model: Path, tmp_path: Path, why: Callable[..., list[str]]
+) -> None:
+    prepare(data)
+    assert prepare(data, workers="3").hit
+    elsewhere = Path(shutil.copytree(model, tmp_path / "elsewhere"))
+    assert prepare(data, tokenizer=elsewhere).hit
+    data.touch()
+    assert prepare(data).hit
+    copy = Path(shutil.copy(data, tmp_path / "copy.jsonl"))
+    assert why(copy) == ["hit"]
+    outcome = prepare(copy)
+    assert outcome.hit
+    assert outcome.dataset.notes["files"][0]["path"] == str(copy)
+
+
+def test_same_size_and_time_but_other_content_misses(prepare: Prepare, data: Path) -> None:
+    prepare(data)
+    before = data.stat()
+    text = data.read_bytes()
+    data.write_bytes(text.replace(b"What is", b"What's a", 1).replace(b"?", b"", 1))
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert data.stat().st_size == before.st_size
+    assert data.stat().st_mtime_ns == before.st_mtime_ns
+    outcome = prepare(data)
+    assert not outcome.hit
+    assert 1 <= outcome.progress.slices_done <= 2
+
+
+def test_appended_rows_cost_their_own_slices(prepare: Prepare, data: Path, cache: Path, why: Any) -> None:
+    rows = data.read_bytes().splitlines(keepends=True)
+    data.write_bytes(b"".join(rows[:396]))
+    slices = len(prepare(data).dataset.shards)
+    data.write_bytes(b"".join(rows))
+    (said,) = why(data)
+    assert said in {f"source: {new} of {total} slices new" for new in (1, 2) for total in (slices, slices + 1)}
+    outcome = prepare(data)
+    assert outcome.progress.slices_done <= 0.01 * slices + 2
+    assert outcome.progress.slices_reused >= slices - 1
+
+
+def test_built_at_once_or_by_three_appends(prepare: Prepare, data: Path, cache: Path, tmp_path: Path) -> None:
+    rows = data.read_bytes().splitlines(keepends=True)
+    at_once = prepare(data).dataset
+    other = tmp_path / "other"
+    for count in (100, 250, 400):
+        data.write_bytes(b"".join(rows[:count]))
+        last = prepare(data, cache=other).dataset
+    assert last.key == at_once.key
+    assert (last.path / "manifest.json").read_bytes() == (at_once.path / "manifest.json").read_bytes()
+    for name in at_once.shards:
+        assert last.cache.shard_path(name).read_bytes() == at_once.cache.shard_path(name).read_bytes()
+
+
+def test_an_edited_row_costs_two_slices_at_most(prepare: Prepare, data: Path) -> None:
+    prepare(data)
+    rows = data.read_bytes().splitlines(keepends=True)
+    rows[200] = rows[200].replace(b"content", b"content", 1).replace(b'"user", "content": "', b'"user", "content": "So: ')
+    data.write_bytes(b"".join(rows))
+    assert 1 <= prepare(data).progress.slices_done <= 2
+
+
+def test_a_changed_recipe_misses_and_explain_names_it(
+    prepare: Prepare, data: Path, model: Path, why: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    prepare(data)
+    assert why(data) == ["hit"]
+    template = (model / "chat_template.jinja").read_text()
+    changed = tmp_path / "changed.jinja"
+    lines = template.split("\n")
+    lines[0] = lines[0] + "{# new #}"
+    changed.write_text("\n".join(lines))
+    assert why(data, template=changed) == ["template: line 1 changed"]
+    assert not prepare(data, template=changed).hit
+    assert why(data, template_vars={"enable_thinking": False}) == ["template variable enable_thinking: added (false)"]
+    prepare(data, template_vars={"enable_thinking": True})
+    said = why(data, template_vars={"enable_thinking": False})
+    assert said in (
+        ["template variable enable_thinking: true → false"],
+        ["template variable enable_thinking: added (false)"],
+    )
+    assert why(data, roles={"bot": "assistant"}) == ["format mapping: role bot: added (assistant)"]
+    assert why(data, regions="structure") == ["option regions: auto → structure"]
+    assert why(data, split="train[:50]")[0].startswith("source: ")
+
+
+def test_a_changed_tokenizer_misses_and_explain_names_it(
+    prepare: Prepare, data: Path, model: Path, why: Callable[..., list[str]]
+) -> None:
+    prepare(data)
+    value = json.loads((model / "tokenizer.json").read_text())
+    top = max(token["id"] for token in value["added_tokens"]) + 10_000
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    value["added_tokens"] += [{"id": top + n, "content": f"<|new{n}|>", **flags} for n in range(3)]
+    (model / "tokenizer.json").write_text(json.dumps(value))
+    assert why(data) == ["tokenizer.json: 3 added tokens (<|new0|>, <|new1|>, <|new2|>)"]
+    assert why(data, cache=Path(model, "empty")) == []
+
+
+def test_views_encode_nothing(prepare: Prepare, data: Path, cache: Path, model: Path) -> None:
+    prepare(data)
+    before = result(cache)
+    dataset = ps.prepare(data, tokenizer=model, cache=cache, on_miss="error")
+    for options in (
+        {"max_length": 50, "overlong": "truncate"},
+        {"max_length": 60, "overlong": "drop"},
+        {"train_on": "last_assistant_message"},
+        {"train_on": "all_tokens"},
+        {"holdout": 0.1},
+    ):
+        assert len(dataset.view(**options)) > 0
+    for weight in (0.3, 2.0):
+        assert len(ps.mix({"a": (dataset.view(), 1.0), "b": (dataset.view(), weight)}, seed=0)) > 0
+    assert result(cache) == before
+
+
+def test_force_makes_everything_again(prepare: Prepare, data: Path, cache: Path) -> None:
+    first = prepare(data)
+    before = result(cache)
+    again = prepare(data, force=True)
+    assert not again.hit
+    assert again.progress.slices_done == len(first.dataset.shards)
+    assert result(cache) == before
+
+
+def test_no_cache_leaves_the_cache_alone(prepare: Prepare, data: Path, cache: Path, tmp_path: Path) -> None:
+    outcome = prepare(data, no_cache=True)
+    assert list(cache.iterdir()) == []
+    assert "delete it when you are done" in outcome.warnings[0]
+    shutil.rmtree(outcome.dataset.cache.root)
+
+
+def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
+    with pytest.raises(ps.PenstockError, match="the dataset is not in .* on_miss is 'error'"):
+        prepare(data, on_miss="error")
+    prepare(data)
+    shutil.rmtree(cache / "memo", ignore_errors=True)
+    assert prepare(data, on_miss="error").hit
+
+
+def test_a_file_that_was_just_written_is_not_remembered(prepare: Prepare, data: Path, cache: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.store.memo.GRAIN", 1e9)
+    prepare(data)
+    assert not list(cache.glob("memo/*/*.json"))
+    assert prepare(data).hit  # found by reading it again
+    assert PlanMemo is not None
+
+
+# -- dates --------------------------------------------------------------------------------------------------------------
+
+
+class _Date(datetime.date):
+    now = datetime.date(2026, 3, 1)
+
+    @classmethod
+    def today(cls) -> datetime.date:  # type: ignore[override]
+        return cls.now
+
+
+@pytest.fixture
+def today(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[[int, int], None]:
+    """Sets the day; the template prints it."""
+    template = model / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%Y-%m-%d') }}\n" + template.read_text())
+    monkeypatch.setattr(recipes.datetime, "date", _Date)
+
+    def choose(month: int, day: int) -> None:
+        _Date.now = datetime.date(2026, month, day)
+
+    return choose
+
+
+def test_a_dataset_that_differs_in_its_date_only_is_reused(
+    prepare: Prepare, data: Path, today: Callable[[int, int], None], tmp_path: Path, why: Callable[..., list[str]]
+) -> None:
+    today(3, 1)
+    first = prepare(data)
+    today(5, 9)
+    again = prepare(data)
+    assert again.hit
+    assert again.warnings == ("the template prints the date: reusing what was prepared with 2026-03-01 (--date sets another)",)
+    assert prepare(Path(shutil.copy(data, tmp_path / "copy.jsonl"))).hit
+    assert why(data) == ["hit"]
+    assert why(data, date="2026-05-09") == ["date only: 2026-03-01 → 2026-05-09"]
+    other = prepare(data, date="2026-05-09")
+    assert not other.hit
+    assert other.dataset.key != first.dataset.key
+    with data.open("ab") as file:
+        file.write(data.read_bytes().splitlines(keepends=True)[0])
+    assert prepare(data).progress.slices_done <= 2
+
+
+def test_a_killed_build_goes_on_with_its_date(
+    prepare: Prepare, data: Path, today: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today(3, 1)
+    from penstock.build import prepare as module
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "commit_dataset", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(data)
+    today(3, 20)
+    outcome = prepare(data)
+    assert outcome.dataset.recipe["date"] == "2026-03-01"
+    assert outcome.progress.slices_done == 0
