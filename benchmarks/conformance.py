@@ -186,6 +186,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", nargs="+", type=Path, required=True, help="folders with tokenizer.json")
     parser.add_argument("--data", nargs="+", type=Path, required=True)
     parser.add_argument("--template", nargs="*", type=Path, help="templates; default: the tokenizer's own and trl's")
+    parser.add_argument("--own", action="store_true", help="the tokenizer's own templates alone")
     parser.add_argument("--sample", type=int, help="rows per file; default: all")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
@@ -196,7 +197,7 @@ def main() -> int:
         oracle = reference_tokenizer(folder)
         templates = {p.stem: p.read_text() for p in arguments.template or []} or {
             **{f"own/{n}": t for n, t in model_folder.load(folder).templates.items()},
-            **trl_templates(),
+            **({} if arguments.own else trl_templates()),
         }
         for name, template in templates.items():
             tally = Tally()
