@@ -107,6 +107,21 @@ def test_an_error_is_raised_at_its_step_and_ever_after(slots: int, kind: type[Ba
         assert ahead.step == 3
 
 
+@pytest.mark.parametrize("slots", [0, 1])
+def test_a_step_that_failed_is_not_tried_again(slots: int) -> None:
+    tried: list[int] = []
+
+    def produce(step: int) -> int:
+        tried.append(step)
+        raise ValueError(f"attempt {len(tried)}")
+
+    with Ahead(produce, 0, 9, slots) as ahead:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="attempt 1"):
+                ahead.get(0)
+    assert tried == [0]
+
+
 def test_the_error_of_the_loop_is_the_one_that_propagates(caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
 
@@ -123,13 +138,14 @@ def test_the_error_of_the_loop_is_the_one_that_propagates(caplog: pytest.LogCapt
     assert "step 1 failed ahead of the loop" in caplog.text and caplog.records[0].levelno == logging.WARNING
 
 
-def test_closing_is_quiet_complete_and_repeatable(caplog: pytest.LogCaptureFixture) -> None:
-    ahead = Ahead(Value, 0, 10, 2)
+@pytest.mark.parametrize("slots", [0, 2])
+def test_closing_is_quiet_complete_and_repeatable(slots: int, caplog: pytest.LogCaptureFixture) -> None:
+    ahead = Ahead(Value, 0, 10, slots)
     assert ahead.get(0).step == 0
     ahead.close()
     ahead.close()
     assert threads() == 0 and not caplog.records
-    with pytest.raises(FeedError, match="closed"):
+    with pytest.raises(FeedError, match="step 1 was asked of a feed that is closed"):
         ahead.get(1)
 
 
