@@ -179,24 +179,28 @@ class Builder:
         """Build and commit; again what vanished meanwhile (a gc that ran beside us) or turned out to be damaged."""
         for attempt in range(ATTEMPTS):
             force = self.options.force and attempt == 0
-            self._build(force)
-            key, names = self._key(self._slices), [shard_name(self.recipe.digest, s.digest) for s in self._slices]
-            there = None if force else usable_manifest(self.cache, key)
             try:
-                manifest = there or commit_dataset(self.cache, key, self.recipe, names, self._slices)
+                self._build(force)
+                key = self._key(self._slices)
+                there = None if force else usable_manifest(self.cache, key)
+                manifest = there or commit_dataset(self.cache, key, self.recipe, self._names(), self._slices)
             except CorruptError:
                 if attempt == ATTEMPTS - 1:
                     raise
-                self._mark_damaged(names)
+                self._mark_damaged()
                 continue
-            if self._all_there(names):
+            if self._all_there(self._names()):
                 return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
         raise StoreError(
             f"{self.cache.root}: shards vanish as soon as they are made. Does something clean this folder?"
         )
 
-    def _mark_damaged(self, names: list[str]) -> None:
-        for name in names:
+    def _names(self) -> list[str]:
+        """Of the shards of the slices found so far."""
+        return [shard_name(self.recipe.digest, part.digest) for part in self._slices]
+
+    def _mark_damaged(self) -> None:
+        for name in self._names():
             if self.cache.has_shard(name):
                 try:
                     read_shard(self.cache.shard_path(name))

@@ -8,12 +8,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder, Outcome
+from penstock.sources import reading, text_slices
+from penstock.sources.cutting import SliceSizes
+
+Prepare = Callable[..., Outcome]
+SMALL = SliceSizes(1_500, 5_000, 20_000)
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -25,7 +32,9 @@ class Forks:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._count = 0
 
     def _ask(self, **job: Any) -> Any:
@@ -98,12 +107,18 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 @pytest.fixture(scope="session")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled conversations, which make about twenty small slices."""
-    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+def chats(memory: Path) -> Path:
+    """The bundled conversations, which make about twenty small slices, where every user can read them."""
+    path = memory / "chats.jsonl"
     path.write_bytes((ROOT / "examples" / "data" / "chats.jsonl").read_bytes())
     os.utime(path, (1_700_000_000, 1_700_000_000))
     return path
+
+
+@pytest.fixture(scope="session")
+def public_tokenizer(memory: Path, tokenizer: Path) -> Path:
+    """A copy of the tokenizer that every user can read."""
+    return Path(shutil.copytree(tokenizer, memory / "tokenizer"))
 
 
 def result(cache: Path) -> dict[str, bytes]:
@@ -115,3 +130,35 @@ def result(cache: Path) -> dict[str, bytes]:
 def leftovers(cache: Path) -> list[Path]:
     """What no finished build may leave."""
     return [path for folder in ("tmp", "claims") for path in (cache / folder).glob("*")] + list(cache.rglob("*.bad"))
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut sources into small slices, in this process."""
+    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SMALL)
+    monkeypatch.setattr(reading, "SLICE_SIZES", SMALL)
+
+
+@pytest.fixture
+def data(chats: Path, tmp_path: Path) -> Path:
+    """A copy of the conversations, to be changed."""
+    path = tmp_path / "rows.jsonl"
+    shutil.copy2(chats, path)
+    return path
+
+
+@pytest.fixture
+def model(tokenizer: Path, tmp_path: Path) -> Path:
+    """A copy of the tokenizer's folder, to be changed."""
+    return Path(shutil.copytree(tokenizer, tmp_path / "model"))
+
+
+@pytest.fixture
+def prepare(cache: Path, model: Path) -> Prepare:
+    """Prepare in this process, with the reference engines (the same shards, and no time to start)."""
+
+    def run(*sources: Path, **options: Any) -> Outcome:
+        given = {"tokenizer": model, "cache": cache, "fast": False} | options
+        return Builder(list(sources), prepare_options(given), None).run()
+
+    return run

@@ -41,6 +41,7 @@ def run(job: dict) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job["env"])
+    tempfile.tempdir = None  # what was found before may be another place now
     if "umask" in job:
         os.umask(job["umask"])
     if "user" in job:

@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +16,10 @@ import penstock as ps
 from penstock.build import recipe as recipes
 from penstock.build.explain import explain
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
-from penstock.sources import reading, text_slices
-from penstock.sources.cutting import SliceSizes
-from penstock.store.memo import PlanMemo
-from tests.cache.conftest import result
+from penstock.sources import text_slices
+from tests.cache.conftest import Prepare, result
 
-Prepare = Callable[..., Outcome]
-SMALL = SliceSizes(1_500, 5_000, 20_000)
-
-
-@pytest.fixture(autouse=True)
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SMALL)
-    monkeypatch.setattr(reading, "SLICE_SIZES", SMALL)
-    yield
-
-
-@pytest.fixture
-def data(chats: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    shutil.copy2(chats, path)
-    return path
-
-
-@pytest.fixture
-def model(tokenizer: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tokenizer, tmp_path / "model"))
-
-
-@pytest.fixture
-def prepare(cache: Path, model: Path) -> Prepare:
-    def run(*sources: Path, **options: Any) -> Outcome:
-        given = {"tokenizer": model, "cache": cache, "fast": False} | options
-        return Builder(list(sources), prepare_options(given), None).run()
-
-    return run
+pytestmark = pytest.mark.usefixtures("small_slices")
 
 
 @pytest.fixture
@@ -63,11 +31,6 @@ def why(cache: Path, model: Path) -> Callable[..., list[str]]:
         return ["hit"] if found.hit else list(found.differences)
 
     return run
-
-
-def settle(path: Path) -> None:
-    """Give a file a time in the past, as files have that were not written just now."""
-    os.utime(path, (1_700_000_000, 1_700_000_000))
 
 
 def test_a_hit_reads_and_makes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +100,9 @@ def test_built_at_once_or_by_three_appends(prepare: Prepare, data: Path, cache: 
 def test_an_edited_row_costs_two_slices_at_most(prepare: Prepare, data: Path) -> None:
     prepare(data)
     rows = data.read_bytes().splitlines(keepends=True)
-    rows[200] = rows[200].replace(b"content", b"content", 1).replace(b'"user", "content": "', b'"user", "content": "So: ')
+    rows[200] = (
+        rows[200].replace(b"content", b"content", 1).replace(b'"user", "content": "', b'"user", "content": "So: ')
+    )
     data.write_bytes(b"".join(rows))
     assert 1 <= prepare(data).progress.slices_done <= 2
 
@@ -220,12 +185,13 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
     assert prepare(data, on_miss="error").hit
 
 
-def test_a_file_that_was_just_written_is_not_remembered(prepare: Prepare, data: Path, cache: Path, monkeypatch: Any) -> None:
+def test_a_file_that_was_just_written_is_not_remembered(
+    prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("penstock.store.memo.GRAIN", 1e9)
     prepare(data)
     assert not list(cache.glob("memo/*/*.json"))
     assert prepare(data).hit  # found by reading it again
-    assert PlanMemo is not None
 
 
 # -- dates --------------------------------------------------------------------------------------------------------------
@@ -260,7 +226,9 @@ def test_a_dataset_that_differs_in_its_date_only_is_reused(
     today(5, 9)
     again = prepare(data)
     assert again.hit
-    assert again.warnings == ("the template prints the date: reusing what was prepared with 2026-03-01 (--date sets another)",)
+    assert again.warnings == (
+        "the template prints the date: reusing what was prepared with 2026-03-01 (--date sets another)",
+    )
     assert prepare(Path(shutil.copy(data, tmp_path / "copy.jsonl"))).hit
     assert why(data) == ["hit"]
     assert why(data, date="2026-05-09") == ["date only: 2026-03-01 → 2026-05-09"]

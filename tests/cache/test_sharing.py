@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import time
 from pathlib import Path
 
@@ -81,8 +83,6 @@ def test_a_claim_of_another_host_is_waited_for_until_it_expires(
     assert not manifest.exists()
     claim = cache / "claims" / shard.stem
     past = time.time() - 600
-    import os
-
     os.utime(claim, (past, past))
     assert forks.wait(waiting) == 0
     assert result(cache) == whole
@@ -92,11 +92,10 @@ def test_a_claim_of_another_host_is_waited_for_until_it_expires(
 def test_streamed_sources_are_shared_too(
     forks: Forks, many: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    import gzip
-
     packed = tmp_path / "many.jsonl.gz"
     packed.write_bytes(gzip.compress(many.read_bytes()))
-    command = ("prepare", packed, "--tokenizer", tokenizer, "--cache", cache, "--no-fast", "--world-size", 4, "--rank")
+    alone = ("--no-fast", "--workers", 1)
+    command = ("prepare", packed, "--tokenizer", tokenizer, "--cache", cache, *alone, "--world-size", 4, "--rank")
     runs = [forks.start(*command, rank, fault="claim.write:5" if rank == 3 else "") for rank in (0, 3)]
     assert [forks.wait(pid) for pid in runs] == [0, -9], [forks.output(pid) for pid in runs]
     assert {n: b for n, b in result(cache).items() if n.endswith(".arrow")} == {
