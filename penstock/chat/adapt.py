@@ -36,6 +36,7 @@ class Adapter:
             or self.needs.no_empty_calls
             or self.needs.null_with_calls
         )
+        self._takes_usual_calls = not (self.needs.string_arguments or self.needs.null_with_calls)
 
     def adapt(self, conversation: Conversation) -> Conversation:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
@@ -67,8 +68,11 @@ class Adapter:
         changed = {}
         takes_text, takes_calls = not self.needs.no_text, self._takes_calls
         for number, message in enumerate(messages):
-            if takes_text and type(message.get("content")) is str and (takes_calls or "tool_calls" not in message):
-                continue
+            if takes_text and type(message.get("content")) is str:
+                if takes_calls or "tool_calls" not in message:
+                    continue
+                if self._takes_usual_calls and _are_usual(message["tool_calls"]):
+                    continue
             adapted = self._message(message, number)
             if adapted is not message:
                 changed[number] = adapted
@@ -154,6 +158,18 @@ class Adapter:
         if self.needs.bare_tools and any("function" in tool for tool in given):
             return [tool.get("function", tool) for tool in given]
         return given
+
+
+def _are_usual(calls: object) -> bool:
+    """Whether all calls are {type, function: {name, arguments: {…}}}, the form that most templates take."""
+    if type(calls) is not list or not calls:
+        return False
+    for call in calls:
+        if "type" not in call or type(call.get("function")) is not dict:
+            return False
+        if type(call["function"].get("arguments")) is not dict:
+            return False
+    return True
 
 
 def _is_bare(tool: dict[str, Any]) -> bool:

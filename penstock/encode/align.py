@@ -25,7 +25,8 @@ def segment_token_ends(
     token_ends: Callable[[int], Int64],
 ) -> tuple[Int64, int]:
     """For each segment, the number of the row's tokens up to its end; and how many rows needed offsets."""
-    ends = np.concatenate([[0], np.cumsum(byte_lengths[ids], dtype=np.int64)])
+    ends = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(byte_lengths.take(ids), out=ends[1:])
     base = ends[offsets[:-1]]
     exact = ends[offsets[1:]] - base == text_lengths
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
