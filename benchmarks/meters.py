@@ -2,10 +2,10 @@
 
     python -m benchmarks.meters peer TOKENIZER TEMPLATE | limit TOKENIZER | loop
 
-In: lines of JSON, {"path", "offset", "bytes"}: a stretch of a JSON lines file. Out: lines of JSON with seconds (wall and
-CPU) and bytes. `peer` is transformers' `apply_chat_template(tokenize=True)` with its masks, row by row, parsing not
-counted; it also gives a hash of each row's tokens. `limit` is gigatoken alone on text that is rendered already, which it
-has seen once before (warm). `loop` is plain work that needs nothing but a core.
+In: lines of JSON, {"path", "offset", "bytes"}: a stretch of a JSON lines file. Out: lines of JSON with seconds (wall
+and CPU) and bytes. `peer` is transformers' `apply_chat_template(tokenize=True)` with its masks, row by row, parsing not
+counted; it also gives a hash of each row's tokens. `limit` is gigatoken alone on text that is rendered already and that
+it has seen once before (warm). `loop` is plain work that needs nothing but a core.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from typing import Any
 import numpy as np
 import orjson
 import xxhash
+
+from penstock.build.options import prepare_options
+from penstock.build.pipeline import Pipeline
+from penstock.build.recipe import make_recipe
+from penstock.chat.conversation import Conversation
+from penstock.chat.formats_detect import detect
+from penstock.sources import model_folder
 
 Answer = dict[str, Any]
 ROOT = Path(__file__).parent.parent
@@ -71,21 +78,38 @@ def lines_at(path: str, offset: int, size: int) -> list[bytes]:
         return file.read(size).splitlines()[:-1]
 
 
+def pipeline_of(tokenizer: str, lines: list[bytes]) -> Pipeline:
+    """Penstock's own stages for such rows; used to give the others conversations and texts that are ready to use."""
+    model = model_folder.load(tokenizer)
+    options = prepare_options({"tokenizer": tokenizer})
+    mapping = detect([orjson.loads(line) for line in lines[:100]], options)
+    return Pipeline(make_recipe(options, mapping, model), model.tokenizer_json)
+
+
+def conversations(pipeline: Pipeline, lines: list[bytes]) -> list[Conversation]:
+    """The rows as the template can take them, which is what `Dataset.conversation` shows."""
+    adapt = pipeline.renderings["default"].adapter.adapt
+    return [adapt(conversation) for line in lines for conversation in pipeline.reader.conversations(line)]
+
+
 def peer(tokenizer: str, template: str) -> Callable[[Answer], Answer]:
     """transformers, with masks from a template with {% generation %}."""
     from benchmarks.conformance import reference_tokenizer
 
     oracle = reference_tokenizer(Path(tokenizer))
     text = Path(template).read_text()
+    pipeline: Pipeline | None = None
 
     def work(request: Answer) -> Answer:
+        nonlocal pipeline
         lines = lines_at(request["path"], request["offset"], request["bytes"])
-        rows = [json.loads(line) for line in lines]
+        pipeline = pipeline or pipeline_of(tokenizer, lines)
+        ready = conversations(pipeline, lines)
         tokens = []
         begin, cpu = time.perf_counter(), time.process_time()
-        for row in rows:
+        for conversation in ready:
             encoded = oracle.apply_chat_template(
-                row["messages"], tools=row.get("tools"), chat_template=text, tokenize=True, return_dict=True,
+                conversation.messages, tools=conversation.tools, chat_template=text, tokenize=True, return_dict=True,
                 return_assistant_tokens_mask=True,
             )  # fmt: skip
             tokens.append(encoded["input_ids"])
@@ -100,40 +124,23 @@ def limit(tokenizer: str) -> Callable[[Answer], Answer]:
     """The fast encoder alone."""
     from gigatoken import Tokenizer
 
-    from penstock.build.options import prepare_options
-    from penstock.build.pipeline import Pipeline
-    from penstock.build.recipe import make_recipe
-    from penstock.chat.formats_detect import detect
-    from penstock.sources import model_folder
-
-    model = model_folder.load(tokenizer)
-    options = prepare_options({"tokenizer": tokenizer})
-    encoder = Tokenizer.from_json(model.tokenizer_json).backend
+    encoder = Tokenizer.from_json(model_folder.load(tokenizer).tokenizer_json).backend
     pipeline: Pipeline | None = None
 
     def work(request: Answer) -> Answer:
         nonlocal pipeline
         lines = lines_at(request["path"], request["offset"], request["bytes"])
-        if pipeline is None:
-            mapping = detect([orjson.loads(line) for line in lines[:100]], options)
-            pipeline = Pipeline(make_recipe(options, mapping, model), model.tokenizer_json)
-        texts = rendered(pipeline, lines)
+        pipeline = pipeline or pipeline_of(tokenizer, lines)
+        regions = pipeline.renderings["default"].engine.render(conversations(pipeline, lines))
+        ends = regions.text_ends.tolist()
+        texts = [regions.data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
         encoder.encode_batch(texts, parallel=False)
         begin, cpu = time.perf_counter(), time.process_time()
         encoder.encode_batch(texts, parallel=False)
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
-        return {**times, "bytes": sum(map(len, lines)), "text": sum(map(len, texts))}
+        return {**times, "bytes": sum(map(len, lines)), "text": len(regions.data)}
 
     return work
-
-
-def rendered(pipeline: Any, lines: list[bytes]) -> list[bytes]:
-    """The rows' texts."""
-    conversations = [c for line in lines for c in pipeline.reader.conversations(line)]
-    rendering = pipeline.renderings["default"]
-    regions = rendering.engine.render([rendering.adapter.adapt(c) for c in conversations])
-    ends = regions.text_ends.tolist()
-    return [regions.data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def loop() -> Callable[[Answer], Answer]:
