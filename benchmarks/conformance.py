@@ -64,10 +64,13 @@ def trl_templates() -> dict[str, str]:
 
 def reference_tokenizer(folder: Path) -> Any:
     """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AddedToken, PreTrainedTokenizerFast
 
-    model = model_folder.load(folder)
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **model.special_tokens)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}
+    tokens = model_folder.load(folder).special_tokens
+    file = str(folder / "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=file, added_tokens_decoder=declared, **tokens)
 
 
 def groups(data: list[Path], sample: int | None, folder: Path) -> list[list[str]]:

@@ -77,9 +77,10 @@ class ChatColumns:
         )
 
     def _read_tools(self, value: object) -> list[Any] | None:
-        if type(value) is str and value.strip():
-            value = self._parse(value, f"column {self._tools!r}")
-        if not value or type(value) is str:
+        if type(value) is str:  # text that says "no tools" has none; an empty list is what transformers would be given
+            value = self._parse(value, f"column {self._tools!r}") if value.strip() else None
+            value = value or None
+        if value is None:
             return None
         if type(value) is not list:
             raise RowError("bad_tools", f"column {self._tools!r} is {a_kind(value)}, not a list of tools", _TOOL)

@@ -2,7 +2,8 @@
 
 Enters a path or a hub name; leaves the bytes of `tokenizer.json`, the named special tokens and the chat
 templates, resolved as transformers does. Only the bytes count: the name never enters a key.
-Penstock goes by `tokenizer.json`; classes that rebuild a tokenizer from other files are not consulted.
+Penstock goes by `tokenizer.json`, completed by the added tokens that only `tokenizer_config.json` declares, as
+transformers completes it; classes that rebuild a tokenizer from other files are not consulted.
 """
 
 from __future__ import annotations
@@ -78,8 +79,11 @@ def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelF
         raise TokenizerError(_no_tokenizer_json(folder, str(spec)))
     config = _read_object(folder / "tokenizer_config.json")
     tokens = _special_tokens(_read_object(folder / "special_tokens_map.json"), config)
-    data = tokenizer.read_bytes()
-    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(_warnings(data, config, str(spec))))
+    try:
+        data, notes = _completed(tokenizer.read_bytes(), config, tokens)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
+    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes))
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
@@ -144,17 +148,39 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _warnings(data: bytes, config: Mapping[str, Any], name: str) -> list[str]:
+def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """The tokenizer.json with the added tokens that only the configuration declares, as transformers adds them."""
     declared = config.get("added_tokens_decoder")
-    if not isinstance(declared, dict):
-        return []
-    # Added tokens stand before the normaliser in the file; searching there alone keeps this cheap.
-    known = data[data.find(b'"added_tokens"') : data.find(b'"normalizer"')]
-    contents = (str(entry.get("content", "")) for entry in declared.values() if isinstance(entry, dict))
-    missing = [c for c in contents if c.encode() not in known and orjson.dumps(c)[1:-1] not in known]
+    entries = [e for _, e in sorted(declared.items(), key=lambda e: int(e[0]))] if isinstance(declared, dict) else []
+    known = _added_contents(data)
+    missing: dict[str, Any] = {
+        e["content"]: e for e in entries if isinstance(e, dict) and e.get("content") not in known
+    }
+    missing |= {c: {"content": c, "special": True} for c in tokens.values() if c not in known and c not in missing}
     if not missing:
-        return []
-    return [
-        f"{name}: tokenizer_config.json declares {len(missing)} added token(s) that tokenizer.json lacks "
-        f"(for example {missing[0]!r}). Penstock goes by tokenizer.json."
+        return data, []
+    from tokenizers import AddedToken, Tokenizer
+
+    named = set(tokens.values())
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    tokenizer = Tokenizer.from_str(data.decode())
+    tokenizer.add_tokens([
+        AddedToken(c, special=bool(e.get("special")) or c in named, **{k: bool(e[k]) for k in flags if k in e})
+        for c, e in missing.items()
+    ])  # fmt: skip
+    shown = ", ".join(map(repr, list(missing)[:3])) + (", …" if len(missing) > 3 else "")
+    return tokenizer.to_str().encode(), [
+        f"tokenizer.json lacks {len(missing)} token(s) that tokenizer_config.json declares ({shown}); "
+        "they are added, as transformers does"
     ]
+
+
+def _added_contents(data: bytes) -> set[str]:
+    """The texts of the added tokens in a tokenizer.json, without parsing its vocabulary where that can be avoided."""
+    start, end = data.find(b'"added_tokens"'), data.find(b'"normalizer"')
+    part = b"{" + data[start:end].rstrip().rstrip(b",") + b"}" if 0 <= start < end else data
+    try:
+        found = orjson.loads(part)
+    except orjson.JSONDecodeError:
+        found = orjson.loads(data)
+    return {str(token["content"]) for token in found.get("added_tokens") or []}

@@ -1,6 +1,7 @@
 """One file in, its slices out; one slice in, its rows out: the kinds brought together.
 
 `scan` runs in the process that hands out work, `read_rows` in the one that does it, which reads only its own slice.
+What reads Parquet and Arrow is imported where it is needed: text sources, and hits, do without pyarrow.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_slices import cut_arrow, head_of_arrow, read_arrow, trim_arrow
 from penstock.sources.cutting import SLICE_SIZES
 from penstock.sources.kinds import Kind
-from penstock.sources.parquet_slices import cut_parquet, head_of_parquet, read_parquet, trim_parquet
 from penstock.sources.slices import MAX_ROW_BYTES, Rows, Slice, SlicePlan, SourceFile, identity
 from penstock.sources.text_rows import Giant
 from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
@@ -23,8 +22,12 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep_data: boo
     before = identity(file.path)
     match file.kind:
         case Kind.PARQUET:
+            from penstock.sources.parquet_slices import cut_parquet
+
             yield from cut_parquet(file)
         case Kind.ARROW:
+            from penstock.sources.arrow_slices import cut_arrow
+
             yield from cut_arrow(file)
         case _:
             keep = keep_data and file.kind.is_streamed
@@ -48,8 +51,12 @@ def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of a slice, with its own digest."""
     match part.kind:
         case Kind.PARQUET:
+            from penstock.sources.parquet_slices import trim_parquet
+
             return trim_parquet(part, path, first, stop)
         case Kind.ARROW:
+            from penstock.sources.arrow_slices import trim_arrow
+
             return trim_arrow(part, path, first, stop)
         case _:
             return trim_text(part, path, first, stop)
@@ -59,8 +66,12 @@ def read_rows(part: Slice, path: Path, *, data: bytes | None = None, max_row_byt
     """The rows of a slice. `data` is what came with a slice of a streamed kind, None for the others."""
     match part.kind:
         case Kind.PARQUET:
+            from penstock.sources.parquet_slices import read_parquet
+
             return read_parquet(part, path, max_row_bytes)
         case Kind.ARROW:
+            from penstock.sources.arrow_slices import read_arrow
+
             return read_arrow(part, path, max_row_bytes)
         case _:
             return read_text(part, path, data, max_row_bytes)
@@ -84,8 +95,12 @@ def head(file: SourceFile, count: int) -> list[bytes]:
     """The first rows of a file; of text, those that are not too large to look at."""
     match file.kind:
         case Kind.PARQUET:
+            from penstock.sources.parquet_slices import head_of_parquet
+
             return head_of_parquet(file, count)
         case Kind.ARROW:
+            from penstock.sources.arrow_slices import head_of_arrow
+
             return head_of_arrow(file, count)
     rows: list[bytes] = []
     for run in text_runs(file, MAX_ROW_BYTES, SLICE_SIZES.largest):

@@ -16,7 +16,6 @@ from zlib import crc32
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrays import element_runs
 from penstock.sources.chunks import CHUNK_BYTES, chunks
 from penstock.sources.cutting import SLICE_SIZES, SliceSizes
 from penstock.sources.lines import line_runs, split_lines
@@ -28,6 +27,8 @@ def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHU
     """The rows of a text file, streamed."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
     if file.kind.is_array:
+        from penstock.sources.arrays import element_runs  # needs numpy
+
         return element_runs(stream, file.name, largest, limit)
     return line_runs(stream, largest, limit)
 

@@ -63,9 +63,13 @@ def test_tools_may_be_json(tools: object) -> None:
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": tools}).tools == [TOOL]
 
 
-@pytest.mark.parametrize("tools", [None, [], "", "[]", "null", " "])
+@pytest.mark.parametrize("tools", [None, "", "[]", "null", " "])
 def test_empty_tools_are_none(tools: object) -> None:
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": tools}).tools is None
+
+
+def test_an_empty_list_of_tools_stays() -> None:
+    assert only({"messages": [user("Hi"), bot("Ho")], "tools": []}).tools == []
 
 
 def test_a_json_string_of_tools_is_read_alike_every_time() -> None:
