@@ -19,9 +19,9 @@ from penstock.errors import StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
 from penstock.store.files import digest
+from penstock.store.format import canonical
 from penstock.store.listing import dataset_folders, last_use
 from penstock.store.manifest import Manifest, dataset_key, read_manifest, shard_name
-from penstock.store.shard import canonical
 
 
 @dataclass(frozen=True, slots=True)

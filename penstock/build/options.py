@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.chat.formats import FormatOptions, option
-from penstock.chat.parts import RegionsMode
+from penstock.chat.modes import RegionsMode
 from penstock.errors import UsageError
 
 

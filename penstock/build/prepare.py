@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
-from penstock.build.finish import commit_dataset, note_sources, row_places, usable_manifest, write_quarantine
+from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions
 from penstock.build.place import chosen_place, position, spare_place
@@ -36,10 +36,10 @@ from penstock.store.files import is_there
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.orphans import clean_orphans
-from penstock.store.shard import read_shard
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
+    from penstock.store.shard import ShardMeta
 
 log = logging.getLogger("penstock")
 
@@ -170,13 +170,15 @@ class Builder:
     def _refuse_rejected(self, manifest: Manifest) -> None:
         if manifest.ledger["rejected"] and self.options.on_bad_row is OnBadRow.ERROR:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
-                if read_shard(self.cache.shard_path(name))[1].rejected:
+                if self._meta(name).rejected:
                     raise self._first_rejected(name, part)
 
     # -- making what is missing -----------------------------------------------------------------------------------
 
     def _built(self) -> Outcome:
         """Build and commit; again what vanished meanwhile (a gc that ran beside us) or turned out to be damaged."""
+        from penstock.build.commit import commit_dataset
+
         for attempt in range(ATTEMPTS):
             force = self.options.force and attempt == 0
             try:
@@ -203,7 +205,7 @@ class Builder:
         for name in self._names():
             if self.cache.has_shard(name):
                 try:
-                    read_shard(self.cache.shard_path(name))
+                    self._meta(name)
                 except CorruptError as error:
                     log.warning("%s; it is made again", error)
                     self.cache.mark_bad(name, str(error))
@@ -273,8 +275,13 @@ class Builder:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
+    def _meta(self, name: str) -> ShardMeta:
+        from penstock.store.shard import read_shard  # needs pyarrow, which a hit does without
+
+        return read_shard(self.cache.shard_path(name))[1]
+
     def _first_rejected(self, name: str, part: Slice) -> RowError:
-        entry = read_shard(self.cache.shard_path(name))[1].rejected[0]
+        entry = self._meta(name).rejected[0]
         (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 

@@ -15,10 +15,10 @@ from typing import Any
 from penstock.build.options import DroppedCalls, PrepareOptions, SpecialText
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.chat.parts import RegionsMode
+from penstock.chat.modes import RegionsMode
 from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
-from penstock.store.shard import FORMAT_VERSION, canonical
+from penstock.store.format import FORMAT_VERSION, canonical
 
 STAGES_VERSION = 1  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from penstock.chat.conversation import Conversation, Part, Role
 from penstock.chat.cuts import Pieces, run_lengths, to_segments
 from penstock.chat.dropped import Facts, find_dropped, read_facts
 from penstock.chat.headers import learn_headers
+from penstock.chat.modes import RegionsMode as RegionsMode
 from penstock.chat.regions import Regions, Segments, UInt8
 from penstock.chat.stops import StopFinder, learn_end_tokens, stops_answers
 from penstock.chat.structure import HeaderFinder, structural_cuts
@@ -31,13 +31,6 @@ _NO_HEADERS = (
     "the template's assistant headers can't be told from what the assistant writes "
     "(it has no generation prompt, or refuses plain conversations): regions are unknown"
 )
-
-
-class RegionsMode(StrEnum):
-    """Whose word counts for what an assistant wrote."""
-
-    AUTO = "auto"  # the author's {% generation %} blocks where the template has them, else the structure
-    STRUCTURE = "structure"
 
 
 class Splitter:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
-from penstock.api import Dataset, View, open_
 from penstock.errors import RegionsUnknown, UsageError
-from penstock.report.show import show as show_item
-from penstock.report.stats import stats as count
-from penstock.report.stats_table import stats_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.api import Dataset, View
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")]
@@ -28,6 +28,11 @@ def show(
     cache: Cached = None,
 ) -> None:
     """Print an example's tokens: who made them, and which are trained."""
+    from rich.console import Console
+
+    from penstock.api import open_
+    from penstock.report.show import show as show_item
+
     opened = open_(dataset, cache=cache)
     console = Console()
     view = _view(opened, console, train_on=train_on, max_length=max_length)
@@ -45,6 +50,12 @@ def stats(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
 ) -> None:
     """Count rows, tokens, lengths and what is trained."""
+    from rich.console import Console
+
+    from penstock.api import open_
+    from penstock.report.stats import stats as count
+    from penstock.report.stats_table import stats_table
+
     console = Console(stderr=json)
     counted = count(_view(open_(dataset, cache=cache), console, train_on=train_on, max_length=max_length))
     if json:

@@ -20,7 +20,7 @@ import orjson
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder, write_whole
-from penstock.store.shard import canonical, read_shard
+from penstock.store.format import canonical
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 _NAME = re.compile(r"b3-[0-9a-f]{64}")
@@ -110,6 +110,8 @@ class Cache:
                 return note
         except (OSError, orjson.JSONDecodeError):
             pass  # a note is a convenience: the shard itself is the truth
+        from penstock.store.shard import read_shard  # needs pyarrow, which a hit does without
+
         _, meta = read_shard(self.shard_path(name))
         return {
             "rejected": len(meta.rejected),

@@ -1,4 +1,7 @@
-"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so."""
+"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so.
+
+numpy and pyarrow are imported when the first shard is read: to find a dataset in the cache takes neither.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,27 @@ import contextlib
 import os
 import resource
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
-from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.columns import Columns
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.shard import ShardMeta, read_shard
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from penstock.encode.vocabulary import Vocabulary
+    from penstock.store.columns import Columns
+    from penstock.store.shard import ShardMeta
 
 MARK_EVERY = 3600.0  # seconds; often enough to tell what is in use, seldom enough to cost nothing
 
@@ -39,8 +47,7 @@ class StoredDataset:
     def __init__(self, cache: Cache, manifest: Manifest) -> None:
         self.cache = cache
         self.manifest = manifest
-        self.shard_examples = np.asarray(manifest.shards.examples, np.int64)
-        self._ends = np.cumsum(self.shard_examples)
+        self._ends = list(accumulate(manifest.shards.examples))
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._marked = 0.0
 
@@ -77,8 +84,7 @@ class StoredDataset:
         return sum(self.manifest.shards.tokens)
 
     def __len__(self) -> int:
-        total = int(self._ends[-1]) if len(self._ends) else 0
-        return total // 2 if self.is_preference else total
+        return self.examples // 2 if self.is_preference else self.examples
 
     def __repr__(self) -> str:
         kind = "pairs" if self.is_preference else "examples"
@@ -105,7 +111,14 @@ class StoredDataset:
     @property
     def examples(self) -> int:
         """How many token sequences there are; a pair has two."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
+
+    @cached_property
+    def shard_examples(self) -> npt.NDArray[np.int64]:
+        """How many examples each shard holds."""
+        import numpy as np
+
+        return np.asarray(self.manifest.shards.examples, np.int64)
 
     @property
     def shards(self) -> list[str]:
@@ -118,6 +131,8 @@ class StoredDataset:
         if found is not None:
             self._open.move_to_end(shard)
             return found
+        from penstock.store.shard import read_shard
+
         self.mark_used()
         columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
         self._open[shard] = columns
@@ -127,14 +142,16 @@ class StoredDataset:
 
     def shard_meta(self, shard: int) -> ShardMeta:
         """Ledger, rejected rows and proof of a shard."""
+        from penstock.store.shard import read_shard
+
         return read_shard(self.cache.shard_path(self.shards[shard]))[1]
 
     def find(self, example: int) -> tuple[int, int]:
         """Shard of an example, and its number there."""
         if not 0 <= example < self.examples:
             raise IndexError(f"example {example} of {self.examples}")
-        shard = int(np.searchsorted(self._ends, example, side="right"))
-        return shard, example - int(self._ends[shard]) + int(self.shard_examples[shard])
+        shard = bisect_right(self._ends, example)
+        return shard, example - self._ends[shard] + self.manifest.shards.examples[shard]
 
     def locate(self, example: int) -> Place:
         """Where an example comes from."""
@@ -162,6 +179,8 @@ class StoredDataset:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Ids and bytes of its tokens."""
+        from penstock.encode.vocabulary import Vocabulary
+
         return Vocabulary(self.tokenizer_json)
 
     def token_id(self, name: str) -> int | None:

@@ -16,7 +16,7 @@ import orjson
 from penstock.errors import CorruptError, StoreError
 from penstock.store.cache import Cache, checked_name
 from penstock.store.files import digest, write_whole
-from penstock.store.shard import FORMAT_VERSION, canonical, check_format
+from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
 
 @dataclass(frozen=True, slots=True)

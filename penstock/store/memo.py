@@ -18,7 +18,7 @@ from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
 from penstock.store.cache import Cache
 from penstock.store.files import digest, write_whole
-from penstock.store.shard import canonical
+from penstock.store.format import canonical
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
 

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from penstock.errors import CorruptError, FormatError, StoreError
+from penstock.errors import CorruptError, StoreError
 from penstock.store.columns import Columns
 from penstock.store.files import is_there
+from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
-FORMAT_VERSION = 1
 _META = b"penstock"
 _LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has renamed
 
@@ -34,11 +34,6 @@ class ShardMeta:
     ledger: Mapping[str, Any]
     rejected: list[dict[str, Any]]
     proof: Mapping[str, Any]
-
-
-def canonical(value: Any) -> bytes:
-    """JSON with sorted keys: equal values have equal bytes."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
@@ -102,15 +97,6 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
     check_format(described.get("format"), path)
     meta = ShardMeta(described["ledger"], described["rejected"], described["proof"])
     return _columns(batch), meta
-
-
-def check_format(version: object, path: Path) -> None:
-    """Refuse what another format version wrote."""
-    if version != FORMAT_VERSION:
-        raise FormatError(
-            f"{path}: format version {version!r}, but this Penstock reads version {FORMAT_VERSION}. "
-            "Use the Penstock that wrote it, or prepare again into another cache."
-        )
 
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -194,7 +194,7 @@ def test_a_file_that_was_just_written_is_not_remembered(
     assert prepare(data).hit  # found by reading it again
 
 
-# -- dates --------------------------------------------------------------------------------------------------------------
+# -- dates ------------------------------------------------------------------------------------------------------------
 
 
 class _Date(datetime.date):
@@ -244,7 +244,7 @@ def test_a_killed_build_goes_on_with_its_date(
     prepare: Prepare, data: Path, today: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today(3, 1)
-    from penstock.build import prepare as module
+    from penstock.build import commit as module
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "commit_dataset", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
