@@ -34,7 +34,7 @@ class LiveTraining:
     def __call__(self, report: Report) -> None:
         match report:
             case EvalReport():
-                self._console.print(eval_line(report), highlight=False)
+                self._console.print(eval_line(report), highlight=False, soft_wrap=True)
             case StepReport() if self._console.is_terminal:
                 if self._live is None:  # not before: preparing has a live line of its own
                     self._live = Live(console=self._console, transient=True, refresh_per_second=8)
@@ -44,7 +44,7 @@ class LiveTraining:
                 line = self._step_line(report)
                 if time.monotonic() - self._last >= PLAIN_EVERY or report.step == report.steps:
                     self._last = time.monotonic()
-                    self._console.print(line, highlight=False)
+                    self._console.print(line, highlight=False, soft_wrap=True)
 
     def _step_line(self, report: StepReport) -> str:
         self._rate = report.seconds if not self._rate else 0.9 * self._rate + 0.1 * report.seconds

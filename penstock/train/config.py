@@ -39,7 +39,7 @@ class Schedule(StrEnum):
 class Mean(StrEnum):
     """What the loss is a mean of, over the whole global batch."""
 
-    TOKEN = "token"  # noqa: S105 (every trained token counts by its weight)
+    TOKEN = "token"  # every trained token counts by its weight
     EXAMPLE = "example"  # every example counts the same
 
 
@@ -108,7 +108,8 @@ class FeedConfig:
 
     batch_size: int = option("Rows of a step over all ranks: sequences, pairs, or packed rows", 32)
     micro_batch: int | None = option(
-        "Rows at a time on a rank; the rest of its share is accumulated. Default: all at once"
+        "Rows at a time on a rank, the rest is accumulated; default: all, of packed rows one "
+        "(several are joined, which pays with flash attention only)"
     )
     collate: Collate | None = option("padded, packed or pairs; default: pairs for DPO, else padded")
     capacity: int | None = option("Tokens of a packed row; default: data.max_length")

@@ -178,7 +178,7 @@ class Trainer:
         return summed
 
     def _refuse(self, step: int, what: str, batches: Sequence[Batch], losses: Sequence[float]) -> None:
-        """End the run: say in which step, and which rows made the numbers wrong (all of the step, where it is unclear)."""
+        """End the run: say in which step, and by which rows (all of the step, where that is unclear)."""
         from accelerate.utils import gather_object
 
         wrong = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
@@ -190,5 +190,6 @@ class Trainer:
         more = f" and {len(named) - MOST_ROWS} more" if len(named) > MOST_ROWS else ""
         raise NonFiniteError(
             f"step {step + 1}: {what}. Rows of the batch: {', '.join(named[:MOST_ROWS])}{more}. "
-            f"The weights are those of step {step}. Look at the rows with `penstock show`, lower optim.lr, or use another model.precision."
+            f"The weights are those of step {step}. Look at the rows with `penstock show`, lower optim.lr, or use another "
+            "model.precision."
         )

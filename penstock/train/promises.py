@@ -127,7 +127,8 @@ def check_isolation(forward: Forward, vocabulary: int, attention: str) -> None:
     if others > max(2 * noise, 1e-5 * own):
         raise PromiseError(
             f"feed.collate=packed: with attention {attention!r} this model lets packed sequences see each other "
-            f"(logits moved by {others:g}, a sequence's own by {own:g}). Use feed.collate=padded, or another model.attention."
+            f"(logits moved by {others:g}, a sequence's own by {own:g}). "
+            "Use feed.collate=padded, or another model.attention."
         )
 
 

@@ -122,7 +122,8 @@ def _entry(place: list[Any], part: str, override: str) -> Any:
 
 
 def _tidied(values: dict[str, Any]) -> dict[str, Any]:
-    """Short forms written out: a source is its path, a path is a list of one."""
+    """Short forms written out: an empty section is left out, a source is its path, a path is a list of one."""
+    values = {key: value for key, value in values.items() if value is not None}
     for section in ("data", "eval"):
         part = values.get(section)
         if isinstance(part, dict) and isinstance(part.get("sources"), (str, dict, list)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.build.progress import OnProgress
 from penstock.feed.loader import Loader
-from penstock.feed.settings import LoaderOptions
+from penstock.feed.settings import Collate, LoaderOptions
 from penstock.train.config import TrainConfig
 from penstock.train.data import Data, Served, has_fractional_weights, open_data
 from penstock.train.errors import PromiseError
@@ -169,7 +169,7 @@ def _loader(config: TrainConfig, served: Served, accelerator: Accelerator, *, ev
     feed = config.feed
     options: LoaderOptions = {
         "batch_size": feed.batch_size,
-        "micro_batch": feed.micro_batch,
+        "micro_batch": feed.micro_batch or (1 if feed.collate is Collate.PACKED else None),
         "capacity": feed.capacity,
         "seed": config.seed,
         "rank": accelerator.process_index,

@@ -1,0 +1,79 @@
+"""Configurations: YAML, overrides, and errors that say what would be right."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.train.config import TrainConfig
+from penstock.train.reading import flat, plain, read_config
+
+EXAMPLE = {"model": {"init": "x"}, "data": {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}}
+
+
+def test_overrides_replace_values() -> None:
+    config = read_config(
+        EXAMPLE, ["optim.lr=1e-5", "data.sources.0.examples=500", "feed.collate=packed", "lora.targets=q_proj"]
+    )
+    assert config.optim.lr == 1e-5
+    assert [source.path for source in config.data.sources] == [("a.jsonl",), ("b", "c")]
+    assert (config.data.sources[0].examples, config.data.sources[1].weight) == (500, 0.3)
+    assert config.lora.targets == ("q_proj",)
+    assert EXAMPLE["data"] == {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}
+
+
+def test_a_configuration_survives_being_written() -> None:
+    config = read_config(EXAMPLE, ["eval.holdout=0.05", "optim.betas=[0.8, 0.9]"])
+    assert read_config(plain(config)) == config
+    assert flat(plain(config))["optim.betas"] == [0.8, 0.9]
+
+
+def test_the_examples_can_be_read(examples: Path) -> None:
+    for name in ("sft.yaml", "dpo.yaml"):
+        assert read_config(examples / name).data.sources
+
+
+def test_empty_sections_are_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model:\n  init: x\nlora:\n")
+    assert read_config(path).lora == TrainConfig().lora
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lrr=1", "unknown key 'optim.lrr'. Did you mean 'lr'?"),
+        ("opti.lr=1", "unknown key 'opti'. Did you mean 'optim'?"),
+        ("data.sources.0.wieght=2", "unknown key 'data.sources.0.wieght'. Did you mean 'weight'?"),
+        ("data.sources.5.weight=1", "'5' is not the number of an entry; there are 2"),
+        ("optim.lr=abc", "optim.lr: .*got 'abc'"),
+        ("optim=3", "optim: expected a section"),
+        ("model.precision=fp8", "model.precision: .*'bf16-mixed' or 'bf16'.*got 'fp8'"),
+        ("feed.batch_size", "expected section.key=value"),
+        ("feed.batch_size=[", "not valid YAML"),
+    ],
+)
+def test_errors(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_config(EXAMPLE, [override])
+
+
+def test_files_that_are_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Give the path of a YAML file"):
+        read_config(tmp_path / "nothing.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(UsageError, match="expected sections"):
+        read_config(tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [\n")
+    with pytest.raises(UsageError, match="not valid YAML"):
+        read_config(tmp_path / "broken.yaml")
+
+
+def test_every_option_has_its_help() -> None:
+    for section in fields(TrainConfig):
+        kind = type(getattr(TrainConfig(), section.name))
+        for option in fields(kind) if is_dataclass(kind) else [section]:
+            assert option.metadata["help"], f"{section.name}.{option.name}"

@@ -1,0 +1,118 @@
+"""Whole runs: losses fall, preferences are learnt, and what is written can be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.train.conftest import Config, losses, metrics
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from penstock.train.run import train_dpo, train_sft
+
+
+def test_the_loss_falls_by_half(config: Config, examples: Path) -> None:
+    values = config(feed={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, eval={"holdout": 20})
+    outcome = train_sft(values)
+    assert outcome.signal == 0
+    assert outcome.steps == 60
+    found = losses(values)
+    assert len(found) == 60
+    assert found[-1] < found[0] / 2
+    assert metrics(values)[-1]["eval_loss"] < found[0] / 2
+    assert 0.9 < metrics(values)[0]["efficiency"] <= 1
+    assert "<polyline" in (outcome.output / "loss.svg").read_text()
+
+
+def test_the_final_model_is_a_hugging_face_model(config: Config, examples: Path) -> None:
+    outcome = train_sft(config(feed={"steps": 2}))
+    assert outcome.model is not None
+    model = AutoModelForCausalLM.from_pretrained(outcome.model)
+    tokenizer = AutoTokenizer.from_pretrained(outcome.model)
+    assert (outcome.model / "tokenizer.json").read_bytes() == (examples / "tokenizer" / "tokenizer.json").read_bytes()
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert model(**ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("reference", ["cached", "live"])
+def test_preferences_are_learnt(config: Config, reference: str) -> None:
+    values = config("dpo", feed={"steps": 12}, dpo={"reference": reference})
+    train_dpo(values)
+    lines = metrics(values)
+    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert lines[-1]["reward_accuracy"] > 0.9 > lines[0]["reward_accuracy"]
+    assert lines[-1]["reward_margin"] > 0
+
+
+def test_cached_and_live_references_agree_and_cached_ones_are_reused(config: Config, cache: Path) -> None:
+    live, cached = config("dpo", "live", dpo={"reference": "live"}), config("dpo", "cached", data={"max_length": 96})
+    live["data"]["max_length"] = 96
+    train_dpo(live)
+    train_dpo(cached)
+    np.testing.assert_allclose(losses(live), losses(cached), atol=1e-6)
+    kept = {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
+    assert kept
+    train_dpo(config("dpo", "again", data={"max_length": 96}, optim={"lr": 1e-4}))
+    assert kept == {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
+    train_dpo(config("dpo", "other", data={"max_length": 96}, seed=1, feed={"steps": 1}))  # other random weights
+    assert len(list(cache.glob("datasets/*/reference/*.npy"))) == len(kept) + 1
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_adapters(config: Config, method: str, models: Path) -> None:
+    values = config(method, lora={"rank": 4, "dropout": 0.1}, feed={"steps": 8}, optim={"lr": 2e-2})
+    if method == "dpo":
+        values["dpo"] = {"reference": "live"}
+    outcome = (train_sft if method == "sft" else train_dpo)(values)
+    assert losses(values)[-1] < losses(values)[0]
+    assert outcome.model is not None
+    assert (outcome.model / "adapter_model.safetensors").is_file()
+    (checkpoint,) = (outcome.output / "checkpoints").iterdir()
+    assert (checkpoint / "model.safetensors").stat().st_size < 60_000
+
+
+def test_merged_adapters(config: Config) -> None:
+    outcome = train_sft(config(lora={"rank": 4, "merge": True}, feed={"steps": 2}))
+    assert outcome.model is not None
+    assert not (outcome.model / "adapter_config.json").exists()
+    AutoModelForCausalLM.from_pretrained(outcome.model)
+
+
+def test_a_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
+    chats = str(examples / "data" / "chats.jsonl")
+    sources = [
+        {"path": chats, "weight": 0.25, "name": "some"},
+        {"path": chats, "examples": 20, "prepare": {"split": "train[:50]"}},
+    ]
+    values = config(data={"sources": sources}, feed={"batch_size": 8, "steps": None, "epochs": 2})
+    outcome = train_sft(values)
+    assert outcome.steps == 2 * 15  # 100 + 20 examples an epoch
+    assert sum(line["sequences"] for line in metrics(values)) == 240
+
+
+def test_options_of_the_model(config: Config) -> None:
+    plain, saving = config(name="plain"), config(name="saving", model="qwen3")
+    saving["model"] = {**plain["model"], "gradient_checkpointing": True, "attention": "eager"}
+    train_sft(plain)
+    train_sft(saving)
+    np.testing.assert_allclose(losses(plain), losses(saving), atol=1e-5)
+    mixed = config(name="mixed")
+    mixed["model"]["precision"] = "bf16-mixed"
+    train_sft(mixed)
+    np.testing.assert_allclose(losses(plain), losses(mixed), atol=0.05)
+    assert losses(plain) != losses(mixed)
+
+
+def test_the_mean_over_examples(config: Config) -> None:
+    padded, packed = config(name="padded", loss={"mean": "example"}), config(name="packed", loss={"mean": "example"})
+    rows = {"batch_size": 100, "micro_batch": 1, "steps": 1}  # all of the data, so that both see the same rows
+    for values in (padded, packed):
+        values["data"]["prepare"] = {**values["data"]["prepare"], "split": "train[:100]"}
+    padded["feed"], packed["feed"] = {**rows, "micro_batch": 20}, {**rows, "collate": "packed", "capacity": 128}
+    train_sft(padded)
+    train_sft(packed)
+    np.testing.assert_allclose(losses(padded), losses(packed), atol=1e-5)
