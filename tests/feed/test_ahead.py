@@ -161,7 +161,7 @@ def test_closing_while_a_value_is_made_waits_for_it() -> None:
     assert begun.wait(5)
     threading.Timer(0.05, may_end.set).start()
     ahead.close()
-    assert may_end.is_set() and threads() == 0
+    assert may_end.is_set() and threads() == 0 and not ahead._desk.made, "what was in the making is let go"
 
 
 def test_closing_wakes_one_who_waits() -> None:
@@ -197,6 +197,22 @@ def test_nothing_is_kept_alive() -> None:
     ahead.close()
     gc.collect()
     assert value() is None and watched() is None and not ahead._desk.made
+
+
+def test_the_thread_keeps_no_value_that_was_taken() -> None:
+    may_end = threading.Event()
+
+    def produce(step: int) -> Value:
+        if step:
+            may_end.wait(5)
+        return Value(step)
+
+    with Ahead(produce, 0, 10, 1) as ahead:
+        value = weakref.ref(ahead.get(0))
+        time.sleep(0.05)
+        gc.collect()
+        assert value() is None, "while the next one is in the making"
+        may_end.set()
 
 
 def test_one_that_is_forgotten_ends_its_thread() -> None:

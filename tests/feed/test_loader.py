@@ -48,11 +48,15 @@ def kinds(*names: str) -> Any:
     )
 
 
+def threads() -> int:
+    return sum(thread.name == "penstock-ahead" for thread in threading.enumerate())
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> object:
     yield
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-ahead"]
+    assert threads() == 0
 
 
 @kinds()
@@ -302,6 +306,9 @@ def test_a_batch_of_another_step_is_never_served(ahead: int) -> None:
     assert [next(feed).step, next(feed).step] == [0, 1]
     with pytest.raises(FeedError, match="batch 2 was asked for, and that of step 3"):
         next(feed)
+    assert threads() == 0, "an error ends the thread at once"
+    with pytest.raises(FeedError, match="closed"):
+        next(feed)
 
 
 def test_an_exhausted_iteration_stays_exhausted() -> None:
@@ -310,6 +317,7 @@ def test_an_exhausted_iteration_stays_exhausted() -> None:
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(feed)
+    assert threads() == 0 and feed._ahead._desk.produce is None, "and lets go of the view"
 
 
 @kinds("padded", "packed mixture", "pairs")
