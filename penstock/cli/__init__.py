@@ -11,6 +11,7 @@ from penstock.cli.lint import lint
 from penstock.cli.look import show, stats
 from penstock.cli.prepare import prepare
 from penstock.cli.train import train_app
+from penstock.cli.verify import verify
 from penstock.errors import PenstockError, UsageError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(prepare)
 app.command()(show)
 app.command()(stats)
 app.command()(lint)
+app.command()(verify)
 app.add_typer(cache_app, name="cache")
 app.add_typer(train_app, name="train")
 

@@ -1,0 +1,1 @@
+"""Verify: evidence that what a configuration promises really happens. Probes observe in processes of their own."""

@@ -1,0 +1,108 @@
+"""Watches the modules of a process through torch's global hooks: no trainer needs to hand over its model.
+
+The first module that is called and not part of one seen before is a root. Of every root's decoder layers, forward
+passes (those repeated inside a backward pass apart) and backward passes are counted; of linear layers the type of the
+output, of the last layer its size, of embeddings the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from penstock.verify.steps import Steps
+
+
+class Modules:
+    """What the modules of a process did while it was watched."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._known: set[int] = set()
+        self._layers: set[int] = set()
+        self._heads: set[int] = set()
+        self._embeddings: set[int] = set()
+        self._skipped: set[int] = set()  # linear layers that say nothing about precision: heads and adapters
+        self._hooks: list[Any] = []
+        self.roots: list[nn.Module] = []
+        self.dtypes: Counter[str] = Counter()
+        self.forwards = self.recomputed = self.backwards = 0
+        self.head_rows = self.tokens = 0
+
+    def __enter__(self) -> Modules:
+        self._hooks = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def trained(self) -> nn.Module | None:
+        """The root that is trained: the one with the most trainable weights."""
+        weights = [sum(p.numel() for p in root.parameters() if p.requires_grad) for root in self.roots]
+        most = max(weights, default=0)
+        return self.roots[weights.index(most)] if most else None
+
+    def adopt(self, root: nn.Module) -> None:
+        """Take a module for a root, and find out what its parts are."""
+        self.roots.append(root)
+        for name, module in root.named_modules():
+            self._known.add(id(module))
+            if "lora_" in name:
+                self._skipped.add(id(module))
+            if hasattr(module, "get_output_embeddings"):
+                head = module.get_output_embeddings()
+                if head is not None:
+                    self._heads.add(id(head))
+                    self._embeddings.add(id(module.get_input_embeddings()))
+        self._layers |= {id(layer) for layer in decoder_layers(root)}
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        if id(module) not in self._known:
+            self.adopt(module)
+        if id(module) in self._layers and not self._steps.done:
+            if self._steps.in_backward:
+                self.recomputed += 1
+            elif torch.is_grad_enabled():
+                self.forwards += 1
+
+    def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._steps.done:
+            return
+        if id(module) in self._layers:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._came_back)  # type: ignore[no-untyped-call]
+        elif id(module) in self._heads:
+            self.head_rows = max(self.head_rows, output.numel() // output.shape[-1])
+        elif id(module) in self._embeddings and arguments:
+            self.tokens = max(self.tokens, arguments[0].numel())
+        elif isinstance(module, nn.Linear) and id(module) not in self._skipped and isinstance(output, torch.Tensor):
+            self.dtypes[str(output.dtype).removeprefix("torch.")] += 1
+
+    def _came_back(self, _: torch.Tensor) -> None:
+        self.backwards += 1
+
+
+def decoder_layers(root: nn.Module) -> nn.ModuleList:
+    """The layers of a model: its module list with the most parameters; an empty one where there is none."""
+    lists = [module for module in root.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    sizes = [sum(p.numel() for p in entry.parameters()) for entry in lists]
+    return lists[sizes.index(max(sizes))] if lists else nn.ModuleList()
+
+
+def model_of(root: nn.Module) -> Any:
+    """The causal language model inside wrappers, or the root itself."""
+    for module in root.modules():
+        if (
+            hasattr(module, "get_output_embeddings")
+            and hasattr(module, "config")
+            and not hasattr(module, "peft_config")
+        ):
+            return module
+    return root

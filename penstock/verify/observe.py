@@ -1,0 +1,118 @@
+"""Run a target under all instruments, and write down what was seen. Judging is left to the process that asked."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from penstock.verify.certificate import Subject
+from penstock.verify.facts import KernelFacts, RunFacts
+from penstock.verify.kernels import KERNELS, KernelCalls, import_errors, patched, supported
+from penstock.verify.modules import Modules, model_of
+from penstock.verify.profiling import Profile
+from penstock.verify.steps import Enough, Steps
+from penstock.verify.subjects import subjects
+
+
+class Watch:
+    """All instruments at once; `facts` after leaving it."""
+
+    def __init__(self, steps: int, micros: int, *, stop: bool, profiles: bool = True) -> None:
+        self.steps = Steps(steps, micros, stop)
+        self.modules = Modules(self.steps)
+        self.calls = KernelCalls()
+        self.profile = Profile() if profiles else None
+        self.error: str | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watch:
+        self.liger_error, self.liger_dpo_error = import_errors()
+        for instrument in (self.steps, self.modules, self.calls, self.profile):
+            if instrument is not None:
+                self._stack.enter_context(instrument)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        """An error ends the run, not the probe: what was seen before it counts."""
+        self._stack.close()
+        if isinstance(error, Exception):
+            self.error = said(error)
+        return error is None or isinstance(error, (Enough, Exception))
+
+    def kernels(self, root: torch.nn.Module | None) -> dict[str, KernelFacts]:
+        """Calls and patched modules of each kernel."""
+        found = patched(root) if root is not None else {}
+        profiled = self.profile.counts() if self.profile is not None else {}
+        return {
+            kernel: {
+                "forward": self.calls.forward[kernel],
+                "backward": self.calls.backward[kernel],
+                "profiled": sum(profiled[name] for name in names if name in profiled),
+                "names": sorted(names),
+                "patched": found.get(kernel, (0, 0))[0],
+                "modules": found.get(kernel, (0, 0))[1],
+            }
+            for kernel in KERNELS
+            for names in (self.calls.names.get(kernel, set()),)
+        }
+
+    def facts(self, promised: dict[str, Any], conditions: list[str], extra: tuple[str, ...] = ()) -> RunFacts:
+        """What was seen, as plain values."""
+        root = self.modules.trained
+        model = model_of(root) if root is not None else None
+        config = getattr(model, "config", None)
+        model_type = getattr(config, "model_type", None)
+        weights = list(root.named_parameters()) if root is not None else []
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[union-attr]
+        shape = getattr(getattr(head, "weight", None), "shape", None)
+        interpreted = not torch.cuda.is_available()
+        return {
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "interpreted": interpreted,
+            "conditions": conditions,
+            "model_type": model_type,
+            "promised": promised,
+            "liger_error": self.liger_error,
+            "liger_dpo_error": self.liger_dpo_error,
+            "liger_support": supported(model_type) if self.liger_error is None else None,
+            "kernels": self.kernels(root),
+            "steps": self.steps.facts(),
+            "attention": getattr(config, "_attn_implementation", None),
+            "operations": self.profile.attention() if self.profile is not None else {},
+            "vocabulary": shape[0] if shape is not None else None,
+            "tokens": self.modules.tokens,
+            "logit_rows": self._logit_rows(shape),
+            "head_rows": self.modules.head_rows,
+            "linear_dtypes": dict(self.modules.dtypes),
+            "layer_forwards": self.modules.forwards,
+            "layer_recomputed": self.modules.recomputed,
+            "layer_backwards": self.modules.backwards,
+            "parameters": sum(p.numel() for _, p in weights),
+            "trainable": sum(p.numel() for _, p in weights if p.requires_grad),
+            "adapters": sum("lora_" in name and p.requires_grad for name, p in weights),
+            "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+            "batches": None,
+            "error": self.error,
+            "subjects": [asdict(subject) for subject in subjects(extra)],
+        }
+
+    def _logit_rows(self, head: tuple[int, ...] | None) -> int:
+        if head is None or self.profile is None:
+            return 0
+        return self.profile.rows_as_wide_as(head[0], head[1])
+
+
+def said(error: BaseException) -> str:
+    """An error in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def subject_of(values: dict[str, str | None]) -> Subject:
+    """A subject from its plain values."""
+    return Subject(str(values["package"]), values["version"], values["file"], values["commit"])

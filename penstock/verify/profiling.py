@@ -1,0 +1,52 @@
+"""The second source: torch's profiler, which sees operators and autograd functions without any wrapper of ours."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+_ATTENTION = re.compile(r"scaled_dot_product|flash|flex_attention|xformers|mem_eff|^aten::_softmax$", re.IGNORECASE)
+_NOT_FORWARD = re.compile(r"backward|evaluate_function", re.IGNORECASE)
+
+
+class Profile:
+    """Operators of the watched steps: how often, and with which shapes."""
+
+    def __enter__(self) -> Profile:
+        self._profiler: Any = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._profiler.__exit__(None, None, None)
+        self._events: list[Any] = list(self._profiler.events() or ())
+
+    def counts(self) -> Counter[str]:
+        """Calls by name."""
+        return Counter(str(event.name) for event in self._events)
+
+    def attention(self) -> dict[str, int]:
+        """The operators that tell which attention ran."""
+        return {name: count for name, count in sorted(self.counts().items()) if self._is_attention(name)}
+
+    @staticmethod
+    def _is_attention(name: str) -> bool:
+        return bool(_ATTENTION.search(name)) and not _NOT_FORWARD.search(name)
+
+    def rows_as_wide_as(self, vocabulary: int, hidden: int) -> int:
+        """Rows of the largest operand whose last dimension is the vocabulary; the last layer's own weight apart."""
+        most = 0
+        for event in self._events:
+            for shape in event.input_shapes or ():
+                if len(shape) < 2 or shape[-1] != vocabulary or not all(isinstance(n, int) for n in shape):
+                    continue
+                if list(shape) == [hidden, vocabulary]:
+                    continue
+                rows = 1
+                for size in shape[:-1]:
+                    rows *= size
+                most = max(most, rows)
+        return most

@@ -1,0 +1,139 @@
+"""Starts the probes' process, hands it jobs and waits, never longer than its time allows.
+
+The asking process imports neither torch nor transformers. Whatever happens to a probe comes back as a `Failure` with
+words; time that is over ends all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.verify.jobs import Job
+
+GRACE = 5.0  # seconds that the probes' process gets to report that a fork of it was ended
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a probe has nothing to say."""
+
+    reason: str
+
+
+class Supervisor:
+    """Does jobs in other processes, one after the other, within a time limit for all of them."""
+
+    def __init__(self, limit: float) -> None:
+        self._ends = time.monotonic() + limit
+        self._limit = limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers = -1
+        self._buffer = b""
+        self._jobs = 0
+
+    def observe(self, job: Job) -> dict[str, Any] | Failure:
+        """The facts that a job finds."""
+        self._jobs += 1
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            return Failure(f"the time limit of {self._limit:.0f} s was over before it could run")
+        try:
+            process = self._started()
+            assert process.stdin is not None
+            request = {"job": self._placed(job).to_json(), "limit": max(left - GRACE, left / 2)}
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            answer = self._answer(left)
+        except (OSError, ValueError) as error:
+            self.close()
+            return Failure(f"the probes' process can't be talked to: {error}")
+        if answer is None:
+            code = process.poll()
+            self.close()
+            ended = "no answer within the time limit" if code is None else f"the probes' process ended with {code}"
+            return Failure(f"{ended} of {self._limit:.0f} s" if code is None else ended)
+        return Failure(str(answer["failure"])) if "failure" in answer else dict(answer["facts"])
+
+    def _placed(self, job: Job) -> Job:
+        """Under a launcher, ranks meet at a port of the job's own; all ranks count the same."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return job
+        base = int(os.environ.get("MASTER_PORT", "29500"))
+        return replace(job, port=1024 + (base + 7 + self._jobs - 1024) % 60000)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        reading, writing = os.pipe()
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environment.setdefault("TRITON_INTERPRET", "1")  # without effect where there is a GPU: see below
+        if _has_gpu():
+            environment.pop("TRITON_INTERPRET")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.verify.probe", str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[writing],
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(writing)
+        self._answers, self._buffer = reading, b""
+        return self._process
+
+    def _answer(self, patience: float) -> dict[str, Any] | None:
+        """The next line; None when it does not come."""
+        ends = time.monotonic() + patience
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, ends - time.monotonic()))
+            read = os.read(self._answers, 1 << 16) if ready else b""
+            if not read:
+                return None
+            self._buffer += read
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the probes' process and what it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
+            self._process = None
+        if self._answers >= 0:
+            os.close(self._answers)
+            self._answers = -1
+
+
+def _has_gpu() -> bool:
+    """Whether a GPU is there for the probes, told without importing torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    return any(os.path.exists(place) for place in ("/dev/nvidia0", "/dev/kfd"))  # noqa: PTH110
+
+
+@contextmanager
+def supervised(limit: float) -> Iterator[Supervisor]:
+    """A supervisor, and the end of its processes."""
+    supervisor = Supervisor(limit)
+    try:
+        yield supervisor
+    finally:
+        supervisor.close()

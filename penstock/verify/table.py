@@ -1,0 +1,33 @@
+"""A certificate as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.verify.certificate import Certificate, Verdict
+
+_COLOURS = {Verdict.ENGAGED: "green", Verdict.NOT_ENGAGED: "red", Verdict.UNKNOWN: "yellow"}
+
+
+def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> RenderableType:
+    """The findings, one a row; then conditions, what it is about, remedies, and broken promises."""
+    table = Table("promise", "verdict", "asked", "evidence", box=None, pad_edge=False)
+    for finding in certificate.findings:
+        verdict = Text(finding.verdict.value, style=_COLOURS[finding.verdict])
+        asked = {True: "yes", False: "no", None: ""}[finding.asked]
+        table.add_row(finding.promise, verdict, asked, Text("\n".join(finding.evidence)))
+    rank = f" (rank {certificate.rank} of {certificate.world_size})" if certificate.world_size > 1 else ""
+    lines = [f"{certificate.target}{rank}", *(f"  {condition}" for condition in certificate.conditions)]
+    subjects = dict.fromkeys(str(s) for finding in certificate.findings for s in finding.about)
+    after = [*(f"about {subject}" for subject in subjects), *certificate.remedies]
+    after += [f"required, and not engaged: {promise}" for promise in broken]
+    return Group(Text("\n".join(lines)), table, Text("\n".join(after)))
+
+
+def print_certificate(certificate: Certificate, broken: Iterable[str] = ()) -> None:
+    """Print it on standard output."""
+    Console().print(certificate_table(certificate, broken), highlight=False, soft_wrap=False)
