@@ -190,6 +190,6 @@ class Trainer:
         more = f" and {len(named) - MOST_ROWS} more" if len(named) > MOST_ROWS else ""
         raise NonFiniteError(
             f"step {step + 1}: {what}. Rows of the batch: {', '.join(named[:MOST_ROWS])}{more}. "
-            f"The weights are those of step {step}. Look at the rows with `penstock show`, lower optim.lr, or use another "
-            "model.precision."
+            f"The weights are those of step {step}. Look at the rows with `penstock show`, lower optim.lr, or use "
+            "another model.precision."
         )

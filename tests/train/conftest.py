@@ -1,17 +1,15 @@
-"""Tiny random models, small data, and runs of a few steps. One thread: the machine may be busy, and runs repeat exactly."""
+"""Tiny random models, small data, runs of a few steps. One thread: the machine may be busy, and runs repeat exactly."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.train.journal import read_metrics
+from tests.train.running import Config
 
 COMMON = {
     "vocab_size": 1024,
@@ -33,8 +31,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {**COMMON, **HEADS, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8},
     "gpt2": {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 512},
 }
-
-Config = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,18 +70,3 @@ def config(models: Path, cache: Path, examples: Path, tmp_path: Path) -> Config:
         return {"output": str(tmp_path / name), **values}
 
     return make
-
-
-def metrics(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a run wrote down."""
-    return read_metrics(Path(config["output"]) / "metrics.jsonl")
-
-
-def losses(config: dict[str, Any]) -> list[float]:
-    return [line["loss"] for line in metrics(config) if "loss" in line]
-
-
-def environment() -> dict[str, str]:
-    """For processes of their own."""
-    root = str(Path(__file__).parents[2])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}

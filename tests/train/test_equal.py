@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.conftest import Config, environment, losses
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.feed.batch import Batch
@@ -21,6 +20,7 @@ from penstock.train.data import open_data
 from penstock.train.objective import Policy, Sft
 from penstock.train.reading import read_config
 from penstock.train.run import train_dpo, train_sft
+from tests.train.running import Config, environment, losses
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.conftest import Config, environment, losses, metrics
 
 from penstock.train.errors import TrainError
 from penstock.train.run import train_sft
+from tests.train.running import Config, environment, losses, metrics
 
 STEPS = 24
 

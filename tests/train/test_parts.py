@@ -6,7 +6,6 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from tests.train.conftest import Config, losses
 
 from penstock.cli.live_training import eval_line, step_line
 from penstock.errors import UsageError
@@ -15,6 +14,7 @@ from penstock.train.journal import EvalReport, Journal, StepReport, read_metrics
 from penstock.train.plot import loss_plot
 from penstock.train.run import train_sft
 from penstock.train.schedule import rate, warmup_steps
+from tests.train.running import Config, losses
 
 
 def report(step: int, loss: float = 1.0) -> StepReport:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.conftest import Config
 
 from penstock.errors import PenstockError, UsageError
 from penstock.train import objective
 from penstock.train.errors import NonFiniteError, PromiseError
 from penstock.train.loss import sft_sum
 from penstock.train.run import train_dpo, train_sft
+from tests.train.running import Config
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_fused_loss_of_liger_needs_plain_weights(config: Config, write_rows:
 
 def test_the_fused_dpo_loss_is_the_plain_one(config: Config) -> None:
     pytest.importorskip("liger_kernel")
-    from tests.train.conftest import metrics
+    from tests.train.running import metrics
 
     plain = config("dpo", "plain", dpo={"reference": "live"}, feed={"batch_size": 7, "micro_batch": 3, "steps": 4})
     kernels = {"enabled": True, "rms_norm": False, "rope": False, "mlp": False, "fused_loss": True}

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from tests.train.conftest import Config, losses, metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.train.run import train_dpo, train_sft
+from tests.train.running import Config, losses, metrics
 
 
 def test_the_loss_falls_by_half(config: Config, examples: Path) -> None:

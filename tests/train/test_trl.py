@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from tests.train.conftest import Config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -18,6 +17,7 @@ from penstock.train.config import Mean
 from penstock.train.data import open_data
 from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
 from penstock.train.reading import read_config
+from tests.train.running import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "max_length": None, "disable_tqdm": True}

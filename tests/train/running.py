@@ -1,0 +1,27 @@
+"""What tests of training share: the configuration maker's type, and what a run wrote down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.train.journal import read_metrics
+
+Config = Callable[..., dict[str, Any]]
+
+
+def metrics(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a run wrote down."""
+    return read_metrics(Path(config["output"]) / "metrics.jsonl")
+
+
+def losses(config: dict[str, Any]) -> list[float]:
+    return [line["loss"] for line in metrics(config) if "loss" in line]
+
+
+def environment() -> dict[str, str]:
+    """For processes of their own."""
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
