@@ -1,8 +1,8 @@
 """What kinds of code points texts contain: newer than the engines' Unicode tables, or in need of normalisation.
 
-Enter UTF-8 texts; leave the numbers of those that need care. ASCII texts cost a look at memory speed; the others are
-joined and looked up in one table, which is filled as code points turn up. Only texts with marks, or with characters
-that normalisation would change, are checked as a whole.
+Enter UTF-8 texts; leave the numbers of those that need care. ASCII costs a look at memory speed; all other characters
+are looked up in one table, which is filled as code points turn up. Only where there are marks, or characters that
+normalisation would change, is normalisation tried, on these and their neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.encode.unassigned import uncertain
 NEWER: Final = 1
 COMPOSES: Final = 2  # may make a text not NFC
 _UNSEEN: Final = 128
+_ASCII: Final = bytes(range(128))
 _kinds = np.full(0x110000, _UNSEEN, np.uint8)
 
 
@@ -34,17 +35,30 @@ def inspect_texts(texts: Sequence[bytes]) -> Findings:
     foreign = [k for k, text in enumerate(texts) if not text.isascii()]
     if not foreign:
         return Findings([], [])
-    decoded = [texts[k].decode() for k in foreign]
-    kinds = _kinds_of(np.frombuffer("".join(decoded).encode("utf-32-le"), np.uint32))
-    if not kinds.any():
-        return Findings([], [])
-    ends = np.cumsum(np.fromiter(map(len, decoded), np.int64, len(decoded)))
+    beyond_ascii = [texts[k].translate(None, _ASCII).decode() for k in foreign]
+    kinds = _kinds_of(_code_points("".join(beyond_ascii)))
     places = np.flatnonzero(kinds)
+    if not len(places):
+        return Findings([], [])
+    ends = np.cumsum(np.fromiter(map(len, beyond_ascii), np.int64, len(foreign)))
     owners, kinds = np.searchsorted(ends, places, side="right"), kinds[places]
     newer: list[int] = np.unique(owners[(kinds & NEWER) > 0]).tolist()
     marked: list[int] = np.unique(owners[(kinds & COMPOSES) > 0]).tolist()
-    decomposed = [n for n in marked if not unicodedata.is_normalized("NFC", decoded[n])]
+    decomposed = [n for n in marked if not _is_composed(texts[foreign[n]].decode())]
     return Findings([foreign[n] for n in newer], [foreign[n] for n in decomposed])
+
+
+def _is_composed(text: str) -> bool:
+    """Whether a text is in NFC. Only characters that may compose, and those right before them, need be looked at:
+    all others are NFC by themselves and nothing composes across them."""
+    points = _code_points(text)
+    near = (_kinds_of(points) & COMPOSES) > 0
+    near[:-1] |= near[1:].copy()
+    return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
+
+
+def _code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def _kinds_of(code_points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
