@@ -6,17 +6,17 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.build.options import OnUnwritable, prepare_options
-from penstock.build.prepare import Builder
-from penstock.build.progress import OnProgress
 from penstock.feed.loader import Loader
 from penstock.feed.settings import LoaderOptions
 from penstock.store.dataset import StoredDataset, open_dataset
-from penstock.store.origin import Origin
 from penstock.view import mixture, view
 from penstock.view.settings import ViewOptions, checked_settings
+
+if TYPE_CHECKING:
+    from penstock.build.progress import OnProgress
+    from penstock.store.origin import Origin
 
 
 class View(view.View):
@@ -53,6 +53,8 @@ class Dataset(StoredDataset):
     @cached_property
     def origin(self) -> Origin:
         """The way back from examples to their rows."""
+        from penstock.store.origin import Origin  # needs the template engines
+
         return Origin(self)
 
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
@@ -66,7 +68,10 @@ def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = N
     Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
     place, unless `on_unwritable="error"`.
     """
-    options = {"on_unwritable": OnUnwritable.TEMPORARY, **options}
+    from penstock.build.options import prepare_options  # what is prepared already opens without these
+    from penstock.build.prepare import Builder
+
+    options = {"on_unwritable": "temporary", **options}
     outcome = Builder(
         [Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress
     ).run()
