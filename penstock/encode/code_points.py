@@ -44,17 +44,22 @@ def inspect_texts(texts: Sequence[bytes]) -> Findings:
     owners, kinds = np.searchsorted(ends, places, side="right"), kinds[places]
     newer: list[int] = np.unique(owners[(kinds & NEWER) > 0]).tolist()
     marked: list[int] = np.unique(owners[(kinds & COMPOSES) > 0]).tolist()
-    decomposed = [n for n in marked if not _is_composed(texts[foreign[n]].decode())]
+    decomposed = [n for n in marked if not is_composed(texts[foreign[n]].decode())]
     return Findings([foreign[n] for n in newer], [foreign[n] for n in decomposed])
 
 
-def _is_composed(text: str) -> bool:
+def is_composed(text: str) -> bool:
     """Whether a text is in NFC. Only characters that may compose, and those right before them, need be looked at:
     all others are NFC by themselves and nothing composes across them."""
     points = _code_points(text)
     near = (_kinds_of(points) & COMPOSES) > 0
     near[:-1] |= near[1:].copy()
     return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
+
+
+def may_compose(character: str) -> bool:
+    """Whether a character may compose with what precedes it, or is not in NFC itself."""
+    return bool(_kinds_of(_code_points(character))[0] & COMPOSES)
 
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:

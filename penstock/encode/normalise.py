@@ -13,7 +13,7 @@ import unicodedata
 from dataclasses import replace
 
 from penstock.chat.regions import Segments
-from penstock.encode.code_points import Findings
+from penstock.encode.code_points import Findings, is_composed, may_compose
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 
 
@@ -21,8 +21,8 @@ class Normaliser:
     """Brings texts to the form in which the tokenizer will look at them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._active = vocabulary.normalizer is Normalizer.NFC
         contents = sorted((t.content for t in vocabulary.added if t.content), key=len, reverse=True)
+        self._active = vocabulary.normalizer is Normalizer.NFC and is_composed("".join(contents))
         self._added = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
 
     def __call__(
@@ -52,15 +52,19 @@ class Normaliser:
 
     def _parts(self, text: bytes, ends: list[int]) -> list[bytes] | None:
         """The normalised segments of one text, or None where they are not independent of each other."""
-        whole = self._nfc(text.decode())
-        if not unicodedata.is_normalized("NFC", whole):
-            return None
         parts: list[bytes] = []
         start = 0
         for end in ends:
-            parts.append(self._nfc(text[start:end].decode()).encode())
+            part = text[start:end]
+            if not part.isascii():
+                piece = part.decode()
+                if start and may_compose(piece[0]):
+                    return None
+                if not unicodedata.is_normalized("NFC", piece):
+                    part = self._nfc(piece).encode()
+            parts.append(part)
             start = end
-        return parts if b"".join(parts) == whole.encode() else None
+        return parts if is_composed(b"".join(parts).decode()) else None
 
     def _nfc(self, text: str) -> str:
         if self._added is None:
