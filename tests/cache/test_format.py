@@ -1,0 +1,121 @@
+"""What docs/format.md says about the bytes on disk, asserted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import blake3
+import orjson
+import pyarrow as pa
+import pytest
+import xxhash
+
+from penstock.sources import Slice
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import digest, writer_name
+from tests.cache.conftest import Prepare
+
+pytestmark = pytest.mark.usefixtures("small_slices")
+NAME = re.compile(r"b3-[0-9a-f]{64}")
+
+
+@pytest.fixture
+def dataset(prepare: Prepare, data: Path) -> StoredDataset:
+    return prepare(data).dataset
+
+
+def parts_digest(*parts: bytes) -> str:
+    hasher = blake3.blake3()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return "b3-" + hasher.hexdigest()
+
+
+def as_json(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def test_names(dataset: StoredDataset) -> None:
+    assert digest(b"a", b"bc") == parts_digest(b"a", b"bc")
+    recipe = parts_digest(b"recipe", as_json(dataset.recipe))
+    slices = [Slice.from_json(entry) for entry in dataset.notes["slices"]]
+    assert dataset.shards == [parts_digest(b"shard", recipe.encode(), part.digest.encode()) for part in slices]
+    order = as_json([[part.file, part.digest] for part in slices])
+    assert dataset.key == parts_digest(b"dataset", recipe.encode(), order)
+
+
+def test_the_tree(dataset: StoredDataset) -> None:
+    root = dataset.cache.root
+    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    expected = {f"datasets/{dataset.key}/{name}" for name in ("manifest.json", "notes.json", "used")}
+    expected |= {f"shards/{name[3:5]}/{name}.{suffix}" for name in dataset.shards for suffix in ("arrow", "json")}
+    expected.add(f"tokenizers/{dataset.recipe['tokenizer']}.json")
+    memos = {name for name in found if re.fullmatch(r"memo/[0-9a-f]{2}/b3-[0-9a-f]{64}\.json", name)}
+    assert found - memos == expected
+    assert re.fullmatch(r"\w+-[0-9a-f]{8}\.\d+\.\d+", writer_name())
+
+
+def test_a_shard(dataset: StoredDataset, data: Path) -> None:
+    path = dataset.cache.shard_path(dataset.shards[1])
+    reader = pa.ipc.open_file(path)
+    assert reader.num_record_batches == 1
+    assert [(field.name, str(field.type)) for field in reader.schema] == [
+        ("input_ids", "list<item: uint16>"),
+        ("segment_ends", "list<item: uint32>"),
+        ("segment_roles", "list<item: uint8>"),
+        ("segment_parts", "list<item: uint8>"),
+        ("segment_messages", "list<item: int32>"),
+        ("row", "uint32"),
+        ("row_hash", "uint64"),
+    ]
+    (key,) = reader.schema.metadata
+    meta = orjson.loads(reader.schema.metadata[key])
+    assert key == b"penstock"
+    assert reader.schema.metadata[key] == as_json(meta)
+    assert (meta["format"], set(meta)) == (1, {"format", "ledger", "proof", "rejected"})
+    ledger = meta["ledger"]
+    counts = {"rows", "kept", "rejected", "examples", "tokens", "regions_unknown", "notes", "warnings"}
+    assert set(ledger) == counts
+    assert ledger["rows"] == ledger["kept"] + sum(ledger["rejected"].values())
+    batch = reader.get_batch(0).to_pydict()
+    first = dataset.manifest.shards.first_rows[1]
+    rows = data.read_bytes().splitlines()
+    assert batch["row_hash"] == [xxhash.xxh3_64_intdigest(rows[first + row]) for row in batch["row"]]
+    assert [ends[-1] for ends in batch["segment_ends"]] == [len(ids) for ids in batch["input_ids"]]
+
+
+def test_the_note_of_a_shard(dataset: StoredDataset) -> None:
+    shard = dataset.cache.shard_path(dataset.shards[0])
+    note = orjson.loads(dataset.cache.note_path(dataset.shards[0]).read_bytes())
+    assert set(note) == {"bytes", "digest", "engines", "mismatches", "rejected"}
+    assert note["bytes"] == shard.stat().st_size
+    assert note["digest"] == "b3-" + blake3.blake3(shard.read_bytes()).hexdigest()
+
+
+def test_the_manifest(dataset: StoredDataset) -> None:
+    data = (dataset.path / "manifest.json").read_bytes()
+    value = orjson.loads(data)
+    assert data == as_json(value)
+    assert set(value) == {"format", "key", "recipe", "shards", "ledger", "proof", "preference"}
+    assert value["format"] == 1
+    table = value["shards"]
+    assert set(table) == {"names", "digests", "bytes", "sources", "first_rows", "rows", "examples", "tokens"}
+    assert all(NAME.fullmatch(name) for name in (*table["names"], *table["digests"]))
+    assert sum(table["rows"]) == value["ledger"]["rows"] == 400
+    assert str(dataset.cache.root).encode() not in data
+
+
+def test_a_tokenizer(dataset: StoredDataset) -> None:
+    path = dataset.cache.tokenizer_path(dataset.recipe["tokenizer"])
+    assert path.stem == "b3-" + blake3.blake3(path.read_bytes()).hexdigest()
+
+
+def test_the_page_names_every_column_and_key(dataset: StoredDataset) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+    reader = pa.ipc.open_file(dataset.cache.shard_path(dataset.shards[0]))
+    manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())
+    for name in (*reader.schema.names, *manifest["shards"]):
+        assert f"`{name}`" in page
+    for name in manifest:
+        assert f'"{name}"' in page

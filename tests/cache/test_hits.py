@@ -1,0 +1,40 @@
+"""A hit is fast because it does little: it imports no numerics, no engine, and reads no data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import penstock as ps
+from tests.cache.conftest import ROOT, Prepare
+
+HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "minijinja", "jinja2", "transformers", "torch", "datasets"}
+CODE = """
+import sys
+from penstock.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print("modules:", *sys.modules, file=sys.stderr)
+"""
+
+
+def test_the_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+    time.sleep(0.06)  # a file that was written just now is not remembered
+    prepare(data)
+    command = ["prepare", str(data), "--tokenizer", str(model), "--cache", str(cache), "--json"]
+    done = subprocess.run([sys.executable, "-c", CODE, *command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert '"hit": true' in done.stdout
+    modules = set(done.stderr.rpartition("modules:")[2].split())
+    assert modules & HEAVY == set()
+
+
+def test_in_a_program_it_takes_milliseconds(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+    time.sleep(0.06)
+    prepare(data)
+    times = []
+    for _ in range(10):
+        began = time.process_time()
+        ps.prepare(data, tokenizer=model, cache=cache, on_miss="error")
+        times.append(time.process_time() - began)
+    assert min(times) < 0.025
