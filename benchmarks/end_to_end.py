@@ -9,7 +9,7 @@ warm        the same with the cache filled
 
 real        a tiny model on bundled data: all ways must give equal losses, bit for bit
 simulated   the step is a wait that needs no interpreter lock (tokens / R seconds), for R = 20k, 100k, 400k tokens/s:
-            what a GPU of that speed would leave of each way. Rows are grown by word shuffles, the tokenizer is DeepSeek's
+            what a GPU of that speed would leave of each way. Rows are grown by word shuffles; DeepSeek's tokenizer
 
 All ways see the same rows in the same order and the same tokens; this is checked. Imports are not counted. Exit code 1
 where warm is not 5% faster than the usual way at 100k, its data wait is not under 1%, or cold is slower than usual.
@@ -119,7 +119,7 @@ def usual(source: Path, folder: Path, order: list[list[int]], step: Step, worker
 
 
 def loader_of(dataset: ps.Dataset) -> Loader:
-    return Loader(dataset.view(), batch_size=ROWS, epochs=EPOCHS, framework="torch")
+    return Loader(dataset.view(), batch_size=ROWS, epochs=EPOCHS, tail="drop", framework="torch")
 
 
 def ours(source: Path, folder: Path, cache: Path, step: Step) -> Taken:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 # A run may go on with other values of these: they decide when and where things happen, not what is computed.
-FREE = ("output", "feed.ahead", "feed.micro_batch", "checkpoint.", "log.", "eval.every", "data.prepare")
+FREE = (
+    "output", "feed.ahead", "feed.micro_batch", "checkpoint.", "log.", "eval.every", "eval.sources", "data.prepare"
+)  # fmt: skip
 
 
 class Saved(NamedTuple):

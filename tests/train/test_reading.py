@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.train.config import TrainConfig
+from penstock.train.document import keys_table
 from penstock.train.reading import flat, plain, read_config
 
 EXAMPLE = {"model": {"init": "x"}, "data": {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}}
@@ -77,3 +78,7 @@ def test_every_option_has_its_help() -> None:
         kind = type(getattr(TrainConfig(), section.name))
         for option in fields(kind) if is_dataclass(kind) else [section]:
             assert option.metadata["help"], f"{section.name}.{option.name}"
+
+
+def test_the_documentation_has_every_key(examples: Path) -> None:
+    assert keys_table() in (examples.parent / "docs" / "train.md").read_text()
