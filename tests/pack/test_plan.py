@@ -110,6 +110,8 @@ def test_steps_have_the_mean_length_of_a_random_partition(lengths: Int32, capaci
         errors.append((own.mean() - lengths.mean()) / (lengths.std() / np.sqrt(len(own))))
     assert np.sqrt(np.mean(np.square(errors))) < 1, "a random partition has 1"
     assert np.mean(np.abs(errors) > 3) < 0.0027, "as rare as in a random partition"
+    trend = np.corrcoef(np.arange(len(errors)), errors)[0, 1]
+    assert abs(trend) < 4 / np.sqrt(len(errors)), "steps are not sorted by length"
 
 
 def mixture(amounts: tuple[float, float]) -> Mixture:
