@@ -6,18 +6,19 @@ PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo test check conformance bench clean
 
-$(VENV)/core: pyproject.toml
+$(VENV)/train: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@ $(VENV)/core
+	touch $@ $(VENV)/train
 
-demo: $(VENV)/core
+demo: $(VENV)/train
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev

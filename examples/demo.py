@@ -1,4 +1,4 @@
-"""The main job on bundled data: prepare it, look at it, change the view without encoding anything again."""
+"""The main job on bundled data: prepare it, look at it, see it differently without encoding it again, train on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 def run(*arguments: str) -> None:
     """Run the penstock command, showing it first."""
     print(f"\n$ penstock {' '.join(arguments)}", flush=True)
-    subprocess.run([*PENSTOCK, *arguments], check=True)
+    subprocess.run([*PENSTOCK, *arguments], check=True, cwd=HERE.parent)
 
 
 def main() -> None:
@@ -41,6 +41,9 @@ def main() -> None:
             trained = sum(int(view[i].loss_mask.sum()) for i in range(len(view)))
             said = ", ".join(f"{name}={value!r}" for name, value in options.items())
             print(f"  view({said}): {len(view)} rows, {trained} trained tokens")
+
+        print("\nA few steps on a tiny model with random weights, packed rows, batches collated ahead:")
+        run("train", "sft", "examples/sft.yaml", f"output={cache}/run", f"data.prepare.cache={cache}", "feed.epochs=2")
 
 
 if __name__ == "__main__":
