@@ -90,10 +90,10 @@ def _gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
 
 
 def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
-    """Batches one after the other."""
+    """Batches one after the other. The parts lose their ids, so that those of a slice are never held twice."""
     weighted = any(p.weights is not None for p in parts)
     return ExampleBatch(
-        ids=_concatenated([p.ids for p in parts], dtype),
+        ids=_moved_ids(parts, dtype),
         offsets=_chained([p.offsets for p in parts]),
         segment_offsets=_chained([p.segment_offsets for p in parts]),
         ends=_concatenated([p.ends for p in parts], np.int64),
@@ -112,6 +112,16 @@ def reordered(batch: ExampleBatch, order: Sequence[int]) -> ExampleBatch:
     inverse = np.empty(len(order), np.int64)
     inverse[np.asarray(order, np.int64)] = np.arange(len(order))
     return batch.taken(inverse)
+
+
+def _moved_ids(parts: Sequence[ExampleBatch], dtype: type[Any]) -> npt.NDArray[Any]:
+    ids = np.empty(sum(len(p.ids) for p in parts), dtype)
+    at = 0
+    for part in parts:
+        ids[at : at + len(part.ids)] = part.ids
+        at += len(part.ids)
+        part.ids = ids[:0]
+    return ids
 
 
 def _concatenated(arrays: list[npt.NDArray[Any]], dtype: type[Any]) -> npt.NDArray[Any]:
