@@ -38,7 +38,7 @@ class Assembly(NamedTuple):
 def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accelerator) -> Assembly:
     """Load, check and prepare. Random weights and adapters come from torch's seed."""
     device = accelerator.device
-    plain = load_model(config, device)
+    plain = load_model(config, device, fuse_loss=method is Method.SFT)
     check_fits(plain, _vocabulary(data.train), max(_longest(data.train), _longest(data.held_out)))
     name = weights_digest(plain) if method is Method.DPO and config.dpo.reference is Reference.CACHED else ""
     frozen = None

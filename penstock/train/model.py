@@ -51,8 +51,11 @@ def _need_bf16(precision: Precision, device: torch.device) -> None:
         raise PromiseError(f"model.precision={precision}: {name} has no bf16. Use model.precision=fp32.")
 
 
-def load_model(config: TrainConfig, device: torch.device) -> PreTrainedModel:
-    """The model, on the CPU, without adapters; random weights come from torch's seed."""
+def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) -> PreTrainedModel:
+    """The model, on the CPU, without adapters; random weights come from torch's seed.
+
+    `fuse_loss`: its forward computes the loss of supervised fine-tuning by Liger, if Liger is asked for.
+    """
     chosen = config.model
     attention = None if chosen.attention == "auto" else chosen.attention
     dtype = numbers(chosen.precision, device).weights
@@ -67,7 +70,7 @@ def load_model(config: TrainConfig, device: torch.device) -> PreTrainedModel:
             raise PromiseError(f"model.gradient_checkpointing: {type(model).__name__} has none. Turn it off.")
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.liger.enabled:
-        _apply_liger(model, config.liger, device)
+        _apply_liger(model, config.liger, device, fuse_loss)
     return model
 
 
@@ -113,23 +116,22 @@ def check_liger(device: torch.device) -> None:
         raise PromiseError("liger.enabled: Liger's kernels need a GPU, and there is none. Set liger.enabled=false.")
 
 
-def _apply_liger(model: PreTrainedModel, config: LigerConfig, device: torch.device) -> None:
+def _apply_liger(model: PreTrainedModel, config: LigerConfig, device: torch.device, fuse_loss: bool) -> None:
     wanted = {kernel: getattr(config, name) for name, kernels in LIGER_KERNELS.items() for kernel in kernels}
     if not any(wanted.values()) and not config.fused_loss:
         raise PromiseError(
             "liger.enabled, and every kernel of it is turned off. Turn one on, or set liger.enabled=false."
         )
+    wanted["fused_linear_cross_entropy"] = config.fused_loss and fuse_loss
     if not any(wanted.values()):
-        return  # the fused losses are applied by the objectives
+        return  # DPO's fused loss is no part of the model
     check_liger(device)
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
 
     kind = model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise PromiseError(f"liger.enabled: Liger has no kernels for models of type {kind!r}. Set liger.enabled=false.")
-    _apply_liger_kernel_to_instance(
-        model=model, **wanted, cross_entropy=False, fused_linear_cross_entropy=config.fused_loss
-    )
+    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, **wanted)
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> torch.nn.Module:
