@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,9 +17,7 @@ class BatchCount:
 
     def __init__(self, stops: Iterable[int]) -> None:
         self._stops = torch.tensor(sorted(set(stops)), dtype=torch.long)
-        self._sums = dict.fromkeys(
-            ("rows", "cells", "tokens", "trained", "rows_untrained", "stops", "stops_trained"), 0
-        )
+        self._sums: Counter[str] = Counter()
         self._keys: set[str] = set()
 
     def add(self, inputs: Mapping[str, Any]) -> None:

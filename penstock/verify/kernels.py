@@ -79,6 +79,11 @@ class KernelCalls:
             undo()
         self._undo.clear()
 
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        self.forward.clear()
+        self.backward.clear()
+
     def _scan(self) -> None:
         for function in list(_subclasses(torch.autograd.Function)):
             kernel = kernel_of(function.__name__) if function.__module__.startswith("liger_kernel") else None
@@ -154,9 +159,16 @@ def is_causal_model(module: Any) -> bool:
 
 
 def is_liger(function: object) -> bool:
-    """Whether a function, method or class comes from Liger."""
-    plain = getattr(function, "__func__", function)
-    return str(getattr(plain, "__module__", "")).startswith("liger_kernel")
+    """Whether a function, method or class comes from Liger, also behind wrappers such as accelerate's."""
+    for _ in range(8):
+        if str(getattr(function, "__module__", "")).startswith("liger_kernel"):
+            return True
+        names = ("__func__", "__wrapped__", "model_forward")
+        inner = next((found for name in names if (found := getattr(function, name, None)) is not None), None)
+        if inner is None:
+            return False
+        function = inner
+    return False
 
 
 def _add(count: list[int], of_liger: bool) -> None:

@@ -8,6 +8,7 @@ output, of the last layer its size, of embeddings the number of tokens.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from penstock.verify.steps import Steps
 class Modules:
     """What the modules of a process did while it was watched."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, on_begin: Callable[[], None]) -> None:
+        """`on_begin` is told when the first pass with gradients begins: what ran before it was no training."""
+        self._steps, self._on_begin = steps, on_begin
+        self._begun = False
         self._known: set[int] = set()
         self._layers: set[int] = set()
         self._heads: set[int] = set()
@@ -65,6 +68,9 @@ class Modules:
     def _before(self, module: nn.Module, _: Any) -> None:
         if id(module) not in self._known:
             self.adopt(module)
+        if not self._begun and module.training and torch.is_grad_enabled():
+            self._begun = True
+            self._on_begin()
         if id(module) in self._layers and not self._steps.done:
             if self._steps.in_backward:
                 self.recomputed += 1
@@ -72,7 +78,7 @@ class Modules:
                 self.forwards += 1
 
     def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self._steps.done:
+        if self._steps.done or not self._begun:
             return
         if id(module) in self._layers:
             tensor = output[0] if isinstance(output, tuple) else output

@@ -23,7 +23,7 @@ class Watch:
 
     def __init__(self, steps: int, micros: int, *, stop: bool, profiles: bool = True) -> None:
         self.steps = Steps(steps, micros, stop)
-        self.modules = Modules(self.steps)
+        self.modules = Modules(self.steps, self._begin)
         self.calls = KernelCalls()
         self.profile = Profile() if profiles else None
         self.error: str | None = None
@@ -35,6 +35,12 @@ class Watch:
             if instrument is not None:
                 self._stack.enter_context(instrument)
         return self
+
+    def _begin(self) -> None:
+        """Training begins: checks and references that ran before it do not count."""
+        self.calls.clear()
+        if self.profile is not None:
+            self.profile.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """An error ends the run, not the probe: what was seen before it counts."""

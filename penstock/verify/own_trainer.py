@@ -53,7 +53,8 @@ class OwnTrainer:
         data = config.data
         if limits.tokens is not None:
             tokens = min(limits.tokens, data.max_length or limits.tokens)
-            data = replace(data, max_length=tokens, overlong=type(data.overlong)("truncate_left"))
+            longest = tokens if self._canaries is None else max(tokens // 4, 8)  # several sequences to a row
+            data = replace(data, max_length=longest, overlong=type(data.overlong)("truncate_left"))
             feed = replace(feed, capacity=tokens if feed.collate == "packed" else None)
             self.conditions.append(f"batches cut to {rows} rows of at most {tokens} tokens")
         if not is_hit(config):

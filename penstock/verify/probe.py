@@ -33,7 +33,7 @@ def main() -> None:
             __import__(name)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = forked(Job.from_json(request["job"]), request["limit"])
+        answer = forked(Job.from_json(request["job"]), request["until"] - time.monotonic())
         os.write(answers, json.dumps(answer).encode() + b"\n")
 
 

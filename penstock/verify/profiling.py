@@ -15,14 +15,22 @@ _NOT_FORWARD = re.compile(r"backward|evaluate_function", re.IGNORECASE)
 class Profile:
     """Operators of the watched steps: how often, and with which shapes."""
 
+    def __init__(self) -> None:
+        self._profiler: Any = None
+        self._events: list[Any] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+        self._profiler.__enter__()
+
     def __enter__(self) -> Profile:
-        self._profiler: Any = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-        self._profiler.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._profiler.__exit__(None, None, None)
-        self._events: list[Any] = list(self._profiler.events() or ())
+        if self._profiler is not None:
+            self._profiler.__exit__(None, None, None)
+            self._events = list(self._profiler.events() or ())
 
     def counts(self) -> Counter[str]:
         """Calls by name."""
@@ -43,7 +51,7 @@ class Profile:
             for shape in event.input_shapes or ():
                 if len(shape) < 2 or shape[-1] != vocabulary or not all(isinstance(n, int) for n in shape):
                     continue
-                if list(shape) == [hidden, vocabulary]:
+                if shape[-2] == hidden:  # the weight, or one of it for each row
                     continue
                 rows = 1
                 for size in shape[:-1]:

@@ -51,7 +51,7 @@ class Supervisor:
         try:
             process = self._started()
             assert process.stdin is not None
-            request = {"job": self._placed(job).to_json(), "limit": max(left - GRACE, left / 2)}
+            request = {"job": self._placed(job).to_json(), "until": self._ends - min(GRACE, left / 4)}
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             answer = self._answer(left)

@@ -16,10 +16,13 @@ _COLOURS = {Verdict.ENGAGED: "green", Verdict.NOT_ENGAGED: "red", Verdict.UNKNOW
 def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> RenderableType:
     """The findings, one a row; then conditions, what it is about, remedies, and broken promises."""
     table = Table("promise", "verdict", "asked", "evidence", box=None, pad_edge=False)
+    before: tuple[str, ...] = ()
     for finding in certificate.findings:
         verdict = Text(finding.verdict.value, style=_COLOURS[finding.verdict])
         asked = {True: "yes", False: "no", None: ""}[finding.asked]
-        table.add_row(finding.promise, verdict, asked, Text("\n".join(finding.evidence)))
+        evidence = "as above" if finding.evidence == before else "\n".join(finding.evidence)
+        table.add_row(finding.promise, verdict, asked, Text(evidence))
+        before = finding.evidence
     rank = f" (rank {certificate.rank} of {certificate.world_size})" if certificate.world_size > 1 else ""
     lines = [f"{certificate.target}{rank}", *(f"  {condition}" for condition in certificate.conditions)]
     subjects = dict.fromkeys(str(s) for finding in certificate.findings for s in finding.about)

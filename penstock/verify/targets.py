@@ -38,7 +38,7 @@ class Limits:
     """How far a probe may go. None: not cut."""
 
     steps: int = 2
-    micros: int = 4
+    micros: int = 8
     layers: int | None = 2
     tokens: int | None = 16
     rows: int = 2

@@ -170,7 +170,7 @@ def conditions(facts: RunFacts) -> list[str]:
     """Under which conditions facts were found."""
     found = [f"device {facts['device']}", *facts["conditions"]]
     if facts["interpreted"]:
-        found.insert(1, "no GPU: Triton kernels ran in its interpreter, which proves wiring and numbers, not speed")
+        found.insert(1, "no GPU: Triton's kernels run in its interpreter, which proves wiring and numbers, not speed")
     if facts["error"] is not None:
         found.append(f"the run ended early: {facts['error']}")
     return found
