@@ -48,12 +48,14 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     from penstock.cli.live_training import LiveTraining
     from penstock.train.promises import Method
     from penstock.train.run import train as run
+    from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     first = os.environ.get("RANK", "0") == "0"  # other ranks work in silence
     messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
-    with LiveTraining(messages) as live, LiveProgress(messages) as preparing:
+    watched = first_steps(method, config, overrides)
+    with watched, LiveTraining(messages) as live, LiveProgress(messages) as preparing:
         outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live)
     if first:
         _finish(outcome, json)

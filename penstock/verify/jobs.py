@@ -89,7 +89,7 @@ def _run(spec: Any, limits: Any, job: Job) -> dict[str, Any]:
 
     _repair_interpreter()
     target = None
-    with Watch(limits.steps, limits.micros, stop=True) as watch, without(job.off if spec.factory else ()):
+    with Watch(limits.steps, limits.micros) as watch, without(job.off if spec.factory else ()):
         target = made(spec, limits, None, job.off)
         target.run()
     extra = (spec.factory.partition(":")[0],) if spec.factory else ()

@@ -89,7 +89,9 @@ def _kernel(promise: str, kernel: str, facts: RunFacts, asked: bool | None) -> F
 
 
 def _why_not(kernel: str, facts: RunFacts) -> Iterator[str]:
-    if facts["liger_support"] is None:
+    if facts["promised"].get("liger") is False:
+        yield "the configuration does not ask for Liger"
+    elif facts["liger_support"] is None:
         yield f"Liger has no kernels for models of type {facts['model_type']!r}"
     elif kernel not in facts["liger_support"]:
         yield f"Liger has no {kernel} for models of type {facts['model_type']!r}"
@@ -97,8 +99,6 @@ def _why_not(kernel: str, facts: RunFacts) -> Iterator[str]:
         yield "the fused loss takes its place"
     elif kernel == "fused_linear_cross_entropy" and facts["kernels"]["cross_entropy"]["forward"]:
         yield "the plain cross entropy takes its place"
-    elif facts["promised"].get("liger") is False:
-        yield "the configuration does not ask for Liger"
     elif kernel == "fused_linear_cross_entropy" and facts["promised"].get("trl") and facts["promised"].get("liger"):
         yield "TRL from 1.15 on turns it off: its own chunked loss takes the place"
 

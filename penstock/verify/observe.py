@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -21,26 +23,35 @@ from penstock.verify.subjects import subjects
 class Watch:
     """All instruments at once; `facts` after leaving it."""
 
-    def __init__(self, steps: int, micros: int, *, stop: bool, profiles: bool = True) -> None:
-        self.steps = Steps(steps, micros, stop)
+    def __init__(
+        self, steps: int, micros: int, *, on_done: Callable[[], None] | None = None, imports: bool = True
+    ) -> None:
+        """`on_done` is told when enough was seen; where it is None, the loop is ended. `imports`: import Liger."""
+        self.steps = Steps(steps, micros, on_done)
         self.modules = Modules(self.steps, self._begin)
         self.calls = KernelCalls()
-        self.profile = Profile() if profiles else None
+        self.profile = Profile()
+        self.liger_error: str | None = None
+        self.liger_dpo_error: str | None = None
+        self._imports = imports
         self.error: str | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:
-        self.liger_error, self.liger_dpo_error = import_errors()
+        if self._imports:
+            self.liger_error, self.liger_dpo_error = import_errors()
         for instrument in (self.steps, self.modules, self.calls, self.profile):
-            if instrument is not None:
-                self._stack.enter_context(instrument)
+            self._stack.enter_context(instrument)
         return self
 
     def _begin(self) -> None:
         """Training begins: checks and references that ran before it do not count."""
         self.calls.clear()
-        if self.profile is not None:
-            self.profile.start()
+        self.profile.start()
+
+    def close(self) -> None:
+        """Take all instruments away."""
+        self._stack.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """An error ends the run, not the probe: what was seen before it counts."""
@@ -52,7 +63,7 @@ class Watch:
     def kernels(self, root: torch.nn.Module | None) -> dict[str, KernelFacts]:
         """Calls and patched modules of each kernel."""
         found = patched(root) if root is not None else {}
-        profiled = self.profile.counts() if self.profile is not None else {}
+        profiled = self.profile.counts()
         return {
             kernel: {
                 "forward": self.calls.forward[kernel],
@@ -75,7 +86,7 @@ class Watch:
         weights = list(root.named_parameters()) if root is not None else []
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[union-attr]
         shape = getattr(getattr(head, "weight", None), "shape", None)
-        interpreted = not torch.cuda.is_available()
+        interpreted = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") == "1"
         return {
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "interpreted": interpreted,
@@ -84,11 +95,11 @@ class Watch:
             "promised": promised,
             "liger_error": self.liger_error,
             "liger_dpo_error": self.liger_dpo_error,
-            "liger_support": supported(model_type) if self.liger_error is None else None,
+            "liger_support": supported(model_type) if self.liger_error is None and self._imports else None,
             "kernels": self.kernels(root),
             "steps": self.steps.facts(),
             "attention": getattr(config, "_attn_implementation", None),
-            "operations": self.profile.attention() if self.profile is not None else {},
+            "operations": self.profile.attention(),
             "vocabulary": shape[0] if shape is not None else None,
             "tokens": self.modules.tokens,
             "logit_rows": self._logit_rows(shape),
@@ -107,9 +118,7 @@ class Watch:
         }
 
     def _logit_rows(self, head: tuple[int, ...] | None) -> int:
-        if head is None or self.profile is None:
-            return 0
-        return self.profile.rows_as_wide_as(head[0], head[1])
+        return 0 if head is None else self.profile.rows_as_wide_as(head[0], head[1])
 
 
 def said(error: BaseException) -> str:

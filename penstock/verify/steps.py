@@ -7,6 +7,7 @@ The loss is the scalar that `backward` is called on, whoever calls it. After eno
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +23,16 @@ class Enough(BaseException):
 class Steps:
     """Losses and gradient norms of a loop, and its end."""
 
-    def __init__(self, steps: int, micros: int, stop: bool) -> None:
-        """Watch so many optimiser steps, or backward calls if they come first; `stop` ends the loop then."""
+    def __init__(self, steps: int, micros: int, on_done: Callable[[], None] | None) -> None:
+        """Watch so many optimiser steps, or backward calls if they come first.
+
+        Then `on_done` is told once, after an optimiser step; where it is None, the loop is ended.
+        """
         self.losses: list[float | None] = []
         self.gradients: list[float | None] = []
         self.in_backward = False
-        self._steps, self._micros, self._stop = steps, micros, stop
+        self._steps, self._micros, self._on_done = steps, micros, on_done
+        self._told = False
         self._hooks: list[Any] = []
 
     @property
@@ -51,7 +56,7 @@ class Steps:
                 plain(self, *args, **kwargs)
             finally:
                 watch.in_backward = False
-            if watch._stop and len(watch.losses) >= watch._micros:
+            if watch._on_done is None and len(watch.losses) >= watch._micros:
                 raise Enough
 
         torch.Tensor.backward = backward  # type: ignore[method-assign]
@@ -63,6 +68,8 @@ class Steps:
 
     def __exit__(self, *_: object) -> None:
         torch.Tensor.backward = self._plain  # type: ignore[method-assign]
+        if self._told:  # called from inside one of them; they do nothing any more
+            return
         for hook in self._hooks:
             hook.remove()
 
@@ -74,8 +81,12 @@ class Steps:
         self.gradients.append(_finite(total))
 
     def _after_step(self, *_: object) -> None:
-        if self._stop and self.done:
+        if not self.done or self._told:
+            return
+        if self._on_done is None:
             raise Enough
+        self._told = True
+        self._on_done()
 
     def facts(self) -> StepFacts:
         """What was seen."""
