@@ -45,13 +45,28 @@ def save_model(accelerator: Accelerator, model: Any, config: TrainConfig, served
 
 
 def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(config.model))
     dataset = views_of(served)[0].dataset
+    assert isinstance(dataset, StoredDataset), "runs train on prepared datasets"
+    tokenizer = _tokenizer(config, dataset)
     template = dataset.recipe["templates"].get("default")
     if template is not None:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    if isinstance(dataset, StoredDataset):
-        (folder / "tokenizer.json").write_bytes(dataset.tokenizer_json)
+    (folder / "tokenizer.json").write_bytes(dataset.tokenizer_json)
+
+
+def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:
+    """As transformers loads it; where it can't (a tokenizer.json with nothing beside it), a plain one of that file."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    name = Path(tokenizer_of(config.model)).expanduser()
+    revision = config.model.revision if config.model.tokenizer is None else None
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(name.parent if name.is_file() else tokenizer_of(config.model)), revision=revision
+        )
+    except (OSError, ValueError, KeyError):
+        made = Tokenizer.from_str(dataset.tokenizer_json.decode())
+        special = dataset.recipe["special_tokens"]
+        return PreTrainedTokenizerFast(tokenizer_object=made, **special)  # type: ignore[no-untyped-call]

@@ -43,6 +43,8 @@ def _owners(tensors: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 def _shares(weights: Tensor, owners: Tensor) -> Tensor:
+    if not owners.numel():  # a row that only fills up is a single token
+        return weights
     totals = torch.zeros(int(owners.max()) + 1, device=weights.device)
     totals.index_add_(0, owners.flatten(), weights.flatten())
     return torch.where(weights > 0, weights / totals[owners].clamp(min=torch.finfo(totals.dtype).tiny), 0.0)

@@ -58,8 +58,7 @@ def settings(config: Config) -> Any:
 
 def test_killed_at_random_steps(settings: Any) -> None:
     undisturbed, killed = settings("undisturbed"), settings("killed")
-    process = start(undisturbed)
-    assert process.wait() == 0, said(undisturbed)
+    train_sft(undisturbed)
     chance = random.Random(7)
     step, kinds = 0, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -69,8 +68,7 @@ def test_killed_at_random_steps(settings: Any) -> None:
         wait_for_step(killed, step, process)
         os.kill(process.pid, kind)
         assert process.wait() == codes[kind], said(killed)
-    process = start(killed)
-    assert process.wait() == 0
+    train_sft(killed)
     assert losses(killed) == losses(undisturbed)
     timeless = [{k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(killed)]
     expected = [

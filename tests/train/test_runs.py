@@ -37,6 +37,21 @@ def test_the_final_model_is_a_hugging_face_model(config: Config, examples: Path)
     assert model(**ids).logits.isfinite().all()
 
 
+def test_a_tokenizer_json_alone_will_do(config: Config, examples: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (folder / name).write_bytes((examples / "tokenizer" / name).read_bytes())
+    for name in ("alone", "alone/tokenizer.json"):
+        values = config(name=name.replace("/", "-"), feed={"steps": 1})
+        values["model"]["tokenizer"] = str(tmp_path / name)
+        outcome = train_sft(values)
+        assert outcome.model is not None
+        assert (
+            AutoTokenizer.from_pretrained(outcome.model).chat_template == (folder / "chat_template.jinja").read_text()
+        )
+
+
 @pytest.mark.parametrize("reference", ["cached", "live"])
 def test_preferences_are_learnt(config: Config, reference: str) -> None:
     values = config("dpo", feed={"steps": 12}, dpo={"reference": reference})
