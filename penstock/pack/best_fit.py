@@ -13,13 +13,17 @@ lengths, some microseconds each.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from typing import Final
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.chat.regions import Int64
-from penstock.pack.bins import Bins
+from penstock.pack.bins import Bins, Compact, compact
 
 _SHORT: Final = 0.5  # of the mean length: what counts as short,
 _TINY: Final = 32  # as long as so many of them would fit in a bin: longer ones are needed to pair up long ones
@@ -29,30 +33,51 @@ _ROOM: Final = 0.25  # of the capacity, at most, for what is dealt to a bin
 _Group = tuple[int, int, int]  # equal bins: their last move (-1: none yet), the first one's number there, how many
 
 
-def best_fit(counts: Int64, capacity: int) -> Bins:
-    """Pack counts[length] sequences of each length; lengths are 1 to capacity."""
-    assert not counts[0] and len(counts) <= capacity + 1, "sequences have 1 to capacity tokens"
+class Histogram(NamedTuple):
+    """The different lengths, longest first, and how many sequences have each."""
+
+    lengths: Int64
+    counts: Int64
+
+    @classmethod
+    def of(cls, lengths: npt.NDArray[np.integer]) -> Histogram:
+        """The histogram of these lengths."""
+        counts = np.bincount(lengths)
+        present = np.flatnonzero(counts)[::-1]
+        return cls(present, counts[present])
+
+
+def best_fit(histogram: Histogram, capacity: int) -> Bins:
+    """Pack these sequences; their lengths are 1 to capacity."""
+    lengths, counts = histogram
+    assert len(lengths) and lengths[-1] > 0 and lengths[0] <= capacity, "sequences have 1 to capacity tokens"
     packer = _Packer(capacity)
-    last_place = np.cumsum(counts[::-1])[::-1]  # places behind each length, the longest first
-    dealt, bins = _to_deal(counts, capacity)
-    packer.deal(dealt, last_place - counts, bins)
-    packer.fill(counts - dealt, last_place - counts + dealt)
+    first_place = np.cumsum(counts) - counts
+    dealt, bins = _to_deal(histogram, capacity)
+    packer.deal(lengths, dealt, first_place, bins)
+    packer.fill(lengths, counts - dealt, first_place + dealt)
     return packer.bins()
 
 
-def _to_deal(counts: Int64, capacity: int) -> tuple[Int64, int]:
+def _to_deal(histogram: Histogram, capacity: int) -> tuple[Int64, int]:
     """How many sequences of each length to deal out first, and over how many bins."""
-    lengths = np.arange(len(counts))
+    lengths, counts = histogram
     tokens = counts * lengths
     room = int(_ROOM * capacity)
-    short = min(int(_SHORT * tokens.sum() / max(counts.sum(), 1)), capacity // _TINY)
+    short = min(int(_SHORT * tokens.sum() / counts.sum()), capacity // _TINY)
     # A long sequence needs a bin to itself; what is dealt to a bin stays under `room`, so all others still fit.
-    bins = int(tokens.sum()) // capacity - int(counts[capacity - room + 1 :].sum())
+    bins = int(tokens.sum()) // capacity - int(counts[lengths > capacity - room].sum())
     if bins < 1:
         return np.zeros_like(counts), 0
-    share = min(_DEALT, (room - short) * bins / max(int(tokens[: short + 1].sum()), 1))
-    dealt = np.where(lengths <= short, (counts * share).astype(np.int64), 0)
-    return dealt, bins
+    is_short = lengths <= short
+    share = min(_DEALT, (room - short) * bins / max(int(tokens[is_short].sum()), 1))
+    return np.where(is_short, (counts * share).astype(np.int64), 0), bins
+
+
+def _present(lengths: Int64, counts: Int64, places: Int64) -> Iterator[tuple[int, int, int]]:
+    """Length, number of sequences and first place, where there are any."""
+    some = np.flatnonzero(counts)
+    return zip(lengths[some].tolist(), counts[some].tolist(), places[some].tolist(), strict=True)
 
 
 class _Packer:
@@ -61,19 +86,18 @@ class _Packer:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         # A move puts `width` sequences into each of some equal bins; its bin 0 was bin `turn` of its parent move.
-        self._parents: list[int] = []
-        self._turns: list[int] = []
-        self._places: list[int] = []
-        self._widths: list[int] = []
+        self._parents = array("q")
+        self._turns = array("q")
+        self._places = array("q")
+        self._widths = array("q")
         self._open: dict[int, list[_Group]] = {}  # by space
         self._spaces: list[int] = []  # the keys of _open, sorted
 
-    def deal(self, counts: Int64, places: Int64, bins: int) -> None:
+    def deal(self, lengths: Int64, counts: Int64, places: Int64, bins: int) -> None:
         """One sequence to each bin in turn, longest first, round and round."""
         ring: list[tuple[int, _Group]] = [(self._capacity, (-1, 0, bins))]
         at = 0
-        for length in np.flatnonzero(counts)[::-1].tolist():
-            left, place = int(counts[length]), int(places[length])
+        for length, left, place in _present(lengths, counts, places):
             while left:
                 space, (move, turn, count) = ring[at]
                 taken = min(count, left)
@@ -88,10 +112,9 @@ class _Packer:
             if group[0] >= 0:
                 self._put(space, group)
 
-    def fill(self, counts: Int64, places: Int64) -> None:
+    def fill(self, lengths: Int64, counts: Int64, places: Int64) -> None:
         """Best fit: the bin with the least space that suffices; a new one where there is none."""
-        for length in np.flatnonzero(counts)[::-1].tolist():
-            left, place = int(counts[length]), int(places[length])
+        for length, left, place in _present(lengths, counts, places):
             while left:
                 space, (move, turn, count) = self._best(length, left)
                 width = min(space // length, left)  # one sequence at a time would fill this bin before the next
@@ -128,10 +151,12 @@ class _Packer:
 
     def bins(self) -> Bins:
         """All groups followed back to their empty bins, one generation at a time."""
-        parents, turns = np.array(self._parents, np.int64), np.array(self._turns, np.int64)
-        places, widths = np.array(self._places, np.int64), np.array(self._widths, np.int64)
-        groups = [group for space in self._spaces for group in self._open[space]]
-        ends = np.array(groups, np.int64).reshape(-1, 3)
+        parents, turns, places, widths = (
+            np.frombuffer(part, np.int64) for part in (self._parents, self._turns, self._places, self._widths)
+        )
+        groups = chain.from_iterable(group for space in self._spaces for group in self._open[space])
+        ends = np.fromiter(groups, np.int64).reshape(-1, 3)
+        self._open.clear()
         alive, move, turn = np.arange(len(ends)), ends[:, 0], ends[:, 1]
         owners, firsts, counts = [alive[:0]], [alive[:0]], [alive[:0]]
         while len(alive):
@@ -151,8 +176,8 @@ def _sorted_bins(bins: Int64, owner: Int64, first: Int64, width: Int64) -> Bins:
     rank[order] = np.arange(len(order))
     by_shape = np.argsort(rank[owner], kind="stable")
     entries = np.bincount(rank[owner], minlength=len(bins))
-    return Bins(_sums(bins[order]), _sums(entries), first[by_shape], width[by_shape])
+    return Bins(_sums(bins[order]), _sums(entries), compact(first[by_shape]), compact(width[by_shape]))
 
 
-def _sums(counts: Int64) -> Int64:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+def _sums(counts: Int64) -> Compact:
+    return compact(np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))

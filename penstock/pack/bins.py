@@ -10,8 +10,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.chat.regions import Int64
+
+Compact = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+
+
+def compact(numbers: Int64) -> Compact:
+    """The same numbers, none negative, in 4 bytes each where these suffice."""
+    return numbers.astype(np.uint32) if numbers.max(initial=0) < 2**32 else numbers
 
 
 class Bins(NamedTuple):
@@ -21,10 +29,10 @@ class Bins(NamedTuple):
     order of their number of sequences, few first.
     """
 
-    first_bin: Int64
-    entries: Int64
-    first_place: Int64
-    width: Int64
+    first_bin: Compact
+    entries: Compact
+    first_place: Compact
+    width: Compact
 
     @property
     def total(self) -> int:
@@ -35,8 +43,8 @@ class Bins(NamedTuple):
         """The places of these bins one after the other, and how many each bin holds."""
         shape = np.searchsorted(self.first_bin, bins, side="right") - 1
         turn = bins - self.first_bin[shape]
-        entry, owner = ranges(self.entries[shape], self.entries[shape + 1])
-        width = self.width[entry]
+        entry, owner = ranges(self.entries[shape].astype(np.int64), self.entries[shape + 1].astype(np.int64))
+        width = self.width[entry].astype(np.int64)
         first = self.first_place[entry] + turn[owner] * width
         places, _ = ranges(first, first + width)
         counts = np.bincount(owner, weights=width, minlength=len(bins)).astype(np.int64)

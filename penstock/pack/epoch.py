@@ -15,14 +15,11 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.chat.regions import Int64
-from penstock.pack.bins import Bins
+from penstock.pack.bins import Bins, Compact
 from penstock.pack.permute import key_of, permuted
 from penstock.view.runs import UInt64
-
-Compact = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
 
 class Taken(NamedTuple):
@@ -74,7 +71,7 @@ class Sequences:
 class PackedRows:
     """Bins of items."""
 
-    def __init__(self, bins: Bins, order: Compact, classes: Int64) -> None:
+    def __init__(self, bins: Bins, order: Compact, classes: Compact) -> None:
         """`order`: the item at each place. Places of one length are a class: classes[c]:classes[c+1]."""
         self._bins, self._order, self._classes = bins, order, classes
         self.count = bins.total
@@ -94,7 +91,7 @@ class PackedRows:
     def _shuffled(self, places: Int64, key: int) -> Int64:
         """Another place of the same length for each."""
         which = np.searchsorted(self._classes, places, side="right") - 1
-        start = self._classes[which]
+        start = self._classes[which].astype(np.int64)
         size = self._classes[which + 1] - start
         return start + permuted(places - start, size, _keys(key, "places", which))
 

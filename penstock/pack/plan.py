@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from penstock.chat.regions import Int32, Int64
 from penstock.errors import UsageError, ViewError
-from penstock.pack.best_fit import best_fit
-from penstock.pack.epoch import Compact, PackedRows, Rows, Sequences, Taken
+from penstock.pack.best_fit import Histogram, best_fit
+from penstock.pack.bins import Compact, compact
+from penstock.pack.epoch import PackedRows, Rows, Sequences, Taken
 from penstock.pack.permute import key_of
 from penstock.pack.settings import PlanSettings, Tail
 from penstock.view.mixture import Mixture
@@ -126,7 +127,7 @@ class Plan:
         if capacity is None or self._constant:
             return self._planned(epoch).count
         lengths = self._served.lengths[self._served.epoch_indices(epoch)]
-        return best_fit(np.bincount(aligned(lengths, self.settings)), capacity).total
+        return best_fit(Histogram.of(aligned(lengths, self.settings)), capacity).total
 
     def _rows(self, epoch: int) -> Rows:
         with self._lock:
@@ -149,23 +150,16 @@ def _varies(served: Served) -> bool:
 def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanSettings) -> Rows:
     items: Compact | None = None
     if not constant or isinstance(served, Mixture):
-        items = _compact(served.epoch_indices(epoch), len(served))
+        items = compact(served.epoch_indices(epoch))
     if settings.capacity is None:
         return Sequences(len(served) if items is None else items)
     lengths = aligned(served.lengths if items is None else served.lengths[items], settings)
-    counts = np.bincount(lengths)
-    bins = best_fit(counts, settings.capacity)
+    histogram = Histogram.of(lengths)
+    bins = best_fit(histogram, settings.capacity)
     # Sorting 16-bit keys is linear; the complement sorts the longest first and keeps equal ones in order.
-    order = _compact(np.argsort(np.iinfo(lengths.dtype).max - lengths, kind="stable"), len(lengths))
-    del lengths
-    sizes = counts[np.flatnonzero(counts)[::-1]]
-    classes = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    order = compact(np.argsort(np.iinfo(lengths.dtype).max - lengths, kind="stable"))
+    classes = compact(np.concatenate(([0], np.cumsum(histogram.counts, dtype=np.int64))))
     return PackedRows(bins, order if items is None else items[order], classes)
-
-
-def _compact(numbers: Int64, limit: int) -> Compact:
-    """In 4 bytes each where they suffice."""
-    return numbers.astype(np.uint32) if limit < 2**32 else numbers
 
 
 def aligned(lengths: Int32, settings: PlanSettings) -> Taking:

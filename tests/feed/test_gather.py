@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.store.dataset import Place
 from penstock.view.example import Example, Pair
 from penstock.view.gather import Gathered, Gatherer
 from penstock.view.memory import MemoryExamples
 from penstock.view.policy import LossPolicy
 from penstock.view.view import Served
-from tests.feed.data import mixture, pair_view, view
+from tests.feed.data import mixture, pair_view, rows, view
 from tests.view.rows import pairs as some_pairs
 from tests.view.rows import rows as some_rows
 
@@ -40,16 +41,16 @@ def assert_same(found: Gathered, sequences: list[Example]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(some_rows(), min_size=1, max_size=12),
+    drawn=st.lists(some_rows(), min_size=1, max_size=12),
     policy=st.sampled_from(list(LossPolicy)),
     overlong=st.sampled_from(["truncate", "truncate_left", "drop", "split"]),
     limit=st.integers(1, 20),
     data=st.data(),
 )
-def test_any_view(rows: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
+def test_any_view(drawn: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
     if policy is LossPolicy.CUSTOMIZED:
         policy = LossPolicy.ALL_TOKENS  # needs weights, which not every draw has
-    served = MemoryExamples.of(rows, shard_rows=5).view(
+    served = MemoryExamples.of(drawn, shard_rows=5).view(
         train_on=policy, overlong=overlong, max_length=limit, regions_unknown="drop"
     )
     if len(served):
@@ -57,9 +58,9 @@ def test_any_view(rows: list, policy: LossPolicy, overlong: str, limit: int, dat
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.lists(some_pairs(), min_size=1, max_size=6), limit=st.integers(1, 20))
-def test_any_pairs(rows: list, limit: int) -> None:  # type: ignore[type-arg]
-    sides = [side for pair in rows for side in pair]
+@given(drawn=st.lists(some_pairs(), min_size=1, max_size=6), limit=st.integers(1, 20))
+def test_any_pairs(drawn: list, limit: int) -> None:  # type: ignore[type-arg]
+    sides = [side for pair in drawn for side in pair]
     served = MemoryExamples.of(sides, shard_rows=4, pairs=True).view(max_length=limit, regions_unknown="drop")
     if len(served):
         check(served, list(range(len(served)))[::-1])
@@ -70,6 +71,20 @@ def test_all_kinds_in_any_order(served: Served) -> None:
     order = np.random.default_rng(0).permutation(len(served)).tolist()
     check(served, order)
     check(served, [order[0], order[0]])
+
+
+class Sliced(MemoryExamples):
+    """Rows numbered inside their shard, as in a cache: shard s holds the rows from 100 s on of source s."""
+
+    def locate(self, example: int) -> Place:
+        shard, number = divmod(example, 10)
+        return Place(shard, 100 * shard + number)
+
+
+def test_places_are_found_from_the_shard_s_own() -> None:
+    held = MemoryExamples.of(rows(25), shard_rows=10)
+    shards = tuple(shard._replace(rows=shard.rows - shard.rows[0]) for shard in held.shards)
+    check(Sliced(shards, held.key).view(), [24, 0, 11, 9, 10, 20])
 
 
 def test_nothing_is_nothing() -> None:

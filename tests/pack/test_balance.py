@@ -33,6 +33,9 @@ def test_every_row_once_and_ranks_alike(
     assert all(max(own) <= (micro_batch or rows) for own in sizes)
     real = [[row for row in cell if row >= 0] for rank in cells for cell in rank]
     assert all(cell == sorted(cell) for cell in real), "the plan's order stays"
+    for rank in cells:
+        loads = [sum(work[row] for row in cell if row >= 0) for cell in rank if len(cell) == len(rank[0])]
+        assert loads == sorted(loads, reverse=True), "ranks that wait for each other wait for equals"
 
 
 def test_one_rank_keeps_the_order_of_the_plan() -> None:

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.regions import Int32
-from penstock.pack.best_fit import best_fit
+from penstock.pack.best_fit import Histogram, best_fit
 from penstock.pack.bins import Bins
 from tests.pack.lengths import chat_like, reasoning_like
 
 
 def packed(lengths: Int32, capacity: int) -> tuple[Bins, list[list[int]]]:
     """The bins, and the lengths in each."""
-    bins = best_fit(np.bincount(lengths), capacity)
+    bins = best_fit(Histogram.of(lengths), capacity)
     places, counts = bins.places(np.arange(bins.total))
     assert sorted(places.tolist()) == list(range(len(lengths))), "every place exactly once"
     by_place = np.sort(lengths)[::-1]
@@ -63,18 +63,18 @@ def test_some_bins_asked_alone_are_the_same() -> None:
 
 @pytest.mark.parametrize(("lengths", "capacity"), [(chat_like(100_000), 8192), (reasoning_like(100_000), 16384)])
 def test_real_shapes_leave_next_to_nothing_empty(lengths: Int32, capacity: int) -> None:
-    bins = best_fit(np.bincount(lengths), capacity)
+    bins = best_fit(Histogram.of(lengths), capacity)
     assert int(lengths.sum(dtype=np.int64)) / (bins.total * capacity) > 0.995
 
 
 def test_short_sequences_are_spread() -> None:
     lengths = chat_like(100_000)
-    _, counts = best_fit(np.bincount(lengths), 8192).places(np.arange(8000))
+    _, counts = best_fit(Histogram.of(lengths), 8192).places(np.arange(8000))
     assert np.std(counts) < 0.8 * np.mean(counts)
 
 
 def test_what_does_not_fit_is_our_bug() -> None:
     with pytest.raises(AssertionError):
-        best_fit(np.bincount([5]), 4)
+        best_fit(Histogram.of(np.array([5])), 4)
     with pytest.raises(AssertionError):
-        best_fit(np.bincount([0, 2]), 4)
+        best_fit(Histogram.of(np.array([0, 2])), 4)
