@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 import time
-from bisect import bisect_left, insort
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,32 +30,11 @@ from penstock.chat.regions import Int32
 from penstock.pack.balance import shares, work_of
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
-from tests.pack.lengths import Lengths, chat_like, reasoning_like
+from tests.pack.lengths import Lengths, best_fit_decreasing, chat_like, reasoning_like
 
 CASES: Final = {"chat-like": (chat_like, 8192), "reasoning-like": (reasoning_like, 16384)}
 TRL_ROWS: Final = 50_000
 STEPS: Final = 3000  # of the steps of an epoch, at most so many are looked at
-
-
-def best_fit_decreasing(lengths: Int32, capacity: int) -> int:
-    """How many rows global best-fit decreasing needs, one sequence at a time."""
-    open_rows: dict[int, int] = {}
-    spaces: list[int] = []
-    rows = 0
-    for length in np.sort(lengths)[::-1].tolist():
-        at = bisect_left(spaces, length)
-        if at == len(spaces):
-            rows, space = rows + 1, capacity
-        else:
-            space = spaces[at]
-            open_rows[space] -= 1
-            if not open_rows[space]:
-                del spaces[at]
-        left = space - length
-        if not open_rows.get(left):
-            insort(spaces, left)
-        open_rows[left] = open_rows.get(left, 0) + 1
-    return rows
 
 
 def trl_packer(lengths: Int32, capacity: int) -> tuple[float, int]:

@@ -129,7 +129,7 @@ def test_a_dataloader_serves_the_same_stream(workers: int) -> None:
 
 @pytest.mark.parametrize("capacity", [None, 100])
 def test_map_rows_hold_every_example_once(capacity: int | None) -> None:
-    served = view()
+    served = view(train_on="all_tokens")  # also the first ones
     rows = MapRows(served, capacity)
     ids = [token for row in range(len(rows)) for token in rows[row]["input_ids"].tolist()]
     assert sorted(ids) == sorted(t for number in range(len(served)) for t in served.example(number).input_ids.tolist())
@@ -144,8 +144,9 @@ def test_map_rows_hold_every_example_once(capacity: int | None) -> None:
     assert [copy[3][name].tolist() for name in ("input_ids", "labels")] == [
         rows[3][n].tolist() for n in ("input_ids", "labels")
     ]
-    with pytest.raises(IndexError):
-        rows[len(rows)]
+    for outside in (len(rows), -1):
+        with pytest.raises(IndexError, match=f"row {outside} of {len(rows)}"):
+            rows[outside]
     if capacity:
         before = [rows[row]["seq_lengths"] for row in range(len(rows))]
         rows.set_epoch(1)

@@ -1,7 +1,8 @@
-"""Views of given lengths without any tokens: plans read nothing else."""
+"""Views of given lengths without any tokens, since plans read nothing else; and a reference to pack beside."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import SupportsIndex
 
 import numpy as np
@@ -42,3 +43,24 @@ def reasoning_like(count: int, seed: int = 0) -> Int32:
     """Long answers, cut at 16384."""
     drawn = np.random.default_rng(seed).lognormal(8.3, 0.8, count)
     return np.clip(drawn, 64, 16384).astype(np.int32)
+
+
+def best_fit_decreasing(lengths: Int32, capacity: int) -> int:
+    """How many rows global best-fit decreasing needs, one sequence at a time."""
+    open_rows: dict[int, int] = {}
+    spaces: list[int] = []
+    rows = 0
+    for length in np.sort(lengths)[::-1].tolist():
+        at = bisect_left(spaces, length)
+        if at == len(spaces):
+            rows, space = rows + 1, capacity
+        else:
+            space = spaces[at]
+            open_rows[space] -= 1
+            if not open_rows[space]:
+                del spaces[at]
+        left = space - length
+        if not open_rows.get(left):
+            insort(spaces, left)
+        open_rows[left] = open_rows.get(left, 0) + 1
+    return rows

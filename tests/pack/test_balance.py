@@ -54,6 +54,7 @@ def test_micro_batches_meet_their_equals() -> None:
     loads = [[sum(work[row] for row in cell) for cell in rank] for rank in cells]
     assert all(rank == sorted(rank, reverse=True) for rank in loads)
     assert max(map(sum, loads)) / min(map(sum, loads)) < 1.05
+    assert shares(np.array([5.0, 4, 3, 0]), 4, 1, 2) == [[[1, 2], [0, 3]]], "the heavier one first"
 
 
 @pytest.mark.parametrize(("lengths", "capacity"), [(chat_like(60_000), 8192), (reasoning_like(30_000), 16384)])
