@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
 _ATTENTION = re.compile(r"scaled_dot_product|flash|flex_attention|xformers|mem_eff|^aten::_softmax$", re.IGNORECASE)
 _NOT_FORWARD = re.compile(r"backward|evaluate_function", re.IGNORECASE)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The profiler's library writes lines to standard error whenever it starts and stops; nothing turns that off."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Profile:
@@ -22,14 +38,16 @@ class Profile:
     def start(self) -> None:
         """Begin to look."""
         self._profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-        self._profiler.__enter__()
+        with _silence():
+            self._profiler.__enter__()
 
     def __enter__(self) -> Profile:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._profiler is not None:
-            self._profiler.__exit__(None, None, None)
+            with _silence():
+                self._profiler.__exit__(None, None, None)
             self._events = list(self._profiler.events() or ())
 
     def counts(self) -> Counter[str]:

@@ -42,16 +42,17 @@ class Supervisor:
         self._buffer = b""
         self._jobs = 0
 
-    def observe(self, job: Job) -> dict[str, Any] | Failure:
-        """The facts that a job finds."""
+    def observe(self, job: Job, limit: float | None = None) -> dict[str, Any] | Failure:
+        """The facts that a job finds; `limit`: seconds for this job alone."""
         self._jobs += 1
         left = self._ends - time.monotonic()
+        ends = self._ends if limit is None else min(self._ends, time.monotonic() + limit)
         if left <= 0:
             return Failure(f"the time limit of {self._limit:.0f} s was over before it could run")
         try:
             process = self._started()
             assert process.stdin is not None
-            request = {"job": self._placed(job).to_json(), "until": self._ends - min(GRACE, left / 4)}
+            request = {"job": self._placed(job).to_json(), "until": ends - min(GRACE, left / 4)}
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             answer = self._answer(left)

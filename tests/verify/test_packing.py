@@ -1,0 +1,35 @@
+"""Packing isolation by experiment: the table of ways for eager and sdpa, and what TRL's trainers really pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.verify.certificate import Verdict
+from penstock.verify.jobs import Kind
+from penstock.verify.judge_data import isolation_finding, isolation_verdict
+from tests.verify.conftest import Observe
+
+ISOLATED = {
+    "position_ids": True,
+    "position_ids, default use_cache": False,
+    "position_ids, attention_mask of ones": False,
+    "cu_seq_lens": False,
+    "cu_seq_lens, position_ids": True,
+}
+
+
+@pytest.mark.parametrize("factory", ["eager", "llama_without"])
+def test_the_table(observe: Observe, factory: str) -> None:
+    cases = observe(factory, Kind.ISOLATION)["cases"]
+    assert {case["name"] for case in cases} == ISOLATED.keys()
+    for case in cases:
+        expected = Verdict.ENGAGED if ISOLATED[case["name"]] else Verdict.NOT_ENGAGED
+        assert isolation_verdict(case)[0] is expected, case
+        assert case["own"] > 0
+
+
+@pytest.mark.parametrize(("factory", "words"), [("trl_packed", "isolated"), ("trl_wrapped", "contaminated")])
+def test_trl(observe: Observe, factory: str, words: str) -> None:
+    finding = isolation_finding(observe(factory, Kind.ISOLATION)["cases"], True, ())
+    assert finding.evidence[0].startswith(words)
+    assert finding.verdict is (Verdict.ENGAGED if words == "isolated" else Verdict.NOT_ENGAGED)
