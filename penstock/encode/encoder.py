@@ -23,6 +23,7 @@ from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
 
 GROWTH_LIMIT = 60 << 20  # bytes of resident memory; the next doubling of the table would take three times that
+PROCESS_LIMIT = 170 << 20  # growth of the whole process, from which on half of that is enough
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Int64 = npt.NDArray[np.int64]
@@ -58,6 +59,7 @@ class Encoder:
         self._reference.post_processor = processors.Sequence([])
         self._fast: Any = None
         self._grown = 0
+        self._baseline = 0  # resident bytes of the process when the engine was first ready
         self.why_reference = self._start_fast() if fast else "the fast encoder is switched off"
 
     def _added_around(self) -> tuple[list[int], list[int]]:
@@ -106,7 +108,9 @@ class Encoder:
         _release_memory()
         self._fast = Tokenizer.from_json(self._json).backend
         self._run_fast([b"warm"])
+        _release_memory()  # growth into memory that was free already would not be seen
         self._grown = 0
+        self._baseline = self._baseline or resident_bytes()
 
     def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         before = resident_bytes()
@@ -121,7 +125,9 @@ class Encoder:
         """Ids of UTF-8 texts, without anything added around them. `findings` are those of the texts, where known."""
         if self.why_reference:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
-        if self._grown > GROWTH_LIMIT:
+        if self._grown > GROWTH_LIMIT or (
+            self._grown > GROWTH_LIMIT // 2 and resident_bytes() - self._baseline > PROCESS_LIMIT
+        ):
             self._make_fast()
         slow = self._guarded(inspect_texts(texts) if findings is None else findings)
         ids, offsets = self._run_fast(texts)
