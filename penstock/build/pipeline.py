@@ -217,7 +217,7 @@ class _SliceState:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Rows are many small objects without cycles; to walk them again and again would take a tenth of the time."""
+    """Rows are many small objects without cycles; to walk them again and again would take 5 to 10% of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
