@@ -50,6 +50,8 @@ def done(job: Job) -> dict[str, Any]:
     if job.port is not None:  # processes of a launcher meet again for every job, at a place of its own
         os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # what is so small only loses by being shared out
     spec = Spec(**{**job.target, "overrides": tuple(job.target.get("overrides", ()))})
     with tempfile.TemporaryDirectory(prefix="penstock-verify-", ignore_cleanup_errors=True) as folder:
         cut = not torch.cuda.is_available()

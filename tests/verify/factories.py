@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def hugging_face() -> Any:
         [{"input_ids": [*range(i, i + 24)], "labels": [*range(i, i + 24)]} for i in range(20)]
     )
     options = TrainingArguments(
-        output_dir=os.devnull, use_cpu=True, report_to=[], per_device_train_batch_size=2, use_liger_kernel=True
+        output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], per_device_train_batch_size=2, use_liger_kernel=True
     )
     return Trainer(model=_model("llama"), args=options, train_dataset=rows)
 
@@ -109,7 +109,7 @@ def _sft(**options: Any) -> Any:
         {"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": "word " * (3 + i % 7)}]}
         for i in range(24)
     ]
-    shared = {"output_dir": os.devnull, "use_cpu": True, "bf16": False, "report_to": [], "max_length": 64}
+    shared = {"output_dir": tempfile.gettempdir(), "use_cpu": True, "bf16": False, "report_to": [], "max_length": 64}
     return SFTTrainer(
         model=_model("qwen2"),
         args=SFTConfig(**shared, per_device_train_batch_size=2, gradient_checkpointing=False, **options),
@@ -139,7 +139,7 @@ def trl_dpo() -> Any:
         }
         for i in range(8)
     ]
-    shared = {"output_dir": os.devnull, "use_cpu": True, "bf16": False, "report_to": [], "max_length": 64}
+    shared = {"output_dir": tempfile.gettempdir(), "use_cpu": True, "bf16": False, "report_to": [], "max_length": 64}
     return DPOTrainer(
         model=_model("qwen2"),
         ref_model=_model("qwen2"),
