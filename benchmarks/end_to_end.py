@@ -1,6 +1,6 @@
 """Training end to end, two epochs, three ways: tokenizing every epoch the usual way, Penstock cold, Penstock warm.
 
-    python -m benchmarks.end_to_end [--data FILE.jsonl …] [--minutes 6] [--only real|simulated] [--json FILE]
+    python -m benchmarks.end_to_end [--data FILE …] [--minutes 6] [--rates R …] [--only real|simulated] [--json FILE]
 
 usual       a torch DataLoader whose collator calls `apply_chat_template` with masks and pads, in the loop's process,
             as scripts that tokenize on the fly do; also with one worker process, for comparison (not judged)
@@ -41,7 +41,7 @@ from penstock.train.config import Mean
 from penstock.train.loss import sft_sum, targets
 
 EPOCHS = 2
-ROWS = 16  # of a batch
+REAL_ROWS, SIMULATED_ROWS = 32, 256  # of a batch; the simulated ones have some 12,000 tokens, as those of a GPU have
 RATES = (20_000, 100_000, 400_000)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TEMPLATE = (
@@ -118,29 +118,29 @@ def usual(source: Path, folder: Path, order: list[list[int]], step: Step, worker
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-def loader_of(dataset: ps.Dataset) -> Loader:
-    return Loader(dataset.view(), batch_size=ROWS, epochs=EPOCHS, tail="drop", framework="torch")
+def loader_of(dataset: ps.Dataset, rows: int) -> Loader:
+    return Loader(dataset.view(), batch_size=rows, epochs=EPOCHS, tail="drop", framework="torch")
 
 
-def ours(source: Path, folder: Path, cache: Path, step: Step) -> Taken:
+def ours(source: Path, folder: Path, cache: Path, rows: int, step: Step) -> Taken:
     """Prepare (or find it prepared), then collate ahead of the step."""
     started = time.perf_counter()
-    loader = loader_of(ps.prepare(source, tokenizer=folder, cache=cache))
+    loader = loader_of(ps.prepare(source, tokenizer=folder, cache=cache), rows)
     preparing = time.perf_counter() - started
     return timed((dict(batch.tensors) for batch in loader), step, preparing)
 
 
-def all_ways(source: Path, folder: Path, make_step: Callable[[], Step]) -> dict[str, Taken]:
+def all_ways(source: Path, folder: Path, rows: int, make_step: Callable[[], Step]) -> dict[str, Taken]:
     """Every way in turn, on the same rows in the same order."""
     with tempfile.TemporaryDirectory() as fresh, tempfile.TemporaryDirectory() as known:
         dataset = ps.prepare(source, tokenizer=folder, cache=known)
-        loader = loader_of(dataset)
+        loader = loader_of(dataset, rows)
         order = [loader.plan.at(step).items.tolist() for step in range(len(loader))]
         found = {
             "usual": usual(source, folder, order, make_step()),
             "usual, 1 worker": usual(source, folder, order, make_step(), workers=1),
-            "cold": ours(source, folder, Path(fresh), make_step()),
-            "warm": ours(source, folder, Path(known), make_step()),
+            "cold": ours(source, folder, Path(fresh), rows, make_step()),
+            "warm": ours(source, folder, Path(known), rows, make_step()),
         }
     counts = {(taken.tokens, taken.trained) for taken in found.values()}
     assert len(counts) == 1, f"the ways saw different tokens: {found}"
@@ -229,21 +229,23 @@ def real(folder: Path) -> tuple[dict[str, Any], list[str]]:
         losses.append([])
         return training_step(losses[-1])
 
-    found = all_ways(EXAMPLES / "data" / "chats.jsonl", bundled(folder / "bundled"), make_step)
+    found = all_ways(EXAMPLES / "data" / "chats.jsonl", bundled(folder / "bundled"), REAL_ROWS, make_step)
     equal = all(other == losses[0] for other in losses)
     shown = show(f"real: a tiny model, losses {losses[0][0]:.4f} → {losses[0][-1]:.4f}, equal: {equal}", found)
     return {"ways": shown, "losses_equal": equal}, [] if equal else ["losses differ"]
 
 
-def simulated(folder: Path, data: Sequence[Path], minutes: float) -> tuple[dict[str, Any], list[str]]:
+def simulated(
+    folder: Path, data: Sequence[Path], minutes: float, rates: Sequence[int]
+) -> tuple[dict[str, Any], list[str]]:
     tokenizer = deepseek(folder / "deepseek")
     report: dict[str, Any] = {}
     failed: list[str] = []
-    for rate in RATES:
+    for rate in rates:
         # Waits of four ways and two epochs share the time; at high rates the data is not made larger than at 100k.
         tokens = min(rate, 100_000) * 60 * minutes / len(RATES) / 4 / EPOCHS
         source = grow(data, int(tokens * 3.4), folder / f"{rate}.jsonl")
-        found = all_ways(source, tokenizer, lambda rate=rate: waiting_step(rate))  # type: ignore[misc]
+        found = all_ways(source, tokenizer, SIMULATED_ROWS, lambda rate=rate: waiting_step(rate))  # type: ignore[misc]
         report[str(rate)] = show(f"simulated: {rate:,} tokens/s, {found['warm'].tokens:,} tokens", found)
         warm, cold, base = found["warm"], found["cold"], found["usual"]
         if rate == 100_000 and base.seconds < 1.05 * warm.seconds:
@@ -259,6 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
     parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--rates", nargs="+", type=int, default=RATES)
     parser.add_argument("--only", choices=("real", "simulated"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -269,7 +272,7 @@ def main() -> None:
             results["real"], wrong = real(Path(folder))
             failed += wrong
         if arguments.only != "real":
-            results["simulated"], wrong = simulated(Path(folder), arguments.data, arguments.minutes)
+            results["simulated"], wrong = simulated(Path(folder), arguments.data, arguments.minutes, arguments.rates)
             failed += wrong
     if arguments.json:
         arguments.json.write_bytes(orjson.dumps({**results, "failed": failed}, option=orjson.OPT_INDENT_2))
