@@ -5,7 +5,7 @@ function of (dataset, view, plan settings, seed, step): the thread that works ah
 
 Iterating starts at the first batch, or where `load_state_dict` or `seek` left off. A state says which batch comes next;
 batches that were made ahead and not served do not count. Each iterator has a thread of its own, and ends it when it is
-exhausted, closed or forgotten. Memory: 4 bytes a row when packed, nothing when padded (mixtures: 4 and 4 more).
+exhausted, closed or forgotten. Memory: 5 bytes a row when packed, nothing when padded (mixtures: 4).
 """
 
 from __future__ import annotations

@@ -55,9 +55,10 @@ class MapRows(Dataset[Feature]):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Feature]:
         """Many rows at once, read together."""
+        count = len(self)
         for row in rows:
-            if not 0 <= row < len(self):
-                raise IndexError(f"row {row} of {len(self)}")
+            if not 0 <= row < count:
+                raise IndexError(f"row {row} of {count}")
         taken = self._plan.take(self.epoch, np.asarray(rows, np.int64))
         found = self._gather(taken.items)
         ends, lasts = np.cumsum(found.lengths), np.cumsum(taken.counts)
