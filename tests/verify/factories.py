@@ -95,7 +95,11 @@ def hugging_face() -> Any:
         [{"input_ids": [*range(i, i + 24)], "labels": [*range(i, i + 24)]} for i in range(20)]
     )
     options = TrainingArguments(
-        output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], per_device_train_batch_size=2, use_liger_kernel=True
+        output_dir=tempfile.gettempdir(),
+        use_cpu=True,
+        report_to=[],
+        per_device_train_batch_size=2,
+        use_liger_kernel=True,
     )
     return Trainer(model=_model("llama"), args=options, train_dataset=rows)
 

@@ -1,0 +1,92 @@
+"""The command: what is required decides the exit code, and under a launcher every rank certifies itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.verify.certificate import Certificate, Finding, Subject, Verdict
+from tests.verify.conftest import HERE, ROOT
+
+
+def test_a_required_promise_that_is_not_engaged_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject = Subject("liger_kernel", "0.8.5", "/x/liger_kernel/__init__.py", "abc+changes")
+    found = (
+        Finding("liger.rope", Verdict.ENGAGED, ("4 calls",), True, (subject,)),
+        Finding("packing.isolated", Verdict.UNKNOWN, ("it crashed",), True, (subject,)),
+    )
+    monkeypatch.setattr("penstock.verify.verifying.verify", lambda *_: Certificate("t", ("device cpu",), found))
+    output = tmp_path / "certificate.json"
+    run = CliRunner().invoke(app, ["verify", "--target", "m:f", "--output", str(output), "--require", "liger.rope"])
+    assert run.exit_code == 0, run.output
+    assert "liger_kernel 0.8.5 /x/liger_kernel/__init__.py at commit abc+changes" in run.output.replace("\n", "")
+    run = CliRunner().invoke(app, ["verify", "--target", "m:f", "--require", "liger.rope,packing.isolated", "--json"])
+    assert run.exit_code == 1
+    assert json.loads(run.stdout)["broken"] == ["packing.isolated"]
+    assert json.loads(output.read_text())["findings"][1]["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to verify"),
+        (["none.yaml"], "no such file"),
+        (["--target", "m:f", "--require", "liger.ropes"], "Did you mean 'liger.rope'"),
+        (["--target", "m:f", "--method", "ppo"], "expected sft or dpo"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], words: str) -> None:
+    run = CliRunner().invoke(app, ["verify", *arguments])
+    assert words in str(run.exception)
+
+
+def test_each_rank_certifies_itself(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+    ]
+    launch += [
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        str(port),
+    ]
+    command = ["-m", "penstock.cli", "verify", "--target", "factories:hugging_face", "--layers", "1", "--tokens", "4"]
+    done = subprocess.run(
+        [*launch, *command, "--output", str(tmp_path / "certificate.json")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads((tmp_path / f"certificate.rank{rank}.json").read_text()) for rank in (0, 1)]
+    evidence = []
+    for rank, certificate in enumerate(found):
+        assert (certificate["rank"], certificate["world_size"]) == (rank, 2)
+        findings = {finding["promise"]: finding for finding in certificate["findings"]}
+        assert findings["liger.rms_norm"]["verdict"] == findings["loss.equal"]["verdict"] == "engaged"
+        evidence.append(findings["loss.finite"]["evidence"][0])
+    losses, gradients = zip(*(text.split("; ") for text in evidence), strict=True)
+    assert losses[0] != losses[1]  # ranks have rows of their own
+    assert gradients[0] == gradients[1]  # and step together
