@@ -38,7 +38,7 @@ def view(count: int = 37, seed: int = 0, **options: Any) -> View:
     return MemoryExamples.of(rows(count, seed), shard_rows=10).view(**chosen)
 
 
-def pair_view(count: int = 11) -> View:
+def pair_view(count: int = 11, **options: Any) -> View:
     """Preference data whose pairs share their first message."""
     rng = np.random.default_rng(1)
     sides = []
@@ -49,7 +49,7 @@ def pair_view(count: int = 11) -> View:
         body = second[2]
         second[2] = body._replace(ids=tuple(token + 500 for token in body.ids))
         sides += [first, second]
-    return MemoryExamples.of(sides, shard_rows=6, pairs=True).view(max_length=16)
+    return MemoryExamples.of(sides, shard_rows=6, pairs=True).view(**{"max_length": 16, **options})
 
 
 def mixture() -> Mixture:

@@ -66,7 +66,12 @@ def test_any_pairs(drawn: list, limit: int) -> None:  # type: ignore[type-arg]
         check(served, list(range(len(served)))[::-1])
 
 
-@pytest.mark.parametrize("served", [view(), pair_view(), mixture()], ids=["view", "pairs", "mixture"])
+PROMPTS_TOO = pair_view(train_on="all_tokens")  # a policy that would train prompts, which pairs never do
+
+
+@pytest.mark.parametrize(
+    "served", [view(), pair_view(), PROMPTS_TOO, mixture()], ids=["view", "pairs", "pairs, all tokens", "mixture"]
+)
 def test_all_kinds_in_any_order(served: Served) -> None:
     order = np.random.default_rng(0).permutation(len(served)).tolist()
     check(served, order)
