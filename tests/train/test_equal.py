@@ -87,7 +87,8 @@ def test_weights_of_messages_count(config: Config, examples: Path, write_rows: A
     total = weight = 0.0
     for example in view:
         ids = torch.from_numpy(example.input_ids)[None]  # type: ignore[union-attr]
-        chances = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        with torch.no_grad():
+            chances = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         own = torch.from_numpy(example.loss_weights)[1:]  # type: ignore[union-attr]
         assert set(own.tolist()) - {0.0, 1.0}
         total, weight = total - float((chances * own).sum()), weight + float(own.sum())
