@@ -40,7 +40,7 @@ class Adapter:
 
     def adapt(self, conversation: Conversation) -> Conversation:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
-        if self._takes_all or conversation.pieces is not None:
+        if self._takes_all or conversation.pieces is not None or (conversation.plain and not self.needs.no_text):
             return conversation
         tools = None if conversation.tools is None else self._tools(conversation.tools)
         changed = {} if self._is_plain(conversation.messages) else self._changed(conversation.messages)
@@ -52,7 +52,7 @@ class Adapter:
         floats = conversation.has_float
         if self.needs.object_arguments and not floats:  # parsed arguments may hold some
             floats = has_float(list(changed.values()), exact=True)
-        return conversation._replace(messages=messages, tools=tools, has_float=floats)
+        return conversation._replace(messages=messages, tools=tools, has_float=floats, plain=False)
 
     def _is_plain(self, messages: list[Message]) -> bool:
         """Whether all messages are text without calls, which most templates take as they are."""

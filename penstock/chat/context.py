@@ -37,6 +37,8 @@ def with_reasoning(messages: Sequence[Message]) -> list[Message]:
 
 def reserved(conversation: Conversation, suspect: Suspect | None) -> str:
     """Why a row is left to the reference from the start, '' where it is not."""
+    if conversation.plain:
+        return ""
     if conversation.has_float or (conversation.variables and has_float(conversation.variables)):
         return "floats"
     if suspect is not None and suspect.control:

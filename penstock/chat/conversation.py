@@ -49,6 +49,8 @@ class Conversation(NamedTuple):
     is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
     `weights` has one entry per message (None: not given). `variables` are the row's own template variables.
     `has_float` tells that some value the template may print is a float (the fast renderer prints those differently).
+    `plain` tells that there is nothing to look at: every message is a role and a string, there are no tools and no
+    variables, and the row has no control characters but white space. Most rows are; it spares each stage its checks.
     """
 
     messages: list[Message]
@@ -57,3 +59,4 @@ class Conversation(NamedTuple):
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
     has_float: bool = False
+    plain: bool = False

@@ -79,8 +79,12 @@ def find_dropped(
     texts = _Texts(regions, pieces, len(facts.roles))
     errors: dict[int, RowError] = {}
     answers, systems = set(), set()
-    for number, row, index in _places(facts, regions, _doubtful(facts, segments)):
-        message, text = conversations[row].messages[index], texts.of_message(number, row)
+    doubtful, printed = _doubtful(facts, segments)
+    for number, row, index in _places(facts, regions, doubtful):
+        message = conversations[row].messages[index]
+        if conversations[row].plain and printed[number] >= len(message["content"]):
+            continue  # a short answer, all there
+        text = texts.of_message(number, row)
         if message.get("tool_calls") and row not in errors and _lacks_calls(message, text):
             errors[row] = _calls_dropped(index)
         if segments.known[row] and not _says(text, message):
@@ -109,15 +113,18 @@ def _calls_dropped(index: int) -> RowError:
     )
 
 
-def _doubtful(facts: Facts, segments: Segments) -> list[int]:
-    """Assistant messages whose words may be missing: those with calls, and those that printed next to nothing."""
+def _doubtful(facts: Facts, segments: Segments) -> tuple[list[int], list[float]]:
+    """Assistant messages whose words may be missing: those with calls, and those that printed next to nothing.
+
+    And, for every message, how many bytes it printed as an assistant.
+    """
     rows = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
     body = (segments.parts == Part.BODY) & (segments.roles == Role.ASSISTANT)
     numbers = facts.offsets[rows[body]] + segments.messages[body]
     printed = np.bincount(numbers, run_lengths(segments)[body], minlength=len(facts.roles))
     doubtful = printed < _NEXT_TO_NOTHING
     doubtful[facts.calls] = True
-    return np.flatnonzero(doubtful & (facts.roles == Role.ASSISTANT)).tolist()
+    return np.flatnonzero(doubtful & (facts.roles == Role.ASSISTANT)).tolist(), printed.tolist()
 
 
 def _says(text: bytes, message: Message) -> bool:

@@ -166,7 +166,7 @@ class TemplateEngine:
 
     def _render_fast(self, fast: Fast, rendered: Rendered, row: int, conversation: Conversation) -> str:
         """Render one row; what prevents it is the answer."""
-        messages = with_reasoning(conversation.messages)
+        messages = conversation.messages if conversation.plain else with_reasoning(conversation.messages)
         if self._annotation.numbered:
             messages = fast.numbers.load(messages)
         context = self._context(messages, conversation.tools, conversation.variables)

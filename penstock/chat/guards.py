@@ -33,11 +33,11 @@ class Suspect(NamedTuple):
 
 def suspects(conversations: Sequence[Conversation]) -> dict[int, Suspect]:
     """The rows with such characters. White space beyond ASCII is found in the rendered text, which is cheaper."""
-    if _clean(conversations):
+    if _clean(c for c in conversations if not c.plain):
         return {}
     found: dict[int, Suspect] = {}
     for row, conversation in enumerate(conversations):
-        if not _clean([conversation]):
+        if not conversation.plain and not _clean([conversation]):
             suspect = examine((conversation.messages, conversation.tools, conversation.variables))
             if any(suspect):
                 found[row] = suspect

@@ -8,6 +8,7 @@ messages costs about 2 µs besides parsing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
@@ -22,6 +23,11 @@ Record = dict[str, Any]
 _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 
+_ESCAPE = b"\\u00"  # begins the escape of every control character but usual white space
+_ASSISTANT = "assistant"
+_role_of = itemgetter("role")
+
+
 class Normaliser:
     """Reads rows as a mapping says."""
 
@@ -32,10 +38,16 @@ class Normaliser:
         self._reader = MessageReader(mapping)
         self._chat = ChatColumns(mapping)
         self._read = self._reader_of(mapping.format)
+        # Where a row has nothing else that counts and its messages are plain, they are all there is to read.
+        self._messages = self._columns["messages"] if mapping.format in (Format.MESSAGES, Format.SHAREGPT) else ""
 
     def conversations(self, row: bytes) -> tuple[Conversation, ...]:
         """The conversations of one row: one, or two of a preference row. Raises RowError."""
         record = parse_row(row)
+        if self._messages and _ESCAPE not in row and self._chat.names.isdisjoint(record):
+            value = record.get(self._messages)
+            if type(value) is list and self._reader.is_plain(value) and _ASSISTANT in map(_role_of, value):
+                return (Conversation(value, plain=True),)
         try:
             return self._read(record)
         except LargeInteger:

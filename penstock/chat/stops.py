@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.chat.calibrate import Observation
-from penstock.chat.regions import Int64
+from penstock.chat.regions import Bool, Int64, UInt8
 
 
 def learn_end_tokens(
@@ -41,18 +41,19 @@ class StopFinder:
 
     def find(self, data: bytes, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
         """Where the stops of these regions start and end; both are the region's end where it has none."""
-        stop_starts, stop_ends, usual, closes = [], [], self._usual, data.endswith
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            for ending, tail in usual:
-                if closes(ending, start, end):
-                    stop_starts.append(end - len(ending))
-                    stop_ends.append(end - tail)
-                    break
-            else:
-                low, high = self._before_blanks(data, start, end)
-                stop_starts.append(low)
-                stop_ends.append(high)
-        return np.array(stop_starts, np.int64), np.array(stop_ends, np.int64)
+        text = np.frombuffer(data, np.uint8)
+        stop_starts, stop_ends = ends.copy(), ends.copy()
+        left = np.arange(len(ends))
+        for ending, tail in self._usual:
+            if not len(left):
+                break
+            ended = ends_with(text, starts[left], ends[left], ending)
+            found, left = left[ended], left[~ended]
+            stop_starts[found] = ends[found] - len(ending)
+            stop_ends[found] = ends[found] - tail
+        for number in left.tolist():
+            stop_starts[number], stop_ends[number] = self._before_blanks(data, int(starts[number]), int(ends[number]))
+        return stop_starts, stop_ends
 
     def _before_blanks(self, data: bytes, start: int, end: int) -> tuple[int, int]:
         """The same for one region, with any white space after the stop."""
@@ -62,3 +63,26 @@ class StopFinder:
                 if data.endswith(token, start, last):
                     return last - len(token), last
         return end, end
+
+
+def ends_with(text: UInt8, starts: Int64, ends: Int64, ending: bytes) -> Bool:
+    """For each region, whether it ends with these bytes."""
+    return _matches(text, ends - len(ending), ends - starts >= len(ending), ending)
+
+
+def begins_with(text: UInt8, starts: Int64, ends: Int64, beginning: bytes) -> Bool:
+    """For each region, whether it begins with these bytes."""
+    return _matches(text, starts, ends - starts >= len(beginning), beginning)
+
+
+def _matches(text: UInt8, at: Int64, fits: Bool, wanted: bytes) -> Bool:
+    """Byte by byte over all regions at once; regions that fail drop out early."""
+    result = fits.copy()
+    candidates = np.flatnonzero(fits)
+    for offset, byte in enumerate(wanted):
+        same = text[at[candidates] + offset] == byte
+        if not same.all():
+            candidates = candidates[same]
+    result[:] = False
+    result[candidates] = True
+    return result

@@ -18,7 +18,7 @@ from penstock.chat.conversation import Conversation, Part, Role
 from penstock.chat.cuts import Cuts, Outcome, Pieces
 from penstock.chat.headers import Headers, learn_headers
 from penstock.chat.regions import Int64, Regions, UInt8
-from penstock.chat.stops import StopFinder
+from penstock.chat.stops import StopFinder, begins_with
 from penstock.errors import RowError
 
 _ASKS_PER_ROW = 16  # keeps the cost of a long conversation linear
@@ -43,19 +43,21 @@ class HeaderFinder:
         own = [row for row, conversation in enumerate(conversations) if conversation.variables]
         if own:
             contexts[np.isin(opening.rows, own)] = _OWN_VARIABLES
-        starts, quick, begins = opening.starts.tolist(), self._quick, regions.data.startswith
-        found, open_questions = [], []
-        for start, end, context in zip(starts, opening.ends.tolist(), contexts.tolist(), strict=True):
-            for header in quick[context]:
-                if begins(header, start, end):
-                    found.append(start + len(header))
+        text = np.frombuffer(regions.data, np.uint8)
+        found = opening.starts.copy()
+        open_questions: list[int] = []
+        for context in np.unique(contexts).tolist():
+            left = np.flatnonzero(contexts == context)
+            for header in self._quick[context]:
+                if not len(left):
                     break
-            else:
-                open_questions.append(len(found))
-                found.append(start)
+                begins = begins_with(text, opening.starts[left], opening.ends[left], header)
+                found[left[begins]] += len(header)
+                left = left[~begins]
+            open_questions += left.tolist()
         lost: set[int] = set()
         asked: Counter[int] = Counter()
-        for index in open_questions:
+        for index in sorted(open_questions):
             row = int(opening.rows[index])
             if row not in lost:
                 header = self._ask(conversations[row], regions, opening, index, Role(int(previous[index])), asked)
@@ -63,7 +65,7 @@ class HeaderFinder:
                     lost.add(row)
                 else:
                     found[index] += len(header)
-        return np.array(found, np.int64), lost
+        return found, lost
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
         """For further pieces of messages: where a header ends that is printed once more."""

@@ -37,6 +37,14 @@ A DATASET is its folder, or its key (or the start of it) in the cache.
 ## penstock cache
 
 `ls`, `explain`, `verify`, `gc`: see [the cache](cache.md).
+
+## penstock train sft|dpo CONFIG.yaml [key=value …]
+
+See [training](train.md).
+
+## penstock verify CONFIG.yaml, penstock lint CONFIG.yaml --for trl.SFTConfig
+
+See [verify](verify.md) and [lint](lint.md).
 """
 
 

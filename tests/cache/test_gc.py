@@ -226,6 +226,7 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
         ("", 1, False),
         ("", 10, True),
     ],
+    ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old"],
 )
 def test_who_loses_a_claim(tmp_path: Path, owner: str, age: float, free: bool) -> None:
     claims = Claims(tmp_path / "claims")

@@ -40,7 +40,7 @@ def floats(value: object) -> bool:
 def test_messages_come_out_as_they_went_in(given: list[dict[str, Any]]) -> None:
     (conversation,) = reader(SAMPLE).conversations(json.dumps({"messages": given}).encode())
     assert conversation.messages == given
-    assert conversation[1:] == (None, None, None, None, False)
+    assert conversation[1:6] == (None, None, None, None, False)
 
 
 @given(messages, st.dictionaries(texts, values, max_size=3), st.booleans())

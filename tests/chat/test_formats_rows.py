@@ -40,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def test_plain_messages_pass_as_they_are() -> None:
     messages = [system("S"), {"role": "developer", "content": "D"}, user("Hi"), bot("Ho")]
-    assert only({"messages": messages}) == Conversation(messages)
+    assert only({"messages": messages}) == Conversation(messages, plain=True)
 
 
 def test_messages_keep_their_extra_keys() -> None:
