@@ -99,8 +99,15 @@ def _why_not(kernel: str, facts: RunFacts) -> Iterator[str]:
         yield "the fused loss takes its place"
     elif kernel == "fused_linear_cross_entropy" and facts["kernels"]["cross_entropy"]["forward"]:
         yield "the plain cross entropy takes its place"
-    elif kernel == "fused_linear_cross_entropy" and facts["promised"].get("trl") and facts["promised"].get("liger"):
+    elif kernel == "fused_linear_cross_entropy" and facts["promised"].get("liger") and _trl(facts) >= (1, 15):
         yield "TRL from 1.15 on turns it off: its own chunked loss takes the place"
+
+
+def _trl(facts: RunFacts) -> tuple[int, ...]:
+    """Major and minor version of TRL, where the trainer is its own; else nothing."""
+    versions = [s["version"] for s in facts["subjects"] if s["package"] == "trl" and facts["promised"].get("trl")]
+    parts = (versions[0] or "").split(".")[:2] if versions else []
+    return tuple(int(part) for part in parts if part.isdigit())
 
 
 def _fused_dpo(facts: RunFacts) -> Iterator[Finding]:
@@ -116,8 +123,8 @@ def _fused_dpo(facts: RunFacts) -> Iterator[Finding]:
     if found.verdict is NOT_ENGAGED:
         seen = facts["kernels"]["fused_dpo_loss"]
         calls = f"{seen['forward']} forward and {seen['backward']} backward calls completed in the watched steps"
-        trl = asked and promised.get("trl")
-        why = ("use_liger_kernel fused it in TRL 0.28 to 1.12; from 1.13 on TRL has no Liger DPO loss",) if trl else ()
+        gone = asked and _trl(facts) >= (1, 13)
+        why = ("use_liger_kernel fused it in TRL 0.28 to 1.12; from 1.13 on TRL has no Liger DPO loss",) if gone else ()
         found = Finding(found.promise, NOT_ENGAGED, (calls, *why), asked)
     yield found
 

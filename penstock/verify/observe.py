@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from penstock.verify.certificate import Subject
 from penstock.verify.facts import KernelFacts, RunFacts
 from penstock.verify.kernels import KERNELS, KernelCalls, import_errors, patched, supported
 from penstock.verify.modules import Modules, model_of
@@ -126,8 +125,3 @@ def said(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
-
-
-def subject_of(values: dict[str, str | None]) -> Subject:
-    """A subject from its plain values."""
-    return Subject(str(values["package"]), values["version"], values["file"], values["commit"])

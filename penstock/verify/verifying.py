@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from penstock.verify.certificate import Certificate, Finding, Subject, Verdict, unknown
@@ -194,8 +194,3 @@ def _override(facts: RunFacts) -> Callable[[list[str]], str]:
         return f"liger_kernel_config: {{{inner}}}"
 
     return flags
-
-
-def plain_values(certificate: Certificate) -> dict[str, Any]:
-    """A certificate as JSON values."""
-    return asdict(certificate)
