@@ -10,8 +10,9 @@
     ├── StoreError            the cache can't be read or written
     │   ├── CorruptError      bytes on disk are not what a manifest promises
     │   └── FormatError       written by another format version
-    └── ViewError             a view can't be served
-        └── RegionsUnknown    a loss policy needs regions that are not certain
+    ├── ViewError             a view can't be served
+    │   └── RegionsUnknown    a loss policy needs regions that are not certain
+    └── FeedError             a batch can't be served, or a state belongs to another loader
 
 Messages say what happened, where, the value, and the remedy. All of them survive pickling.
 """
@@ -77,3 +78,7 @@ class ViewError(PenstockError):
 
 class RegionsUnknown(ViewError):
     """A loss policy needs regions, and these rows' regions are not certain."""
+
+
+class FeedError(PenstockError):
+    """A batch can't be served, or a state does not belong to this loader."""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from penstock.feed.errors import FeedError
+from penstock.errors import FeedError
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

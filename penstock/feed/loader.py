@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.errors import FeedError
 from penstock.feed.ahead import Ahead
 from penstock.feed.assemble import Assembler
 from penstock.feed.batch import Batch
-from penstock.feed.errors import FeedError
 from penstock.feed.settings import Framework, LoaderOptions, LoaderSettings, loader_settings
 from penstock.feed.state import checked_state, state_of
 from penstock.pack.plan import Plan

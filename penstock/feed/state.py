@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.feed.errors import FeedError
+from penstock.errors import FeedError
 from penstock.feed.settings import LoaderSettings
 from penstock.view.mixture import Mixture
 from penstock.view.view import Served, View

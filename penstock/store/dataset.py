@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
@@ -49,6 +50,7 @@ class StoredDataset:
         self.manifest = manifest
         self._ends = list(accumulate(manifest.shards.examples))
         self._open: OrderedDict[int, Columns] = OrderedDict()
+        self._lock = threading.Lock()
         self._marked = 0.0
 
     # -- what it is -----------------------------------------------------------------------------------------------
@@ -127,17 +129,19 @@ class StoredDataset:
 
     def columns(self, shard: int) -> Columns:
         """The arrays of a shard; the most recently used ones stay open."""
-        found = self._open.get(shard)
-        if found is not None:
-            self._open.move_to_end(shard)
-            return found
+        with self._lock:  # loaders read from threads of their own
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
         from penstock.store.shard import read_shard
 
         self.mark_used()
         columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
-        self._open[shard] = columns
-        if len(self._open) > _open_limit():
-            self._open.popitem(last=False)
+        with self._lock:
+            self._open[shard] = columns
+            if len(self._open) > _open_limit():
+                self._open.popitem(last=False)
         return columns
 
     def shard_meta(self, shard: int) -> ShardMeta:

@@ -12,8 +12,8 @@ import weakref
 
 import pytest
 
+from penstock.errors import FeedError
 from penstock.feed.ahead import Ahead
-from penstock.feed.errors import FeedError
 
 
 class Value:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import UsageError
+from penstock.errors import FeedError, UsageError
 from penstock.feed.batch import Batch
-from penstock.feed.errors import FeedError
 from penstock.feed.loader import Loader
 from penstock.view.view import Served
 from tests.feed.data import mixture, pair_view, plain, plains, view
