@@ -79,7 +79,7 @@ def test_folders_of_files(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"has the splits test_sft, train_sft\. Choose one with --split"):
         discover([tmp_path / "shards"])
     write(tmp_path / "plain/one.jsonl")
-    write(tmp_path / "plain/two.jsonl.gz", gzip.compress(ROW))
+    write(tmp_path / "plain/two.jsonl.gz", gzip.compress(ROW, mtime=0))
     assert len(texts(discover([tmp_path / "plain"]))) == 2
 
 
@@ -173,7 +173,7 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("a.jsonl", b"", "the file is empty"),
         ("a.jsonl", b"\n \n\r\n", "no rows"),
-        ("a.jsonl.gz", gzip.compress(b""), "no rows"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "no rows"),
         ("a.json", b"[ ]", "no rows"),
         ("a.parquet", ROW, "not a Parquet file: it starts with .* at byte 0"),
         ("a.parquet", b"PAR1 and so on", "not a readable Parquet file"),
@@ -181,8 +181,8 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.arrow", b"\xff\xff\xff\xff\x10\x00\x00\x00 cut", "not a readable Arrow file"),
         ("a.jsonl.gz", ROW, "not a gzip file"),
         ("a.jsonl.zst", ROW, "not a zstd file"),
-        ("a.jsonl.gz", gzip.compress(ROW * 9)[:-3], r"the gzip data is cut off at byte \d+"),
-        ("a.jsonl.gz", gzip.compress(ROW) + b"rubbish", r"damaged gzip data after byte \d+"),
+        ("a.jsonl.gz", gzip.compress(ROW * 9, mtime=0)[:-3], r"the gzip data is cut off at byte \d+"),
+        ("a.jsonl.gz", gzip.compress(ROW, mtime=0) + b"rubbish", r"damaged gzip data after byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is cut off at byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW) + b"rubbish", r"damaged zstd data before byte \d+"),
         ("a.csv", b"role,content\n", "neither JSON lines, a JSON array, Parquet nor Arrow: it starts with b'role"),
