@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.chat.conversation import Conversation, Part, Role
-from penstock.chat.regions import Regions, Segments
+from penstock.chat.regions import Segments, gathered
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
@@ -44,8 +44,8 @@ class ExampleBatch:
 
     def taken(self, order: Int64) -> ExampleBatch:
         """The examples of these numbers, in this order."""
-        tokens, offsets = _gathered(self.offsets, order)
-        segments, segment_offsets = _gathered(self.segment_offsets, order)
+        tokens, offsets = gathered(self.offsets, order)
+        segments, segment_offsets = gathered(self.segment_offsets, order)
         return ExampleBatch(
             ids=self.ids[tokens],
             offsets=offsets,
@@ -80,13 +80,6 @@ class ExampleBatch:
             row_hashes=row_hashes[self.rows],
             sides=self.sides.astype(np.uint8) if preference else None,
         )
-
-
-def _gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
-    """Positions of the elements of some lists in a flat array, and the offsets of the gathered lists."""
-    lengths = np.diff(offsets)[order]
-    out = np.concatenate([[0], np.cumsum(lengths)])
-    return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out
 
 
 def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
@@ -140,24 +133,7 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 # -- making them --------------------------------------------------------------------------------------------------
 
 
-def encode_rendered(
-    conversations: Sequence[Conversation],
-    regions: Regions,
-    segments: Segments,
-    encoder: Encoder,
-    normaliser: Normaliser,
-    vocabulary: Vocabulary,
-    *,
-    reference: bool = False,
-) -> ExampleBatch:
-    """Examples of rendered conversations."""
-    ends = regions.text_ends.tolist()
-    data = regions.data
-    texts = [data[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    return _encoded(conversations, texts, segments, encoder, normaliser, vocabulary, reference=reference)
-
-
-def _encoded(
+def encode_texts(
     conversations: Sequence[Conversation],
     texts: list[bytes],
     segments: Segments,
@@ -167,6 +143,7 @@ def _encoded(
     *,
     reference: bool = False,
 ) -> ExampleBatch:
+    """Examples of rendered conversations."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
@@ -210,7 +187,7 @@ def encode_pieces(
 ) -> ExampleBatch:
     """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
     texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
-    batch = _encoded(
+    batch = encode_texts(
         conversations, texts, _piece_segments(conversations), encoder, normaliser, vocabulary, reference=reference
     )
     return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch

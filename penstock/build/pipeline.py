@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_rendered, joined, reordered
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered
 from penstock.build.options import DroppedCalls, SpecialText
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.adapt import Adapter
@@ -25,8 +25,10 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import Format
 from penstock.chat.parts import Splitter
+from penstock.chat.regions import Segments
 from penstock.chat.rows import Normaliser as RowReader
 from penstock.chat.special_text import SpecialTextFinder
+from penstock.chat.stencils import Stencils
 from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
@@ -77,6 +79,7 @@ class _Rendering:
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
         )
+        self.stencils = Stencils(self.engine, self.splitter)
 
 
 class Pipeline:
@@ -189,16 +192,35 @@ class Pipeline:
     ) -> tuple[ExampleBatch, dict[int, RowError]]:
         rendering = self.renderings[way]
         adapted, failed = _adapted(rendering.adapter, conversations)
-        regions = rendering.engine.render(adapted)
-        segments, refused = rendering.splitter.split(adapted, regions)
+        filled = rendering.stencils.fill(adapted) if self.fast else None
+        if filled is None:
+            texts, segments, refused = self._split(rendering, adapted, state)
+        elif len(filled.rows) == len(adapted):
+            texts, segments, refused = filled.texts, filled.segments, {}
+        else:
+            served = frozenset(filled.rows)
+            rest = [row for row in range(len(adapted)) if row not in served]
+            texts, segments, found = self._split(rendering, [adapted[row] for row in rest], state)
+            order = np.argsort([*filled.rows, *rest])
+            both = filled.texts + texts
+            texts, segments = [both[place] for place in order.tolist()], filled.segments.followed_by(segments, order)
+            refused = {rest[k]: error for k, error in found.items()}
+        state.notes += segments.notes
+        part = encode_texts(adapted, texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        return part, {**refused, **failed}
+
+    def _split(
+        self, rendering: _Rendering, conversations: list[Conversation], state: _SliceState
+    ) -> tuple[list[bytes], Segments, dict[int, RowError]]:
+        """Texts, segments and refused rows, by the template engine and the splitter."""
+        regions = rendering.engine.render(conversations)
+        segments, refused = rendering.splitter.split(conversations, regions)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             kept = {k for k, error in refused.items() if error.kind == DROPPED}
             state.notes["tool calls dropped by the template"] += len(kept)
             refused = {k: error for k, error in refused.items() if k not in kept}
         state.render += regions.reference
-        state.notes += segments.notes
-        part = encode_rendered(adapted, regions, segments, self.encoder, self.normaliser, self.vocabulary)
-        return part, {**refused, **regions.errors, **failed}
+        return regions.texts, segments, {**refused, **regions.errors}
 
 
 @dataclass(slots=True)

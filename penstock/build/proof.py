@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_rendered
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
 from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.encode.code_points import is_composed
 from penstock.errors import RowError
@@ -79,7 +79,7 @@ def redo(pipeline: Pipeline, row: bytes) -> list[ExampleBatch]:
         adapted = [rendering.adapter.adapt(conversation)]
         regions = rendering.engine.reference(adapted)
         segments, _ = rendering.splitter.split(adapted, regions)
-        example = encode_rendered(adapted, regions, segments, *stages, reference=True)
+        example = encode_texts(adapted, regions.texts, segments, *stages, reference=True)
         # The truth is the tokenizer on the text as rendered, whatever was normalised ahead of it.
         if not is_composed(regions.data.decode()):
             example.ids = pipeline.encoder.reference([regions.data]).ids

@@ -24,10 +24,11 @@ from penstock.chat.conversation import Conversation, Message
 from penstock.chat.emit import emit
 from penstock.chat.emit_rules import NotServed
 from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, suspects
+from penstock.chat.locality import Locality, NotLocal, find_locality
 from penstock.chat.probes import PROBES
 from penstock.chat.regions import Regions
 from penstock.chat.sandbox import Numbers, Render, Sandbox
-from penstock.chat.sentinels import CONTROL, PRIVATE, Alphabet
+from penstock.chat.sentinels import CONTROL, HOLE_END, HOLE_SPACE, HOLE_START, PRIVATE, Alphabet
 from penstock.chat.split import MARK_BYTES, Split, split_marks, split_private
 from penstock.chat.syntax import find
 from penstock.chat.trial import disagreement, doubt
@@ -63,6 +64,7 @@ class TemplateEngine:
         sandbox = Sandbox(date, CONTROL)
         plain, (marked, self._annotation) = sandbox.parse_template(template), self._annotate(sandbox, CONTROL)
         self._suspect = examine((literals(plain), self._base))
+        self.locality = self._find_locality(plain)
         self._fast: Fast | None = None
         self._refused: tuple[str, ...] = ()
         self.why_reference = self._start_fast(marked, plain) if fast else "the fast engine is switched off"
@@ -77,6 +79,16 @@ class TemplateEngine:
         annotation = annotate(tree, alphabet)
         tree.set_environment(sandbox)
         return tree, annotation
+
+    def _find_locality(self, plain: nodes.Template) -> Locality | None:
+        """What the template reads of messages, where it treats them locally."""
+        known = [*literals(plain), *map(str, self._base.values())]
+        if any(character in text for character in (HOLE_START, HOLE_END, HOLE_SPACE) for text in known):
+            return None
+        try:
+            return find_locality(plain, self._base)
+        except NotLocal:
+            return None
 
     def _start_fast(self, marked: nodes.Template, plain: nodes.Template) -> str:
         """Set the fast engine up; what prevents it is the answer."""

@@ -55,6 +55,15 @@ class Splitter:
             warnings.append(_NO_STOP)
         self.warnings = (*warnings, *(self._doubts(rendered) if self._tagged else ()))
 
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the author's tags decide what is trained."""
+        return self._tagged
+
+    def settles(self, previous: Role, opening: bytes, header: bytes, ending: bytes) -> bool:
+        """Whether every answer that begins and ends like this has this header, and a stop that lies in its ending."""
+        return self._finder.settles(previous, opening, header) and self._stops.settles(ending)
+
     def split(self, conversations: Sequence[Conversation], regions: Regions) -> tuple[Segments, dict[int, RowError]]:
         """Cut a batch into segments; rows that must be refused are in the second value."""
         facts = read_facts(conversations)

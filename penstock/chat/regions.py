@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,11 @@ class Regions:
     errors: dict[int, RowError] = field(default_factory=dict)
     reference: Counter[str] = field(default_factory=Counter)  # why the reference engine served rows: reason -> rows
 
+    @property
+    def texts(self) -> list[bytes]:
+        """The text of each row."""
+        return [self.data[start:end] for start, end in pairwise([0, *self.text_ends.tolist()])]
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
@@ -60,3 +66,24 @@ class Segments:
     inclusive: Bool
     known: Bool  # one per row
     notes: Counter[str] = field(default_factory=Counter)  # warnings for the ledger: note -> rows
+
+    def followed_by(self, more: Segments, order: Int64) -> Segments:
+        """The rows of both, one after the other, then put into this order."""
+        places, offsets = gathered(np.concatenate((self.offsets, more.offsets[1:] + self.offsets[-1])), order)
+        return Segments(
+            offsets=offsets,
+            ends=np.concatenate((self.ends, more.ends))[places],
+            roles=np.concatenate((self.roles, more.roles))[places],
+            parts=np.concatenate((self.parts, more.parts))[places],
+            messages=np.concatenate((self.messages, more.messages))[places],
+            inclusive=np.concatenate((self.inclusive, more.inclusive))[places],
+            known=np.concatenate((self.known, more.known))[order],
+            notes=self.notes + more.notes,
+        )
+
+
+def gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
+    """Positions of the elements of some lists in a flat array, and the offsets of the gathered lists."""
+    lengths = np.diff(offsets)[order]
+    out = np.concatenate(([0], np.cumsum(lengths)))
+    return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out

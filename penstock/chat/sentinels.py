@@ -46,5 +46,10 @@ class Alphabet(NamedTuple):
 # one byte each, so that ASCII text stays one byte per character inside the engines.
 CONTROL: Final = Alphabet("\x01\x02\x03\x04\x05\x06\x0e\x0f", "\x10\x11\x12\x13\x14\x15\x16\x17")
 
+# Around the placeholders that stand for a message's words, and the white space that tells whether they were trimmed.
+HOLE_START: Final = "\U0010fe00"
+HOLE_END: Final = "\U0010fe01"
+HOLE_SPACE: Final = "\u2003"
+
 # The end of the last private-use plane: for the rare rows that contain the characters above.
 PRIVATE: Final = Alphabet("".join(chr(0x10FF00 + k) for k in range(8)), "".join(chr(0x10FF10 + k) for k in range(8)))

@@ -55,6 +55,15 @@ class StopFinder:
             stop_starts[number], stop_ends[number] = self._before_blanks(data, int(starts[number]), int(ends[number]))
         return stop_starts, stop_ends
 
+    def settles(self, ending: bytes) -> bool:
+        """Whether every region that ends like this has the same stop, inside of this ending."""
+        ends = np.array([len(ending)], np.int64)
+        starts, stops = self.find(ending, np.zeros(1, np.int64), ends)
+        closed = ending[: int(stops[0])]
+        return bool(starts[0] < stops[0]) and not any(
+            len(token) > len(closed) and token.endswith(closed) for token in self.end_tokens
+        )
+
     def _before_blanks(self, data: bytes, start: int, end: int) -> tuple[int, int]:
         """The same for one region, with any white space after the stop."""
         if end > start and data[end - 1] in b" \t\n\r\x0b\x0c":

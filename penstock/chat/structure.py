@@ -67,6 +67,15 @@ class HeaderFinder:
                     found[index] += len(header)
         return found, lost
 
+    def settles(self, previous: Role, opening: bytes, header: bytes) -> bool:
+        """Whether `header` is the header of every region that begins with `opening`."""
+        for candidate in self._quick[previous]:
+            if opening.startswith(candidate):
+                return candidate == header
+            if candidate.startswith(opening):
+                return False  # what follows would decide
+        return False
+
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
         """For further pieces of messages: where a header ends that is printed once more."""
         ends = zip(later.starts.tolist(), later.ends.tolist(), strict=True)

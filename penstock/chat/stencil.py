@@ -1,0 +1,162 @@
+"""A stencil's parts, and the table that fills a batch in.
+
+Enters: messages and, for each, the number of its stencil. Leaves: texts and segments. Text is put together once for the
+whole batch, segments come from the lengths of what was filled in, in numpy. Costs about 0.3 µs a message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import Enum, auto
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.chat.conversation import Message, Part, Role
+from penstock.chat.regions import Int64, Segments
+from penstock.chat.shapes import Batch
+
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+_content_of = itemgetter("content")
+
+
+class Fill(Enum):
+    """What of a message is filled in."""
+
+    CONTENT = auto()
+    TRIMMED = auto()
+    NAME = auto()
+    ARGUMENTS = auto()
+
+
+class Hole(NamedTuple):
+    """A place where something of the message stands."""
+
+    fill: Fill
+    call: int = 0
+
+    def filled(self, message: Message) -> str:
+        match self.fill:
+            case Fill.CONTENT:
+                return str(message["content"])
+            case Fill.TRIMMED:
+                return str(message["content"]).strip()
+            case Fill.NAME:
+                return str(message["tool_calls"][self.call]["function"]["name"])
+            case Fill.ARGUMENTS:
+                return _to_json(message["tool_calls"][self.call]["function"]["arguments"])
+
+
+class Run(NamedTuple):
+    """One segment: it ends after so many bytes of fixed text, before or after what is filled in."""
+
+    end: int
+    filled: bool
+    role: Role
+    part: Part
+    own: bool  # the message's, not glue
+
+
+class Stencil(NamedTuple):
+    """The fixed texts around what is filled in, and the segments that they make."""
+
+    before: bytes
+    holes: tuple[Hole | str, ...]  # with the fixed texts between them
+    after: bytes
+    runs: tuple[Run, ...]
+
+    def filled(self, message: Message) -> str:
+        return "".join(item if isinstance(item, str) else item.filled(message) for item in self.holes)
+
+
+class Filled(NamedTuple):
+    """The rows that were served, their texts and segments."""
+
+    rows: list[int]
+    texts: list[bytes]
+    segments: Segments
+
+
+class Table:
+    """Stencils by context."""
+
+    def __init__(self) -> None:
+        self._stencils: dict[int, Stencil] = {}
+        self._index()
+
+    def add(self, contexts: Sequence[int], stencils: Sequence[Stencil]) -> None:
+        """Add stencils, which agree with those known already."""
+        for context, stencil in zip(contexts, stencils, strict=True):
+            known = self._stencils.setdefault(context, stencil)
+            assert known == stencil, f"the template is not local: {known} and {stencil}"
+        self._index()
+
+    def _index(self) -> None:
+        """The stencils as columns, in the order of their contexts."""
+        contexts = sorted(self._stencils)
+        self._contexts = np.array(contexts, np.int64)
+        self._ordered = ordered = [self._stencils[context] for context in contexts]
+        self._before = [stencil.before for stencil in ordered]
+        self._after = [stencil.after for stencil in ordered]
+        self._fixed = np.array([(len(s.before), len(s.after)) for s in ordered], np.int64).reshape(-1, 2)
+        self._as_is = np.array([s.holes == (Hole(Fill.CONTENT),) for s in ordered], np.bool_)
+        self._counts = np.array([len(s.runs) for s in ordered], np.int64)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        runs = [run for stencil in ordered for run in stencil.runs]
+        self._ends = np.array([run.end for run in runs], np.int64)
+        self._filled = np.array([run.filled for run in runs], np.bool_)
+        self._roles = np.array([run.role for run in runs], np.uint8)
+        self._parts = np.array([run.part for run in runs], np.uint8)
+        self._own = np.array([run.own for run in runs], np.bool_)
+
+    def find(self, contexts: Int64) -> Int64:
+        """The numbers of the stencils of these contexts, -1 where there is none yet."""
+        if not len(self._contexts):
+            return np.full(len(contexts), -1, np.int64)
+        places = np.minimum(np.searchsorted(self._contexts, contexts), len(self._contexts) - 1)
+        return np.where(self._contexts[places] == contexts, places, -1)
+
+    def fill(self, batch: Batch, numbers: Int64) -> Filled:
+        """Fill the stencils of these numbers, one per message."""
+        words = self._words(batch.messages, numbers)
+        sizes = np.fromiter(map(len, words), np.int64, len(words))
+        chosen = numbers.tolist()
+        pieces = [b""] * (3 * len(words))
+        pieces[0::3] = map(self._before.__getitem__, chosen)
+        pieces[1::3] = words
+        pieces[2::3] = map(self._after.__getitem__, chosen)
+        ends = np.cumsum(sizes + self._fixed[numbers].sum(axis=1))
+        text_ends = ends[batch.offsets[1:] - 1]
+        data = b"".join(pieces)
+        bounds = [0, *text_ends.tolist()]
+        texts = [data[start:end] for start, end in pairwise(bounds)]
+        return Filled(batch.rows, texts, self._segments(batch.offsets, numbers, sizes, ends, text_ends))
+
+    def _words(self, messages: list[Message], numbers: Int64) -> list[bytes]:
+        words = list(map(_content_of, messages))
+        for place in np.flatnonzero(~self._as_is[numbers]).tolist():
+            words[place] = self._ordered[numbers[place]].filled(messages[place])
+        return list(map(str.encode, words))
+
+    def _segments(self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64) -> Segments:
+        counts = self._counts[numbers]
+        upto = np.concatenate(([0], np.cumsum(counts)))
+        owners = np.repeat(np.arange(len(numbers)), counts)
+        runs = np.arange(len(owners)) + (self._firsts[numbers] - upto[:-1])[owners]
+        messages_of_rows = np.diff(offsets)
+        starts = np.concatenate(([0], ends[:-1])) - np.repeat(
+            np.concatenate(([0], text_ends[:-1])), messages_of_rows
+        )  # of messages in their texts
+        index = np.arange(len(numbers)) - np.repeat(offsets[:-1], messages_of_rows)
+        return Segments(
+            offsets=upto[offsets],
+            ends=starts[owners] + self._ends[runs] + self._filled[runs] * sizes[owners],
+            roles=self._roles[runs],
+            parts=self._parts[runs],
+            messages=np.where(self._own[runs], index[owners], -1).astype(np.int32),
+            inclusive=np.zeros(len(runs), np.bool_),
+            known=np.ones(len(offsets) - 1, np.bool_),
+        )
