@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ from penstock.errors import RowError
 from penstock.sources import Rows
 from penstock.store.columns import Columns
 
-BATCH_ROWS = 1024
-BATCH_BYTES = 1 << 20
+BATCH_ROWS = 4096
+BATCH_BYTES = 2 << 20
 DROPPED = "tool_calls_dropped"
+_RENDERED = (Format.MESSAGES, Format.SHAREGPT, Format.ALPACA, Format.QUERY_RESPONSE)  # always messages
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class Pipeline:
         self.renderings = {
             name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
         }
+        self._one_way = recipe.mapping.format in _RENDERED and "tool_use" not in self.renderings
 
     @property
     def warnings(self) -> list[str]:
@@ -133,13 +136,14 @@ class Pipeline:
 
     def _read(self, rows: Rows, stretch: range, state: _SliceState) -> _Batch:
         """The conversations of a stretch of rows; those that can't be read are rejected."""
-        special = self.special_text.find(rows.rows[stretch.start : stretch.stop])
+        own = rows.rows[stretch.start : stretch.stop]
+        special, escaped = self.special_text.find(own)
         batch = _Batch()
-        for number in stretch:
+        for number, row in zip(stretch, own, strict=True):
             try:
                 if number in rows.oversize:
                     raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
-                conversations = self.reader.conversations(rows.rows[number])
+                conversations = self.reader.conversations(row, escapes=number - stretch.start in escaped)
                 if not self.renderings and any(c.pieces is None for c in conversations):
                     raise _no_template()
                 if special and number - stretch.start in special:
@@ -149,19 +153,20 @@ class Pipeline:
             except RowError as error:
                 state.reject(number, error)
                 continue
-            for side, conversation in enumerate(conversations):
-                batch.conversations.append(conversation)
-                batch.rows.append(number)
-                batch.sides.append(side)
+            batch.conversations += conversations
+            batch.rows += repeat(number, len(conversations))
+            batch.sides += range(len(conversations))
         return batch
 
     # -- conversations to examples --------------------------------------------------------------------------------
 
     def _examples(self, batch: _Batch, state: _SliceState) -> ExampleBatch:
         """All examples of a batch, in the order of their rows; rows with an error are rejected whole."""
-        groups: dict[str, list[int]] = {}
-        for k, conversation in enumerate(batch.conversations):
-            groups.setdefault(self.way(conversation), []).append(k)
+        groups: dict[str, list[int]] = {"default": list(range(len(batch.rows)))}
+        if not self._one_way:
+            groups.clear()
+            for k, conversation in enumerate(batch.conversations):
+                groups.setdefault(self.way(conversation), []).append(k)
         parts: list[ExampleBatch] = []
         order: list[int] = []
         for way, members in groups.items():
@@ -195,16 +200,14 @@ class Pipeline:
         filled = rendering.stencils.fill(adapted) if self.fast else None
         if filled is None:
             texts, segments, refused = self._split(rendering, adapted, state)
-        elif len(filled.rows) == len(adapted):
-            texts, segments, refused = filled.texts, filled.segments, {}
         else:
-            served = frozenset(filled.rows)
-            rest = [row for row in range(len(adapted)) if row not in served]
-            texts, segments, found = self._split(rendering, [adapted[row] for row in rest], state)
-            order = np.argsort([*filled.rows, *rest])
-            both = filled.texts + texts
-            texts, segments = [both[place] for place in order.tolist()], filled.segments.followed_by(segments, order)
+            texts, segments = filled.texts, filled.segments
+            rest = sorted(set(range(len(adapted))).difference(filled.rows))
+            more, more_segments, found = self._split(rendering, [adapted[row] for row in rest], state)
             refused = {rest[k]: error for k, error in found.items()}
+            order = np.argsort([*filled.rows, *rest])
+            texts = list(map((texts + more).__getitem__, order.tolist()))
+            segments = segments.followed_by(more_segments).taken(order)
         state.notes += segments.notes
         part = encode_texts(adapted, texts, segments, self.encoder, self.normaliser, self.vocabulary)
         return part, {**refused, **failed}
@@ -264,13 +267,13 @@ def _stretches(rows: Sequence[bytes]) -> Iterator[range]:
 def _adapted(adapter: Adapter, conversations: list[Conversation]) -> tuple[list[Conversation], dict[int, RowError]]:
     """Conversations in the form that the template takes; those with no such form keep theirs, with the error."""
     failed: dict[int, RowError] = {}
-    adapted: list[Conversation] = []
+    adapted = conversations.copy()
     for k, conversation in enumerate(conversations):
-        try:
-            adapted.append(adapter.adapt(conversation))
-        except RowError as error:
-            failed[k] = error
-            adapted.append(conversation)
+        if not conversation.plain or adapter.needs.no_text:
+            try:
+                adapted[k] = adapter.adapt(conversation)
+            except RowError as error:
+                failed[k] = error
     return adapted, failed
 
 

@@ -9,8 +9,6 @@ itself is returned, in about 0.1 µs per message.
 from __future__ import annotations
 
 import json
-from itertools import repeat
-from operator import contains, itemgetter
 from typing import Any
 
 from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
@@ -19,7 +17,6 @@ from penstock.chat.formats_json import has_float, parse_text
 from penstock.errors import RowError
 
 _ABSENT = object()
-_content_of = itemgetter("content")
 
 
 class Adapter:
@@ -43,7 +40,7 @@ class Adapter:
         if self._takes_all or conversation.pieces is not None or (conversation.plain and not self.needs.no_text):
             return conversation
         tools = None if conversation.tools is None else self._tools(conversation.tools)
-        changed = {} if self._is_plain(conversation.messages) else self._changed(conversation.messages)
+        changed = self._changed(conversation)
         if not changed and tools is conversation.tools:
             return conversation
         messages = conversation.messages.copy()
@@ -54,20 +51,13 @@ class Adapter:
             floats = has_float(list(changed.values()), exact=True)
         return conversation._replace(messages=messages, tools=tools, has_float=floats, plain=False)
 
-    def _is_plain(self, messages: list[Message]) -> bool:
-        """Whether all messages are text without calls, which most templates take as they are."""
-        if self.needs.no_text or (not self._takes_calls and any(map(contains, messages, repeat("tool_calls")))):
-            return False
-        try:
-            return set(map(type, map(_content_of, messages))) == {str}
-        except KeyError:
-            return False
-
-    def _changed(self, messages: list[Message]) -> dict[int, Message]:
+    def _changed(self, conversation: Conversation) -> dict[int, Message]:
         """The messages that must change, by number."""
         changed = {}
+        messages, odd = conversation.messages, conversation.odd
         takes_text, takes_calls = not self.needs.no_text, self._takes_calls
-        for number, message in enumerate(messages):
+        for number in odd if odd is not None and takes_text else range(len(messages)):
+            message = messages[number]
             if takes_text and type(message.get("content")) is str:
                 if takes_calls or "tool_calls" not in message:
                     continue

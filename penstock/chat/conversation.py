@@ -51,6 +51,7 @@ class Conversation(NamedTuple):
     `has_float` tells that some value the template may print is a float (the fast renderer prints those differently).
     `plain` tells that there is nothing to look at: every message is a role and a string, there are no tools and no
     variables, and the row has no control characters but white space. Most rows are; it spares each stage its checks.
+    `odd` are the numbers of the messages that are more, or less, than a usual role and words; None: nobody has looked.
     """
 
     messages: list[Message]
@@ -60,3 +61,4 @@ class Conversation(NamedTuple):
     pieces: tuple[tuple[Role, str], ...] | None = None
     has_float: bool = False
     plain: bool = False
+    odd: tuple[int, ...] | None = None

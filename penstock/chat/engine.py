@@ -24,11 +24,12 @@ from penstock.chat.conversation import Conversation, Message
 from penstock.chat.emit import emit
 from penstock.chat.emit_rules import NotServed
 from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, suspects
-from penstock.chat.locality import Locality, NotLocal, find_locality
+from penstock.chat.locality import Locality, find_locality
 from penstock.chat.probes import PROBES
 from penstock.chat.regions import Regions
 from penstock.chat.sandbox import Numbers, Render, Sandbox
 from penstock.chat.sentinels import CONTROL, HOLE_END, HOLE_SPACE, HOLE_START, PRIVATE, Alphabet
+from penstock.chat.sorts import NotLocal
 from penstock.chat.split import MARK_BYTES, Split, split_marks, split_private
 from penstock.chat.syntax import find
 from penstock.chat.trial import disagreement, doubt

@@ -8,6 +8,7 @@ objects are changed in place, never copied, except where keys must be renamed. A
 from __future__ import annotations
 
 from difflib import get_close_matches
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
@@ -20,12 +21,18 @@ _MEDIA = ("image", "audio", "video")
 _USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
 
 
+_role_of, _content_of = itemgetter("role"), itemgetter("content")
+_TWO = {2}
+_STRING = {str}
+
+
 class Turns(NamedTuple):
     """Normalised messages, their weights, and the values in them that are not plain strings."""
 
     messages: list[Message]
     weights: tuple[float | None, ...] | None = None
     loose: tuple[object, ...] = ()
+    odd: tuple[int, ...] | None = None  # as in Conversation
 
     def then(self, more: Turns) -> Turns:
         """These messages, followed by more."""
@@ -63,33 +70,32 @@ class MessageReader:
             )
         if not value:
             raise RowError("no_messages", f"column {column!r} is an empty list", "Remove the row or give it messages")
-        if self.is_plain(value):
+        if self.plain_roles(value):
             return Turns(value)
         return self._read(value, column)
 
-    def is_plain(self, messages: list[Any]) -> bool:
-        """Whether every message is {role, content} with a known role and a string: nothing to do."""
-        roles = self._as_is
+    def plain_roles(self, messages: list[Any]) -> set[str]:
+        """The roles of messages that are all {role, content} with a known role and a string: nothing to do.
+
+        Empty where some message is not.
+        """
         try:
-            for message in messages:
-                if len(message) != 2 or message["role"] not in roles or type(message["content"]) is not str:
-                    return False
+            roles = set(map(_role_of, messages))
+            if roles <= self._as_is and set(map(len, messages)) == _TWO:
+                return roles if set(map(type, map(_content_of, messages))) == _STRING else set()
         except (KeyError, TypeError):  # no such key; not an object; a role that is no string
-            return False
-        return True
+            pass
+        return set()
 
     def _read(self, given: list[Any], column: str) -> Turns:
         messages: list[Message] = given  # parsed for us: changed in place
         weights: list[float | None] = [None] * len(given)
         loose: list[object] = []
-        for number, message in enumerate(given):
-            is_object = type(message) is dict
-            if is_object and len(message) == 2 and type(message.get("content")) is str:
-                role = message.get("role")
-                if type(role) is str and role in self._as_is:
-                    continue
+        odd = self._odd(given)
+        for number in range(len(given)) if odd is None else odd:
+            message = given[number]
             where = f"{column}[{number}]"
-            if not is_object:
+            if type(message) is not dict:
                 raise RowError("bad_message", f"{where} is {a_kind(message)}, not a message", "Make it an object")
             role = self._role(message, where)
             if not self._weight_names.isdisjoint(message):
@@ -105,7 +111,22 @@ class MessageReader:
                 if type(value) is not str:
                     loose.append(value)
         is_weighted = any(weight is not None for weight in weights)
-        return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose))
+        return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose), odd)
+
+    def _odd(self, messages: list[Any]) -> tuple[int, ...] | None:
+        """The messages that are not simply a known role and words; None where they must be looked at one by one."""
+        try:
+            if not set(map(_role_of, messages)) <= self._as_is:
+                return None
+        except (KeyError, TypeError):
+            return None
+        return tuple(
+            [
+                number
+                for number, message in enumerate(messages)
+                if len(message) != 2 or type(words := message.get("content")) is not str or not words or words.isspace()
+            ]
+        )
 
     def _role(self, message: Message, where: str) -> str:
         role = message.get(self._role_key)

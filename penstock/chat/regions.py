@@ -67,18 +67,31 @@ class Segments:
     known: Bool  # one per row
     notes: Counter[str] = field(default_factory=Counter)  # warnings for the ledger: note -> rows
 
-    def followed_by(self, more: Segments, order: Int64) -> Segments:
-        """The rows of both, one after the other, then put into this order."""
-        places, offsets = gathered(np.concatenate((self.offsets, more.offsets[1:] + self.offsets[-1])), order)
+    def followed_by(self, more: Segments) -> Segments:
+        """The rows of both, one after the other."""
+        return Segments(
+            offsets=np.concatenate((self.offsets, more.offsets[1:] + self.offsets[-1])),
+            ends=np.concatenate((self.ends, more.ends)),
+            roles=np.concatenate((self.roles, more.roles)),
+            parts=np.concatenate((self.parts, more.parts)),
+            messages=np.concatenate((self.messages, more.messages)),
+            inclusive=np.concatenate((self.inclusive, more.inclusive)),
+            known=np.concatenate((self.known, more.known)),
+            notes=self.notes + more.notes,
+        )
+
+    def taken(self, order: Int64) -> Segments:
+        """The rows of these numbers, in this order."""
+        places, offsets = gathered(self.offsets, order)
         return Segments(
             offsets=offsets,
-            ends=np.concatenate((self.ends, more.ends))[places],
-            roles=np.concatenate((self.roles, more.roles))[places],
-            parts=np.concatenate((self.parts, more.parts))[places],
-            messages=np.concatenate((self.messages, more.messages))[places],
-            inclusive=np.concatenate((self.inclusive, more.inclusive))[places],
-            known=np.concatenate((self.known, more.known))[order],
-            notes=self.notes + more.notes,
+            ends=self.ends[places],
+            roles=self.roles[places],
+            parts=self.parts[places],
+            messages=self.messages[places],
+            inclusive=self.inclusive[places],
+            known=self.known[order],
+            notes=self.notes,
         )
 
 

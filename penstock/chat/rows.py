@@ -8,7 +8,6 @@ messages costs about 2 µs besides parsing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
@@ -25,7 +24,6 @@ _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 _ESCAPE = b"\\u00"  # begins the escape of every control character but usual white space
 _ASSISTANT = "assistant"
-_role_of = itemgetter("role")
 
 
 class Normaliser:
@@ -40,14 +38,18 @@ class Normaliser:
         self._read = self._reader_of(mapping.format)
         # Where a row has nothing else that counts and its messages are plain, they are all there is to read.
         self._messages = self._columns["messages"] if mapping.format in (Format.MESSAGES, Format.SHAREGPT) else ""
+        self._others = self._chat.names
 
-    def conversations(self, row: bytes) -> tuple[Conversation, ...]:
-        """The conversations of one row: one, or two of a preference row. Raises RowError."""
+    def conversations(self, row: bytes, *, escapes: bool = True) -> tuple[Conversation, ...]:
+        """The conversations of one row: one, or two of a preference row. Raises RowError.
+
+        `escapes` is False where the row is known to be free of escapes such as \\u0007.
+        """
         record = parse_row(row)
-        if self._messages and _ESCAPE not in row and self._chat.names.isdisjoint(record):
+        if self._messages and self._others.isdisjoint(record) and not (escapes and _ESCAPE in row):
             value = record.get(self._messages)
-            if type(value) is list and self._reader.is_plain(value) and _ASSISTANT in map(_role_of, value):
-                return (Conversation(value, plain=True),)
+            if type(value) is list and _ASSISTANT in self._reader.plain_roles(value):
+                return (Conversation(value, None, None, None, None, False, True, ()),)
         try:
             return self._read(record)
         except LargeInteger:
@@ -186,10 +188,11 @@ class Normaliser:
         )
 
     def _conversation(self, turns: Turns, chat: Chat) -> Conversation:
-        messages, weights, loose = turns
+        messages, weights, loose, odd = turns
         tools, system, variables = chat
         if system is not None:
             messages, weights = self._chat.with_system(messages, weights, system)
+            odd = None
         for message in messages:
             if message["role"] == "assistant":
                 break
@@ -198,6 +201,6 @@ class Normaliser:
                 "no_assistant", "no message has the role assistant, so nothing can be trained", "Remove the row"
             )
         if not loose and tools is None and variables is None:
-            return Conversation(messages, None, weights)
+            return Conversation(messages, None, weights, odd=odd)
         floats = has_float([*loose, tools, variables], exact=self._exact)
-        return Conversation(messages, tools, weights, variables, None, floats)
+        return Conversation(messages, tools, weights, variables, None, floats, odd=odd)

@@ -54,24 +54,28 @@ class Shapes:
 
     def read(self, conversations: Sequence[Conversation]) -> Batch:
         """The codes of all rows that have them."""
-        rows: list[int] = []
-        lists: list[list[Message]] = []
-        codes: list[int] = []
+        plain = [row for row, conversation in enumerate(conversations) if conversation.plain]
+        messages = list(chain.from_iterable([conversations[row].messages for row in plain]))
+        codes = self._plain_codes(messages)
+        if codes is None:  # leave out those that are not so plain
+            plain = [row for row in plain if self._plain_codes(conversations[row].messages) is not None]
+            messages = list(chain.from_iterable([conversations[row].messages for row in plain]))
+            codes = self._plain_codes(messages) or []
+        served = frozenset(plain)
+        rows = plain
         for row, conversation in enumerate(conversations):
-            if conversation.tools is None and not conversation.variables and conversation.pieces is None:
-                messages = conversation.messages
-                found = self._plain_codes(messages) if conversation.plain else None
-                if found is None:
-                    found = self._each(messages)
+            if row not in served and conversation.tools is None and not conversation.variables:
+                found = self._each(conversation)
                 if found:
                     rows.append(row)
-                    lists.append(messages)
+                    messages += conversation.messages
                     codes += found
-        counts = np.fromiter(map(len, lists), np.int64, len(lists))
+        counts = np.fromiter((len(conversations[row].messages) for row in rows), np.int64, len(rows))
         offsets = np.concatenate(([0], np.cumsum(counts)))
-        return Batch(rows, list(chain.from_iterable(lists)), np.array(codes, np.int64), offsets)
+        return Batch(rows, messages, np.array(codes, np.int64), offsets)
 
     def _plain_codes(self, messages: list[Message]) -> list[int] | None:
+        """The codes of messages that have a usual role and words, all of them; else None."""
         contents = list(map(_content_of, messages))
         if not all(contents) or any(map(str.isspace, contents)):
             return None
@@ -80,14 +84,13 @@ class Shapes:
         except KeyError:
             return None
 
-    def _each(self, messages: list[Message]) -> list[int] | None:
-        codes = []
-        for message in messages:
-            code = self._code(message)
-            if code is None:
-                return None
-            codes.append(code)
-        return codes
+    def _each(self, conversation: Conversation) -> list[int] | None:
+        """The codes of all messages, of which only the odd ones need be looked at; None where one has none."""
+        messages, odd = conversation.messages, conversation.odd
+        codes: list[int | None] = [self._plain.get(message["role"]) for message in messages]
+        for number in range(len(messages)) if odd is None else odd:
+            codes[number] = self._code(messages[number])
+        return None if None in codes else codes  # type: ignore[return-value]
 
     def _code(self, message: Message) -> int | None:
         content = message.get("content")

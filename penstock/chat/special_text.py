@@ -28,19 +28,20 @@ class SpecialTextFinder:
         for first in {needle[0] for needle in needles}:
             self._follow[first] = _table(bytes(needle[1] for needle in needles if needle[0] == first))
 
-    def find(self, rows: Sequence[bytes]) -> dict[int, str]:
-        """The rows whose text has special tokens: number -> the first of them."""
-        if self._pattern is None:
-            return {}
+    def find(self, rows: Sequence[bytes]) -> tuple[dict[int, str], set[int]]:
+        """The rows whose text has special tokens: number -> the first of them. And the rows with escapes."""
         ends = np.cumsum([len(row) + 1 for row in rows])
         data = np.frombuffer(b"\n".join([*rows, b""]), np.uint8)
-        suspects: set[int] = set()
+        suspects: dict[int, set[int]] = {}
         for first, follow in self._follow.items():
             places = np.flatnonzero(data[:-1] == first)
             hits = places[follow[data[places + 1]]]
-            suspects.update(np.unique(np.searchsorted(ends, hits, side="right")).tolist())
-        found = {number: self._first(rows[number]) for number in sorted(suspects)}
-        return {number: token for number, token in found.items() if token is not None}
+            suspects[first] = set(np.searchsorted(ends, hits, side="right").tolist())
+        escaped = suspects[_BACKSLASH]
+        if self._pattern is None:
+            return {}, escaped
+        found = {number: self._first(rows[number]) for number in sorted(set().union(*suspects.values()))}
+        return {number: token for number, token in found.items() if token is not None}, escaped
 
     def _first(self, row: bytes) -> str | None:
         assert self._pattern is not None

@@ -21,7 +21,7 @@ def segment_token_ends(
     offsets: Int64,
     text_lengths: Int64,
     segments: Segments,
-    byte_lengths: npt.NDArray[np.int32],
+    byte_lengths: npt.NDArray[np.unsignedinteger],
     token_ends: Callable[[int], Int64],
 ) -> tuple[Int64, int]:
     """For each segment, the number of the row's tokens up to its end; and how many rows needed offsets."""

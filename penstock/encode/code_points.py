@@ -35,15 +35,18 @@ def inspect_texts(texts: Sequence[bytes]) -> Findings:
     foreign = [k for k, text in enumerate(texts) if not text.isascii()]
     if not foreign:
         return Findings([], [])
-    beyond_ascii = [texts[k].translate(None, _ASCII).decode() for k in foreign]
-    kinds = _kinds_of(_code_points("".join(beyond_ascii)))
+    joined = b"\n".join([texts[k] for k in foreign])
+    points = _code_points(joined.translate(None, _ASCII).decode())
+    kinds = _kinds_of(points)
     places = np.flatnonzero(kinds)
     if not len(places):
         return Findings([], [])
-    ends = np.cumsum(np.fromiter(map(len, beyond_ascii), np.int64, len(foreign)))
-    owners, kinds = np.searchsorted(ends, places, side="right"), kinds[places]
-    newer: list[int] = np.unique(owners[(kinds & NEWER) > 0]).tolist()
-    marked: list[int] = np.unique(owners[(kinds & COMPOSES) > 0]).tolist()
+    # A character of several bytes begins with one from 0xC0 on, so the n-th such byte is where the n-th point stands.
+    starts = np.flatnonzero(np.frombuffer(joined, np.uint8) >= 0xC0)
+    ends = np.cumsum([len(texts[k]) + 1 for k in foreign])
+    owners = np.searchsorted(ends, starts[places], side="right")
+    newer = np.unique(owners[(kinds[places] & NEWER) > 0]).tolist()
+    marked = np.unique(owners[(kinds[places] & COMPOSES) > 0]).tolist()
     decomposed = [n for n in marked if not is_composed(texts[foreign[n]].decode())]
     return Findings([foreign[n] for n in newer], [foreign[n] for n in decomposed])
 

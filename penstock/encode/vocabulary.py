@@ -98,8 +98,8 @@ class Vocabulary:
         return Normalizer.NFC if names - {"Sequence"} == {"NFC"} else Normalizer.OTHER
 
     @cached_property
-    def byte_lengths(self) -> npt.NDArray[np.int32]:
-        """For each id, how many bytes of text it stands for (0: not known)."""
+    def byte_lengths(self) -> npt.NDArray[np.unsignedinteger]:
+        """For each id, how many bytes of text it stands for (0: not known). As small as can be, to stay in caches."""
         lengths = np.zeros(self.size, np.int32)
         kinds = {*_types(self._config.get("decoder")), *_types(self._config.get("pre_tokenizer"))}
         length: Callable[[str], int] = _piece_length
@@ -110,7 +110,7 @@ class Vocabulary:
         lengths[list(self._tokens.values())] = list(map(length, self._tokens))
         for token in self.added:
             lengths[token.id] = len(token.content.encode())
-        return lengths
+        return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
 
     @cached_property
     def token_bytes(self) -> list[bytes]:

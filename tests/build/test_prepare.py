@@ -101,7 +101,6 @@ def test_workers_and_engines_do_not_change_a_byte(write_rows: Rows, tokenizer: P
     source = write_rows(many_rows())
     one = build(source, tokenizer, tmp_path / "one", workers="1")
     assert len(one.dataset.shards) > 1
-    assert one.progress.engines["render"]
     two = build(source, tokenizer, tmp_path / "two", workers="2")
     assert two.progress.workers == 2
     slow = build(source, tokenizer, tmp_path / "slow", workers="2", fast=False)

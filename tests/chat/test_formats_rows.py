@@ -40,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def test_plain_messages_pass_as_they_are() -> None:
     messages = [system("S"), {"role": "developer", "content": "D"}, user("Hi"), bot("Ho")]
-    assert only({"messages": messages}) == Conversation(messages, plain=True)
+    assert only({"messages": messages}) == Conversation(messages, plain=True, odd=())
 
 
 def test_messages_keep_their_extra_keys() -> None:
@@ -50,7 +50,7 @@ def test_messages_keep_their_extra_keys() -> None:
         {"role": "tool", "content": None, "tool_call_id": "c1"},
         {"role": "assistant", "content": [{"type": "text", "text": "Ho"}], "extra": {"x": [1]}},
     ]
-    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(messages, [TOOL])
+    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(messages, [TOOL], odd=(0, 1, 2, 3))
 
 
 def test_roles_are_mapped() -> None:
