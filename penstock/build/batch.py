@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Segments, gathered
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import inspect_texts
@@ -134,7 +135,7 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 
 
 def encode_texts(
-    conversations: Sequence[Conversation],
+    conversations: Sequence[Conversation | Plain],
     texts: list[bytes],
     segments: Segments,
     encoder: Encoder,
@@ -165,15 +166,18 @@ def encode_texts(
     )
 
 
-def _segment_weights(conversations: Sequence[Conversation], segments: Segments) -> npt.NDArray[np.float32] | None:
-    if not any(c.weights for c in conversations):
+def _segment_weights(
+    conversations: Sequence[Conversation | Plain], segments: Segments
+) -> npt.NDArray[np.float32] | None:
+    given = {row: c.weights for row, c in enumerate(conversations) if isinstance(c, Conversation) and c.weights}
+    if not given:
         return None
     weights = np.full(len(segments.ends), np.nan, np.float32)
-    for row, conversation in enumerate(conversations):
-        if conversation.weights:
-            own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
-            given = np.array([np.nan if w is None else w for w in (*conversation.weights, None)], np.float32)
-            weights[own] = given[segments.messages[own]]  # glue is message -1: the None at the end
+    for row, of_messages in given.items():
+        own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
+        # glue is message -1: the last one here
+        table = np.array([np.nan if weight is None else weight for weight in (*of_messages, None)], np.float32)
+        weights[own] = table[segments.messages[own]]
     return weights
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -26,6 +26,7 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import Format
 from penstock.chat.parts import Splitter
+from penstock.chat.plain_rows import Plain, PlainRows
 from penstock.chat.regions import Segments
 from penstock.chat.rows import Normaliser as RowReader
 from penstock.chat.special_text import SpecialTextFinder
@@ -58,7 +59,7 @@ class SliceResult:
 class _Batch:
     """Rows on their way: conversations with the number of their row and their side."""
 
-    conversations: list[Conversation] = field(default_factory=list)
+    conversations: list[Conversation | Plain] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
 
@@ -66,7 +67,9 @@ class _Batch:
 class _Rendering:
     """Everything that one template needs."""
 
-    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, fast: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, template: str, vocabulary: Vocabulary, roles: Mapping[str, str], fast: bool
+    ) -> None:
         self.engine = TemplateEngine(
             template,
             special_tokens=recipe.special_tokens,
@@ -81,7 +84,7 @@ class _Rendering:
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
         )
-        self.stencils = Stencils(self.engine, self.splitter)
+        self.stencils = Stencils(self.engine, self.splitter, roles)
 
 
 class Pipeline:
@@ -92,12 +95,15 @@ class Pipeline:
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
         self.reader = RowReader(recipe.mapping)
+        self.plain = PlainRows(recipe.mapping)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
         self.normaliser = Normaliser(self.vocabulary)
         self.special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
-            name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
+            name: _Rendering(recipe, text, self.vocabulary, self.plain.roles, fast)
+            for name, text in recipe.templates.items()
         }
+        self._reads_plain = fast and self.plain.active and bool(self.renderings)
         self._one_way = recipe.mapping.format in _RENDERED and "tool_use" not in self.renderings
 
     @property
@@ -138,25 +144,36 @@ class Pipeline:
         """The conversations of a stretch of rows; those that can't be read are rejected."""
         own = rows.rows[stretch.start : stretch.stop]
         special, escaped = self.special_text.find(own)
+        plain = self.plain.read(own, escaped, special) if self._reads_plain else repeat(None)
         batch = _Batch()
-        for number, row in zip(stretch, own, strict=True):
+        for number, (row, messages) in enumerate(zip(own, plain, strict=False), stretch.start):
+            found: Sequence[Conversation | Plain] = (messages,) if messages is not None else ()
             try:
-                if number in rows.oversize:
-                    raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
-                conversations = self.reader.conversations(row, escapes=number - stretch.start in escaped)
-                if not self.renderings and any(c.pieces is None for c in conversations):
-                    raise _no_template()
-                if special and number - stretch.start in special:
-                    if self.recipe.special_tokens_in_text is SpecialText.REJECT:
-                        raise _special_text(special[number - stretch.start])
-                    state.notes["special tokens in text"] += 1
+                if not found:
+                    found = self._conversations(number, row, rows, state)
+                    if number - stretch.start in special:
+                        self._meet_special(special[number - stretch.start], state)
             except RowError as error:
                 state.reject(number, error)
                 continue
-            batch.conversations += conversations
-            batch.rows += repeat(number, len(conversations))
-            batch.sides += range(len(conversations))
+            batch.conversations += found
+            batch.rows += repeat(number, len(found))
+            batch.sides += range(len(found))
         return batch
+
+    def _conversations(self, number: int, row: bytes, rows: Rows, state: _SliceState) -> tuple[Conversation, ...]:
+        if number in rows.oversize:
+            raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
+        conversations = self.reader.conversations(row)
+        if not self.renderings and any(conversation.pieces is None for conversation in conversations):
+            raise _no_template()
+        return conversations
+
+    def _meet_special(self, token: str, state: _SliceState) -> None:
+        """A row's text has a special token."""
+        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+            raise _special_text(token)
+        state.notes["special tokens in text"] += 1
 
     # -- conversations to examples --------------------------------------------------------------------------------
 
@@ -172,7 +189,7 @@ class Pipeline:
         for way, members in groups.items():
             conversations = [batch.conversations[k] for k in members]
             part, failed = (
-                (encode_pieces(conversations, self.encoder, self.normaliser, self.vocabulary), {})
+                (encode_pieces(self._whole(conversations), self.encoder, self.normaliser, self.vocabulary), {})
                 if way == ""
                 else self._rendered(way, conversations, state)
             )
@@ -186,31 +203,51 @@ class Pipeline:
         state.encode += merged.reference
         return merged.without(state.rejected) if state.rejected else merged
 
-    def way(self, conversation: Conversation) -> str:
+    def way(self, conversation: Conversation | Plain) -> str:
         """Which template renders a conversation; '' for plain text."""
+        if not isinstance(conversation, Conversation):
+            return "default"
         if conversation.pieces is not None:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
+    def _whole(self, conversations: Sequence[Conversation | Plain]) -> list[Conversation]:
+        """Plain messages as conversations, too."""
+        return [c if isinstance(c, Conversation) else self.plain.conversation(c) for c in conversations]
+
     def _rendered(
-        self, way: str, conversations: list[Conversation], state: _SliceState
+        self, way: str, given: list[Conversation | Plain], state: _SliceState
     ) -> tuple[ExampleBatch, dict[int, RowError]]:
         rendering = self.renderings[way]
-        adapted, failed = _adapted(rendering.adapter, conversations)
-        filled = rendering.stencils.fill(adapted) if self.fast else None
+        conversations, failed = self._adapted(rendering.adapter, given)
+        filled = rendering.stencils.fill(conversations) if self.fast else None
         if filled is None:
-            texts, segments, refused = self._split(rendering, adapted, state)
+            texts, segments, refused = self._split(rendering, self._whole(conversations), state)
         else:
-            texts, segments = filled.texts, filled.segments
-            rest = sorted(set(range(len(adapted))).difference(filled.rows))
-            more, more_segments, found = self._split(rendering, [adapted[row] for row in rest], state)
+            rest = sorted(set(range(len(conversations))).difference(filled.rows))
+            left = self._whole([conversations[row] for row in rest])
+            more, more_segments, found = self._split(rendering, left, state)
             refused = {rest[k]: error for k, error in found.items()}
             order = np.argsort([*filled.rows, *rest])
-            texts = list(map((texts + more).__getitem__, order.tolist()))
-            segments = segments.followed_by(more_segments).taken(order)
+            texts = list(map((filled.texts + more).__getitem__, order.tolist()))
+            segments = filled.segments.followed_by(more_segments).taken(order)
         state.notes += segments.notes
-        part = encode_texts(adapted, texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        part = encode_texts(conversations, texts, segments, self.encoder, self.normaliser, self.vocabulary)
         return part, {**refused, **failed}
+
+    def _adapted(
+        self, adapter: Adapter, given: list[Conversation | Plain]
+    ) -> tuple[list[Conversation | Plain], dict[int, RowError]]:
+        """Conversations in the form that the template takes; those with no such form keep theirs, with the error."""
+        failed: dict[int, RowError] = {}
+        adapted: list[Conversation | Plain] = [*(self._whole(given) if adapter.needs.no_text else given)]
+        for k, conversation in enumerate(adapted):
+            if isinstance(conversation, Conversation):
+                try:
+                    adapted[k] = adapter.adapt(conversation)
+                except RowError as error:
+                    failed[k] = error
+        return adapted, failed
 
     def _split(
         self, rendering: _Rendering, conversations: list[Conversation], state: _SliceState
@@ -262,19 +299,6 @@ def _stretches(rows: Sequence[bytes]) -> Iterator[range]:
             first, size = number + 1, 0
     if first < len(rows):
         yield range(first, len(rows))
-
-
-def _adapted(adapter: Adapter, conversations: list[Conversation]) -> tuple[list[Conversation], dict[int, RowError]]:
-    """Conversations in the form that the template takes; those with no such form keep theirs, with the error."""
-    failed: dict[int, RowError] = {}
-    adapted = conversations.copy()
-    for k, conversation in enumerate(conversations):
-        if not conversation.plain or adapter.needs.no_text:
-            try:
-                adapted[k] = adapter.adapt(conversation)
-            except RowError as error:
-                failed[k] = error
-    return adapted, failed
 
 
 def _too_large(size: int, limit: int) -> RowError:

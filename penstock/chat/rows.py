@@ -40,16 +40,13 @@ class Normaliser:
         self._messages = self._columns["messages"] if mapping.format in (Format.MESSAGES, Format.SHAREGPT) else ""
         self._others = self._chat.names
 
-    def conversations(self, row: bytes, *, escapes: bool = True) -> tuple[Conversation, ...]:
-        """The conversations of one row: one, or two of a preference row. Raises RowError.
-
-        `escapes` is False where the row is known to be free of escapes such as \\u0007.
-        """
+    def conversations(self, row: bytes) -> tuple[Conversation, ...]:
+        """The conversations of one row: one, or two of a preference row. Raises RowError."""
         record = parse_row(row)
-        if self._messages and self._others.isdisjoint(record) and not (escapes and _ESCAPE in row):
+        if self._messages and self._others.isdisjoint(record) and _ESCAPE not in row:
             value = record.get(self._messages)
             if type(value) is list and _ASSISTANT in self._reader.plain_roles(value):
-                return (Conversation(value, None, None, None, None, False, True, ()),)
+                return (Conversation(value, plain=True, odd=()),)
         try:
             return self._read(record)
         except LargeInteger:

@@ -7,9 +7,9 @@ messages are plain, 1 µs elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,12 +17,13 @@ import numpy as np
 from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
 from penstock.chat.locality import SLICES, Locality
+from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Int64, UInt8
 
 MOST_CODES: Final = 255
 _ROLES: Final[dict[object, Role]] = dict(ROLE_OF_NAME.items())
 _CALL_KEYS: Final = frozenset(("id", "type", "function"))
-_role_of, _content_of = itemgetter("role"), itemgetter("content")
+_role_of, _content_of = attrgetter("role"), attrgetter("content")
 
 
 class Shape(NamedTuple):
@@ -37,7 +38,8 @@ class Batch(NamedTuple):
     """The rows of a batch that may be served."""
 
     rows: list[int]
-    messages: list[Message]  # of all these rows, one after the other
+    words: list[Any]  # the contents of the messages of all these rows, one after the other
+    odd: dict[int, Message]  # by their place there: messages that are more, or less, than words
     codes: Int64  # one per message
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
 
@@ -45,49 +47,43 @@ class Batch(NamedTuple):
 class Shapes:
     """The shapes met so far, by code; a code is the shape's number in this list."""
 
-    def __init__(self, locality: Locality) -> None:
+    def __init__(self, locality: Locality, names: Mapping[str, str]) -> None:
         self.known: list[Shape | None] = [None, *(Shape(role, "text") for role in ROLE_OF_NAME.values())]
         self._codes = {shape: code for code, shape in enumerate(self.known)}
-        self._plain = {role.name.lower(): self._codes[Shape(role, "text")] for role in ROLE_OF_NAME.values()}
+        self._usual = {name: self._codes[Shape(role, "text")] for name, role in ROLE_OF_NAME.items()}
+        self._plain = {name: self._usual[role] for name, role in names.items()}  # as plain rows name their roles
         self._watched = locality.read | {"tool_calls", *REASONING_FIELDS}
         self._calls = locality.calls
 
-    def read(self, conversations: Sequence[Conversation]) -> Batch:
+    def read(self, conversations: Sequence[Conversation | Plain]) -> Batch:
         """The codes of all rows that have them."""
-        plain = [row for row, conversation in enumerate(conversations) if conversation.plain]
-        messages = list(chain.from_iterable([conversations[row].messages for row in plain]))
-        codes = self._plain_codes(messages)
-        if codes is None:  # leave out those that are not so plain
-            plain = [row for row in plain if self._plain_codes(conversations[row].messages) is not None]
-            messages = list(chain.from_iterable([conversations[row].messages for row in plain]))
-            codes = self._plain_codes(messages) or []
-        served = frozenset(plain)
-        rows = plain
+        rows = [row for row, messages in enumerate(conversations) if type(messages) is list]
+        lists: list[Plain] = [conversations[row] for row in rows]  # type: ignore[misc]
+        words = list(map(_content_of, chain.from_iterable(lists)))
+        if not all(words) or any(map(str.isspace, words)):
+            rows = [row for row, messages in zip(rows, lists, strict=True) if _has_words(messages)]
+            lists = [conversations[row] for row in rows]  # type: ignore[misc]
+            words = list(map(_content_of, chain.from_iterable(lists)))
+        codes = list(map(self._plain.__getitem__, map(_role_of, chain.from_iterable(lists))))
+        counts = list(map(len, lists))
+        odd: dict[int, Message] = {}
         for row, conversation in enumerate(conversations):
-            if row not in served and conversation.tools is None and not conversation.variables:
+            if isinstance(conversation, Conversation) and conversation.tools is None and not conversation.variables:
                 found = self._each(conversation)
                 if found:
                     rows.append(row)
-                    messages += conversation.messages
+                    counts.append(len(found))
+                    numbers = range(len(found)) if conversation.odd is None else conversation.odd
+                    odd.update((len(codes) + number, conversation.messages[number]) for number in numbers)
+                    words += [message["content"] for message in conversation.messages]
                     codes += found
-        counts = np.fromiter((len(conversations[row].messages) for row in rows), np.int64, len(rows))
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        return Batch(rows, messages, np.array(codes, np.int64), offsets)
-
-    def _plain_codes(self, messages: list[Message]) -> list[int] | None:
-        """The codes of messages that have a usual role and words, all of them; else None."""
-        contents = list(map(_content_of, messages))
-        if not all(contents) or any(map(str.isspace, contents)):
-            return None
-        try:
-            return list(map(self._plain.__getitem__, map(_role_of, messages)))
-        except KeyError:
-            return None
+        offsets = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+        return Batch(rows, words, odd, np.array(codes, np.int64), offsets)
 
     def _each(self, conversation: Conversation) -> list[int] | None:
         """The codes of all messages, of which only the odd ones need be looked at; None where one has none."""
         messages, odd = conversation.messages, conversation.odd
-        codes: list[int | None] = [self._plain.get(message["role"]) for message in messages]
+        codes: list[int | None] = [self._usual.get(message["role"]) for message in messages]
         for number in range(len(messages)) if odd is None else odd:
             codes[number] = self._code(messages[number])
         return None if None in codes else codes  # type: ignore[return-value]
@@ -102,7 +98,7 @@ class Shapes:
             if not calls:
                 return None
         elif type(content) is str and content and not content.isspace():
-            return self._plain.get(message["role"])
+            return self._usual.get(message["role"])
         if "content" not in message or (content and (type(content) is not str or content.isspace())):
             return None
         role = _ROLES.get(message["role"])
@@ -137,6 +133,10 @@ class Shapes:
         for role in (before, after, around):
             number = number << 3 | role
         return number << 3 | np.minimum(index, SLICES + 1) << 1 | index & 1
+
+
+def _has_words(messages: Plain) -> bool:
+    return all(message.content and not message.content.isspace() for message in messages)
 
 
 def _usual_calls(calls: Any) -> int:

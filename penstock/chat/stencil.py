@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from penstock.chat.regions import Int64, Segments
 from penstock.chat.shapes import Batch
 
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
-_content_of = itemgetter("content")
 
 
 class Fill(Enum):
@@ -102,7 +100,9 @@ class Table:
         self._before = [stencil.before for stencil in ordered]
         self._after = [stencil.after for stencil in ordered]
         self._fixed = np.array([(len(s.before), len(s.after)) for s in ordered], np.int64).reshape(-1, 2)
-        self._as_is = np.array([s.holes == (Hole(Fill.CONTENT),) for s in ordered], np.bool_)
+        self._trims = np.array([s.holes == (Hole(Fill.TRIMMED),) for s in ordered], np.bool_)
+        as_is = np.array([s.holes == (Hole(Fill.CONTENT),) for s in ordered], np.bool_)
+        self._is_more = ~(as_is | self._trims)
         self._counts = np.array([len(s.runs) for s in ordered], np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         runs = [run for stencil in ordered for run in stencil.runs]
@@ -121,7 +121,7 @@ class Table:
 
     def fill(self, batch: Batch, numbers: Int64) -> Filled:
         """Fill the stencils of these numbers, one per message."""
-        words = self._words(batch.messages, numbers)
+        words = self._words(batch, numbers)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         chosen = numbers.tolist()
         pieces = [b""] * (3 * len(words))
@@ -135,10 +135,12 @@ class Table:
         texts = [data[start:end] for start, end in pairwise(bounds)]
         return Filled(batch.rows, texts, self._segments(batch.offsets, numbers, sizes, ends, text_ends))
 
-    def _words(self, messages: list[Message], numbers: Int64) -> list[bytes]:
-        words = list(map(_content_of, messages))
-        for place in np.flatnonzero(~self._as_is[numbers]).tolist():
-            words[place] = self._ordered[numbers[place]].filled(messages[place])
+    def _words(self, batch: Batch, numbers: Int64) -> list[bytes]:
+        words = batch.words
+        for place in np.flatnonzero(self._trims[numbers]).tolist():
+            words[place] = words[place].strip()
+        for place in np.flatnonzero(self._is_more[numbers]).tolist():
+            words[place] = self._ordered[numbers[place]].filled(batch.odd[place])
         return list(map(str.encode, words))
 
     def _segments(self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64) -> Segments:

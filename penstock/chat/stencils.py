@@ -10,7 +10,7 @@ same (`locality` says why, and the proof of each slice looks at it again). Costs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Final
 
@@ -19,6 +19,7 @@ import numpy as np
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.parts import Splitter
+from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Int64
 from penstock.chat.sentinels import HOLE_END, HOLE_SPACE, HOLE_START
 from penstock.chat.shapes import Batch, Shape, Shapes
@@ -41,14 +42,19 @@ class Refused(Exception):
 class Stencils:
     """The stencils of one template."""
 
-    def __init__(self, engine: TemplateEngine, splitter: Splitter) -> None:
+    def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str]) -> None:
         self._engine, self._splitter = engine, splitter
         serves = engine.locality is not None and not engine.why_unknown and not splitter.is_tagged
-        self._shapes = Shapes(engine.locality) if serves and engine.locality is not None else None
+        self._shapes = Shapes(engine.locality, names) if serves and engine.locality is not None else None
         self._table = Table()
         self._failures: dict[bytes, str] = {}
 
-    def fill(self, conversations: Sequence[Conversation]) -> Filled | None:
+    @property
+    def active(self) -> bool:
+        """Whether the template allows for stencils."""
+        return self._shapes is not None
+
+    def fill(self, conversations: Sequence[Conversation | Plain]) -> Filled | None:
         """Serve what can be served; None where that is nothing."""
         if self._shapes is None:
             return None
@@ -218,12 +224,12 @@ def _taken(batch: Batch, numbers: Int64, rows: Int64) -> tuple[Batch, Int64]:
     keep[rows] = True
     counts = np.diff(batch.offsets)
     of_messages = np.repeat(keep, counts)
-    return (
-        Batch(
-            list(compress(batch.rows, keep.tolist())),
-            list(compress(batch.messages, of_messages.tolist())),
-            batch.codes[of_messages],
-            np.concatenate(([0], np.cumsum(counts[keep]))),
-        ),
-        numbers[of_messages],
+    places = np.cumsum(of_messages) - 1
+    taken = Batch(
+        list(compress(batch.rows, keep.tolist())),
+        list(compress(batch.words, of_messages.tolist())),
+        {int(places[place]): message for place, message in batch.odd.items() if of_messages[place]},
+        batch.codes[of_messages],
+        np.concatenate(([0], np.cumsum(counts[keep]))),
     )
+    return taken, numbers[of_messages]

@@ -1,0 +1,91 @@
+"""Rows that are nothing but plain messages, decoded straight into what stencils need.
+
+The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, calls, control
+characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there. The decoder
+checks types and names as it parses, which costs less than parsing alone: some 1.5 µs a KB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+import msgspec
+
+from penstock.chat.conversation import ROLE_OF_NAME, Conversation
+from penstock.chat.formats import ROLES, Format, Mapping
+from penstock.chat.formats_columns import ChatColumns
+
+Plain = list[Any]  # messages, each with `role` (as the row names it) and `content`
+_MOST_COLUMNS: Final = 200
+_UNKNOWN: Final = "Object contains unknown field"
+_DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
+_role_of = attrgetter("role")
+
+
+class PlainRows:
+    """Decodes plain rows as a mapping says."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self.active = mapping.format in (Format.MESSAGES, Format.SHAREGPT)
+        self.roles = {name: role for name, role in (dict(mapping.roles) or ROLES).items() if role in ROLE_OF_NAME}
+        self._answers = frozenset(name for name, role in self.roles.items() if role == "assistant")
+        if not self.active:
+            return
+        self._messages = dict(mapping.columns)["messages"]
+        self._others = ChatColumns(mapping).names
+        self._message = msgspec.defstruct(
+            "Message",
+            [("role", Literal[tuple(self.roles)]), ("content", str)],
+            rename={"role": mapping.role_key or "role", "content": mapping.content_key or "content"},
+            forbid_unknown_fields=True,
+            gc=False,
+        )
+        self._columns: list[str] = []
+        self._learn(())
+
+    def _learn(self, columns: Iterable[str]) -> bool:
+        """Let rows have these columns besides their messages: they are parsed, since they might be broken."""
+        new = set(columns) - {self._messages, *self._columns}
+        if not new.isdisjoint(self._others) or len(self._columns) + len(new) > _MOST_COLUMNS:
+            return False
+        self._columns += sorted(new)
+        fields: list[Any] = [("messages", list[self._message])]  # type: ignore[name-defined]
+        fields += [(f"column_{number}", Any, None) for number in range(len(self._columns))]
+        names = {f"column_{number}": column for number, column in enumerate(self._columns)}
+        row = msgspec.defstruct(
+            "Row", fields, rename={"messages": self._messages, **names}, forbid_unknown_fields=True, gc=False
+        )
+        self._decode = msgspec.json.Decoder(row).decode
+        return True
+
+    def read(self, rows: Sequence[bytes], escaped: Iterable[int], others: Container[int]) -> list[Plain | None]:
+        """The messages of all rows that are plain, and not among the others; `escaped` have escapes such as \\u0007."""
+        found = [None if number in others else self._read(row) for number, row in enumerate(rows)]
+        for number in escaped:
+            if any(_DOUBTFUL.search(message.content) for message in found[number] or ()):
+                found[number] = None
+        return found
+
+    def _read(self, row: bytes) -> Plain | None:
+        try:
+            messages: Plain = self._decode(row).messages  # type: ignore[attr-defined]
+        except msgspec.ValidationError as error:
+            return self._read(row) if self._is_new(str(error), row) else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return None if self._answers.isdisjoint(map(_role_of, messages)) else messages
+
+    def _is_new(self, error: str, row: bytes) -> bool:
+        """Whether a row has columns that were not known, and now are."""
+        if not error.startswith(_UNKNOWN) or " - at " in error:
+            return False
+        columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
+        return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
+
+    def conversation(self, messages: Plain) -> Conversation:
+        """The same messages, as all other stages take them."""
+        plain = [{"role": self.roles[message.role], "content": message.content} for message in messages]
+        return Conversation(plain, None, None, None, None, False, True, ())
