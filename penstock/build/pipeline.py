@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -63,13 +63,15 @@ class _Batch:
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
 
+    def taken(self, members: Sequence[int]) -> list[Conversation]:
+        """Some of the conversations, none of which is plain."""
+        return [c for k in members if isinstance(c := self.conversations[k], Conversation)]
+
 
 class _Rendering:
     """Everything that one template needs."""
 
-    def __init__(
-        self, recipe: Recipe, template: str, vocabulary: Vocabulary, roles: Mapping[str, str], fast: bool
-    ) -> None:
+    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, fast: bool) -> None:
         self.engine = TemplateEngine(
             template,
             special_tokens=recipe.special_tokens,
@@ -84,7 +86,11 @@ class _Rendering:
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
         )
-        self.stencils = Stencils(self.engine, self.splitter, roles)
+        self.plain = None
+        if self.engine.locality is not None and PlainRows.serve(recipe.mapping) and not self.adapter.needs.no_text:
+            self.plain = PlainRows(recipe.mapping, self.engine.locality)
+        names = {} if self.plain is None else self.plain.roles
+        self.stencils = Stencils(self.engine, self.splitter, names, self.adapter.adapt_message)
 
 
 class Pipeline:
@@ -95,15 +101,14 @@ class Pipeline:
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
         self.reader = RowReader(recipe.mapping)
-        self.plain = PlainRows(recipe.mapping)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
         self.normaliser = Normaliser(self.vocabulary)
         self.special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
-            name: _Rendering(recipe, text, self.vocabulary, self.plain.roles, fast)
-            for name, text in recipe.templates.items()
+            name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
         }
-        self._reads_plain = fast and self.plain.active and bool(self.renderings)
+        default = self.renderings.get("default")
+        self._plain = default.plain if fast and default is not None and default.stencils.active else None
         self._one_way = recipe.mapping.format in _RENDERED and "tool_use" not in self.renderings
 
     @property
@@ -120,7 +125,7 @@ class Pipeline:
 
     def run(self, rows: Rows) -> SliceResult:
         """Take a slice through all stages."""
-        state = _SliceState()
+        state = _SliceState(rows.rows)
         with _collector_off():
             parts = [self._examples(batch, state) for batch in self._batches(rows, state)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
@@ -144,7 +149,7 @@ class Pipeline:
         """The conversations of a stretch of rows; those that can't be read are rejected."""
         own = rows.rows[stretch.start : stretch.stop]
         special, escaped = self.special_text.find(own)
-        plain = self.plain.read(own, escaped, special) if self._reads_plain else repeat(None)
+        plain = self._plain.read(own, escaped, special) if self._plain is not None else repeat(None)
         batch = _Batch()
         for number, (row, messages) in enumerate(zip(own, plain, strict=False), stretch.start):
             found: Sequence[Conversation | Plain] = (messages,) if messages is not None else ()
@@ -187,11 +192,10 @@ class Pipeline:
         parts: list[ExampleBatch] = []
         order: list[int] = []
         for way, members in groups.items():
-            conversations = [batch.conversations[k] for k in members]
             part, failed = (
-                (encode_pieces(self._whole(conversations), self.encoder, self.normaliser, self.vocabulary), {})
+                (encode_pieces(batch.taken(members), self.encoder, self.normaliser, self.vocabulary), {})
                 if way == ""
-                else self._rendered(way, conversations, state)
+                else self._rendered(way, members, batch, state)
             )
             for k, error in failed.items():
                 state.reject(batch.rows[members[k]], error)
@@ -211,43 +215,38 @@ class Pipeline:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
-    def _whole(self, conversations: Sequence[Conversation | Plain]) -> list[Conversation]:
-        """Plain messages as conversations, too."""
-        return [c if isinstance(c, Conversation) else self.plain.conversation(c) for c in conversations]
-
     def _rendered(
-        self, way: str, given: list[Conversation | Plain], state: _SliceState
+        self, way: str, members: list[int], batch: _Batch, state: _SliceState
     ) -> tuple[ExampleBatch, dict[int, RowError]]:
         rendering = self.renderings[way]
-        conversations, failed = self._adapted(rendering.adapter, given)
-        filled = rendering.stencils.fill(conversations) if self.fast else None
-        if filled is None:
-            texts, segments, refused = self._split(rendering, self._whole(conversations), state)
-        else:
-            rest = sorted(set(range(len(conversations))).difference(filled.rows))
-            left = self._whole([conversations[row] for row in rest])
-            more, more_segments, found = self._split(rendering, left, state)
-            refused = {rest[k]: error for k, error in found.items()}
-            order = np.argsort([*filled.rows, *rest])
-            texts = list(map((filled.texts + more).__getitem__, order.tolist()))
-            segments = filled.segments.followed_by(more_segments).taken(order)
-        state.notes += segments.notes
-        part = encode_texts(conversations, texts, segments, self.encoder, self.normaliser, self.vocabulary)
-        return part, {**refused, **failed}
-
-    def _adapted(
-        self, adapter: Adapter, given: list[Conversation | Plain]
-    ) -> tuple[list[Conversation | Plain], dict[int, RowError]]:
-        """Conversations in the form that the template takes; those with no such form keep theirs, with the error."""
         failed: dict[int, RowError] = {}
-        adapted: list[Conversation | Plain] = [*(self._whole(given) if adapter.needs.no_text else given)]
-        for k, conversation in enumerate(adapted):
+
+        def whole(member: int, conversation: Conversation | Plain) -> Conversation:
+            """A conversation in the form that the template takes; one with no such form is told in `failed`."""
+            try:
+                if not isinstance(conversation, Conversation):
+                    (conversation,) = self.reader.conversations(state.rows[batch.rows[members[member]]])
+                return rendering.adapter.adapt(conversation)
+            except RowError as error:
+                failed[member] = error
+                return conversation if isinstance(conversation, Conversation) else Conversation([])
+
+        given = [batch.conversations[k] for k in members]
+        for k, conversation in enumerate(given):
             if isinstance(conversation, Conversation):
-                try:
-                    adapted[k] = adapter.adapt(conversation)
-                except RowError as error:
-                    failed[k] = error
-        return adapted, failed
+                given[k] = whole(k, conversation)
+        filled = rendering.stencils.fill(given) if self.fast else None
+        rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
+        left = [c if isinstance(c := given[k], Conversation) else whole(k, c) for k in rest]
+        texts, segments, found = self._split(rendering, left, state)
+        refused = {rest[k]: error for k, error in found.items()}
+        if filled is not None:
+            order = np.argsort([*filled.rows, *rest])
+            texts = list(map((filled.texts + texts).__getitem__, order.tolist()))
+            segments = filled.segments.followed_by(segments).taken(order)
+        state.notes += segments.notes
+        part = encode_texts(given, texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        return part, {**refused, **failed}
 
     def _split(
         self, rendering: _Rendering, conversations: list[Conversation], state: _SliceState
@@ -267,6 +266,7 @@ class Pipeline:
 class _SliceState:
     """What a slice collects on its way."""
 
+    rows: Sequence[bytes]
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     render: Counter[str] = field(default_factory=Counter)

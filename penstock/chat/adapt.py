@@ -51,6 +51,13 @@ class Adapter:
             floats = has_float(list(changed.values()), exact=True)
         return conversation._replace(messages=messages, tools=tools, has_float=floats, plain=False)
 
+    def adapt_message(self, message: Message) -> Message | None:
+        """The same for one message by itself; None where it has no such form."""
+        try:
+            return self._message(message, 0)
+        except RowError:
+            return None
+
     def _changed(self, conversation: Conversation) -> dict[int, Message]:
         """The messages that must change, by number."""
         changed = {}

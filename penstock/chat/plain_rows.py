@@ -1,8 +1,9 @@
-"""Rows that are nothing but plain messages, decoded straight into what stencils need.
+"""Rows of usual messages, decoded straight into what stencils need.
 
-The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, calls, control
-characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there. The decoder
-checks types and names as it parses, which costs less than parsing alone: some 1.5 µs a KB.
+The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, reasoning,
+control characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there.
+Keys that the template never reads are let pass. The decoder checks types and names as it parses, which costs less than
+parsing into dicts: some 1.5 µs a KB.
 """
 
 from __future__ import annotations
@@ -10,41 +11,73 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.chat.conversation import ROLE_OF_NAME, Conversation
+from penstock.chat.conversation import ROLE_OF_NAME, Message
 from penstock.chat.formats import ROLES, Format, Mapping
 from penstock.chat.formats_columns import ChatColumns
+from penstock.chat.locality import Locality
 
-Plain = list[Any]  # messages, each with `role` (as the row names it) and `content`
+Plain = list[Any]  # messages, each with `role` (as the row names it), `content` and `tool_calls` (UNSET: none)
 _MOST_COLUMNS: Final = 200
 _UNKNOWN: Final = "Object contains unknown field"
+_BESIDE: Final = ("tool_call_id", "name", "id")  # of a message: for few templates to read
 _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
 _role_of = attrgetter("role")
 
 
-class PlainRows:
-    """Decodes plain rows as a mapping says."""
+class Function(Struct, forbid_unknown_fields=True, gc=False):
+    """What a tool call calls."""
 
-    def __init__(self, mapping: Mapping) -> None:
-        self.active = mapping.format in (Format.MESSAGES, Format.SHAREGPT)
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: dict[str, Any] | str
+
+
+class Call(Struct, forbid_unknown_fields=True, gc=False):
+    """A tool call in the usual form."""
+
+    type: Literal["function"]
+    function: Function
+    id: str | UnsetType | None = UNSET
+
+    def as_json(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"type": "function", "function": function}
+
+
+def as_message(message: Any, role: str) -> Message:
+    """One of these messages, as all other stages know them."""
+    calls = message.tool_calls
+    if calls is UNSET:
+        return {"role": role, "content": message.content}
+    return {"role": role, "content": message.content, "tool_calls": [call.as_json() for call in calls]}
+
+
+class PlainRows:
+    """Decodes rows as a mapping says, for a local template."""
+
+    def __init__(self, mapping: Mapping, locality: Locality) -> None:
         self.roles = {name: role for name, role in (dict(mapping.roles) or ROLES).items() if role in ROLE_OF_NAME}
         self._answers = frozenset(name for name, role in self.roles.items() if role == "assistant")
-        if not self.active:
-            return
         self._messages = dict(mapping.columns)["messages"]
         self._others = ChatColumns(mapping).names
-        self._message = msgspec.defstruct(
-            "Message",
-            [("role", Literal[tuple(self.roles)]), ("content", str)],
-            rename={"role": mapping.role_key or "role", "content": mapping.content_key or "content"},
-            forbid_unknown_fields=True,
-            gc=False,
-        )
+        names = {"role": mapping.role_key or "role", "content": mapping.content_key or "content"}
+        calls = Annotated[list[Call], Meta(min_length=1)] if locality.calls else UnsetType
+        fields: list[Any] = [("role", Literal[tuple(self.roles)]), ("content", str | None)]
+        fields.append(("tool_calls", calls | UnsetType, UNSET))
+        ignored = set(_BESIDE) - locality.read - set(mapping.weight_keys) - set(names.values())
+        fields += [(name, str | UnsetType | None, UNSET) for name in sorted(ignored)]
+        self._message = msgspec.defstruct("Message", fields, rename=names, forbid_unknown_fields=True, gc=False)
         self._columns: list[str] = []
         self._learn(())
+
+    @staticmethod
+    def serve(mapping: Mapping) -> bool:
+        """Whether rows of this mapping are messages that can be read so."""
+        return mapping.format in (Format.MESSAGES, Format.SHAREGPT)
 
     def _learn(self, columns: Iterable[str]) -> bool:
         """Let rows have these columns besides their messages: they are parsed, since they might be broken."""
@@ -65,7 +98,7 @@ class PlainRows:
         """The messages of all rows that are plain, and not among the others; `escaped` have escapes such as \\u0007."""
         found = [None if number in others else self._read(row) for number, row in enumerate(rows)]
         for number in escaped:
-            if any(_DOUBTFUL.search(message.content) for message in found[number] or ()):
+            if any(_DOUBTFUL.search(message.content or "") for message in found[number] or ()):
                 found[number] = None
         return found
 
@@ -84,8 +117,3 @@ class PlainRows:
             return False
         columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
         return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
-
-    def conversation(self, messages: Plain) -> Conversation:
-        """The same messages, as all other stages take them."""
-        plain = [{"role": self.roles[message.role], "content": message.content} for message in messages]
-        return Conversation(plain, None, None, None, None, False, True, ())

@@ -7,23 +7,25 @@ messages are plain, 1 µs elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 
 from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
 from penstock.chat.locality import SLICES, Locality
-from penstock.chat.plain_rows import Plain
+from penstock.chat.plain_rows import Plain, as_message
 from penstock.chat.regions import Int64, UInt8
 
 MOST_CODES: Final = 255
 _ROLES: Final[dict[object, Role]] = dict(ROLE_OF_NAME.items())
 _CALL_KEYS: Final = frozenset(("id", "type", "function"))
-_role_of, _content_of = attrgetter("role"), attrgetter("content")
+_role_of, _content_of, _calls_of = attrgetter("role"), attrgetter("content"), attrgetter("tool_calls")
+Adapt = Callable[[Message], Message | None]
 
 
 class Shape(NamedTuple):
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
     rows: list[int]
     words: list[Any]  # the contents of the messages of all these rows, one after the other
     odd: dict[int, Message]  # by their place there: messages that are more, or less, than words
-    codes: Int64  # one per message
+    codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
 
 
@@ -51,22 +53,27 @@ class Shapes:
         self.known: list[Shape | None] = [None, *(Shape(role, "text") for role in ROLE_OF_NAME.values())]
         self._codes = {shape: code for code, shape in enumerate(self.known)}
         self._usual = {name: self._codes[Shape(role, "text")] for name, role in ROLE_OF_NAME.items()}
-        self._plain = {name: self._usual[role] for name, role in names.items()}  # as plain rows name their roles
+        self._names = names  # as plain rows name their roles
+        self._plain = {name: self._usual[role] for name, role in names.items()}
         self._watched = locality.read | {"tool_calls", *REASONING_FIELDS}
         self._calls = locality.calls
 
-    def read(self, conversations: Sequence[Conversation | Plain]) -> Batch:
-        """The codes of all rows that have them."""
+    def read(self, conversations: Sequence[Conversation | Plain], adapt: Adapt) -> Batch:
+        """The codes of all rows that have them; `adapt` gives a message the form that the template takes."""
         rows = [row for row, messages in enumerate(conversations) if type(messages) is list]
         lists: list[Plain] = [conversations[row] for row in rows]  # type: ignore[misc]
-        words = list(map(_content_of, chain.from_iterable(lists)))
-        if not all(words) or any(map(str.isspace, words)):
-            rows = [row for row, messages in zip(rows, lists, strict=True) if _has_words(messages)]
-            lists = [conversations[row] for row in rows]  # type: ignore[misc]
-            words = list(map(_content_of, chain.from_iterable(lists)))
-        codes = list(map(self._plain.__getitem__, map(_role_of, chain.from_iterable(lists))))
-        counts = list(map(len, lists))
+        flat = list(chain.from_iterable(lists))
+        words = list(map(_content_of, flat))
+        codes = list(map(self._plain.__getitem__, map(_role_of, flat)))
         odd: dict[int, Message] = {}
+        for place, (given, calls) in enumerate(zip(words, map(_calls_of, flat), strict=True)):
+            if calls is not UNSET or not given or given.isspace():
+                message = adapt(as_message(flat[place], self._names[flat[place].role]))
+                code = None if message is None else self._code(message)
+                codes[place] = code or 0
+                if code and message is not None:
+                    odd[place] = message
+        counts = list(map(len, lists))
         for row, conversation in enumerate(conversations):
             if isinstance(conversation, Conversation) and conversation.tools is None and not conversation.variables:
                 found = self._each(conversation)
@@ -133,10 +140,6 @@ class Shapes:
         for role in (before, after, around):
             number = number << 3 | role
         return number << 3 | np.minimum(index, SLICES + 1) << 1 | index & 1
-
-
-def _has_words(messages: Plain) -> bool:
-    return all(message.content and not message.content.isspace() for message in messages)
 
 
 def _usual_calls(calls: Any) -> int:

@@ -140,7 +140,7 @@ class Table:
         for place in np.flatnonzero(self._trims[numbers]).tolist():
             words[place] = words[place].strip()
         for place in np.flatnonzero(self._is_more[numbers]).tolist():
-            words[place] = self._ordered[numbers[place]].filled(batch.odd[place])
+            words[place] = self._ordered[numbers[place]].filled(batch.odd.get(place, {"content": words[place]}))
         return list(map(str.encode, words))
 
     def _segments(self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64) -> Segments:

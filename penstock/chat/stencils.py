@@ -22,7 +22,7 @@ from penstock.chat.parts import Splitter
 from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Int64
 from penstock.chat.sentinels import HOLE_END, HOLE_SPACE, HOLE_START
-from penstock.chat.shapes import Batch, Shape, Shapes
+from penstock.chat.shapes import Adapt, Batch, Shape, Shapes
 from penstock.chat.stencil import Fill, Filled, Hole, Run, Stencil, Table
 
 _ABOUT: Final = f"{HOLE_START}([0-9]+)"
@@ -42,8 +42,8 @@ class Refused(Exception):
 class Stencils:
     """The stencils of one template."""
 
-    def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str]) -> None:
-        self._engine, self._splitter = engine, splitter
+    def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str], adapt: Adapt) -> None:
+        self._engine, self._splitter, self._adapt = engine, splitter, adapt
         serves = engine.locality is not None and not engine.why_unknown and not splitter.is_tagged
         self._shapes = Shapes(engine.locality, names) if serves and engine.locality is not None else None
         self._table = Table()
@@ -58,9 +58,12 @@ class Stencils:
         """Serve what can be served; None where that is nothing."""
         if self._shapes is None:
             return None
-        batch = self._shapes.read(conversations)
+        batch = self._shapes.read(conversations, self._adapt)
         if not batch.rows:
             return None
+        if not batch.codes.all():
+            certain = np.flatnonzero(np.minimum.reduceat(batch.codes, batch.offsets[:-1]))
+            batch, _ = _taken(batch, batch.codes, certain)
         contexts = self._shapes.contexts(batch.codes, batch.offsets)
         numbers = self._table.find(contexts)
         if (numbers < 0).any():
