@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.chat.conversation import Conversation, Part, Role
-from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Segments, gathered
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import inspect_texts
@@ -135,7 +134,7 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 
 
 def encode_texts(
-    conversations: Sequence[Conversation | Plain],
+    conversations: Sequence[Conversation | None],
     texts: list[bytes],
     segments: Segments,
     encoder: Encoder,
@@ -167,9 +166,9 @@ def encode_texts(
 
 
 def _segment_weights(
-    conversations: Sequence[Conversation | Plain], segments: Segments
+    conversations: Sequence[Conversation | None], segments: Segments
 ) -> npt.NDArray[np.float32] | None:
-    given = {row: c.weights for row, c in enumerate(conversations) if isinstance(c, Conversation) and c.weights}
+    given = {row: c.weights for row, c in enumerate(conversations) if c is not None and c.weights}
     if not given:
         return None
     weights = np.full(len(segments.ends), np.nan, np.float32)

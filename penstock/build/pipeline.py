@@ -26,10 +26,12 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import Format
 from penstock.chat.parts import Splitter
-from penstock.chat.plain_rows import Plain, PlainRows
+from penstock.chat.plain_rows import PlainRows
 from penstock.chat.regions import Segments
 from penstock.chat.rows import Normaliser as RowReader
+from penstock.chat.shapes import Draft
 from penstock.chat.special_text import SpecialTextFinder
+from penstock.chat.stencil import Filled
 from penstock.chat.stencils import Stencils
 from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
@@ -40,6 +42,7 @@ from penstock.store.columns import Columns
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 2 << 20
+_PLAIN = (None,)
 DROPPED = "tool_calls_dropped"
 _RENDERED = (Format.MESSAGES, Format.SHAREGPT, Format.ALPACA, Format.QUERY_RESPONSE)  # always messages
 
@@ -59,13 +62,15 @@ class SliceResult:
 class _Batch:
     """Rows on their way: conversations with the number of their row and their side."""
 
-    conversations: list[Conversation | Plain] = field(default_factory=list)
+    start: int  # the first row
+    conversations: list[Conversation | None] = field(default_factory=list)  # None: plain, and in the draft
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
+    draft: Draft | None = None  # for stencils to fill in
 
     def taken(self, members: Sequence[int]) -> list[Conversation]:
         """Some of the conversations, none of which is plain."""
-        return [c for k in members if isinstance(c := self.conversations[k], Conversation)]
+        return [c for k in members if (c := self.conversations[k]) is not None]
 
 
 class _Rendering:
@@ -149,24 +154,27 @@ class Pipeline:
         """The conversations of a stretch of rows; those that can't be read are rejected."""
         own = rows.rows[stretch.start : stretch.stop]
         special, escaped = self.special_text.find(own)
-        plain = self._plain.read(own, escaped, special) if self._plain is not None else repeat(None)
-        batch = _Batch()
-        for number, (row, messages) in enumerate(zip(own, plain, strict=False), stretch.start):
-            found: Sequence[Conversation | Plain] = (messages,) if messages is not None else ()
+        batch = _Batch(stretch.start)
+        if self._plain is not None:
+            batch.draft = self.renderings["default"].stencils.draft()
+            self._plain.read(own, escaped, special, batch.draft.add_plain)
+        plain = frozenset(batch.draft.rows if batch.draft is not None else ())
+        for number, row in enumerate(own):
             try:
-                if not found:
-                    found = self._conversations(number, row, rows, state)
-                    if number - stretch.start in special:
-                        self._meet_special(special[number - stretch.start], state)
+                found: Sequence[Conversation | None] = _PLAIN
+                if number not in plain:
+                    found = self._conversations(stretch.start + number, row, rows)
+                    if number in special:
+                        self._meet_special(special[number], state)
             except RowError as error:
-                state.reject(number, error)
+                state.reject(stretch.start + number, error)
                 continue
             batch.conversations += found
-            batch.rows += repeat(number, len(found))
+            batch.rows += repeat(stretch.start + number, len(found))
             batch.sides += range(len(found))
         return batch
 
-    def _conversations(self, number: int, row: bytes, rows: Rows, state: _SliceState) -> tuple[Conversation, ...]:
+    def _conversations(self, number: int, row: bytes, rows: Rows) -> tuple[Conversation, ...]:
         if number in rows.oversize:
             raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
         conversations = self.reader.conversations(row)
@@ -207,9 +215,9 @@ class Pipeline:
         state.encode += merged.reference
         return merged.without(state.rejected) if state.rejected else merged
 
-    def way(self, conversation: Conversation | Plain) -> str:
-        """Which template renders a conversation; '' for plain text."""
-        if not isinstance(conversation, Conversation):
+    def way(self, conversation: Conversation | None) -> str:
+        """Which template renders a conversation (None: a plain one); '' for plain text."""
+        if conversation is None:
             return "default"
         if conversation.pieces is not None:
             return ""
@@ -221,23 +229,20 @@ class Pipeline:
         rendering = self.renderings[way]
         failed: dict[int, RowError] = {}
 
-        def whole(member: int, conversation: Conversation | Plain) -> Conversation:
+        def whole(k: int, conversation: Conversation | None) -> Conversation:
             """A conversation in the form that the template takes; one with no such form is told in `failed`."""
             try:
-                if not isinstance(conversation, Conversation):
-                    (conversation,) = self.reader.conversations(state.rows[batch.rows[members[member]]])
+                if conversation is None:
+                    (conversation,) = self.reader.conversations(state.rows[batch.rows[members[k]]])
                 return rendering.adapter.adapt(conversation)
             except RowError as error:
-                failed[member] = error
-                return conversation if isinstance(conversation, Conversation) else Conversation([])
+                failed[k] = error
+                return conversation or Conversation([])
 
-        given = [batch.conversations[k] for k in members]
-        for k, conversation in enumerate(given):
-            if isinstance(conversation, Conversation):
-                given[k] = whole(k, conversation)
-        filled = rendering.stencils.fill(given) if self.fast else None
+        given = [c and whole(k, c) for k, c in enumerate(batch.conversations[k] for k in members)]
+        filled = self._filled(rendering, members, given, batch) if self.fast else None
         rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
-        left = [c if isinstance(c := given[k], Conversation) else whole(k, c) for k in rest]
+        left = [given[k] or whole(k, None) for k in rest]
         texts, segments, found = self._split(rendering, left, state)
         refused = {rest[k]: error for k, error in found.items()}
         if filled is not None:
@@ -247,6 +252,22 @@ class Pipeline:
         state.notes += segments.notes
         part = encode_texts(given, texts, segments, self.encoder, self.normaliser, self.vocabulary)
         return part, {**refused, **failed}
+
+    def _filled(
+        self, rendering: _Rendering, members: list[int], given: list[Conversation | None], batch: _Batch
+    ) -> Filled | None:
+        """What stencils can serve, by place among the members."""
+        if not rendering.stencils.active:
+            return None
+        draft = rendering.stencils.draft()
+        if batch.draft is not None and rendering is self.renderings["default"]:
+            draft = batch.draft
+            places = {batch.rows[member]: place for place, member in enumerate(members)}
+            draft.rows = [places[batch.start + number] for number in draft.rows]
+        for place, conversation in enumerate(given):
+            if conversation is not None:
+                draft.add(place, conversation)
+        return rendering.stencils.fill(draft)
 
     def _split(
         self, rendering: _Rendering, conversations: list[Conversation], state: _SliceState

@@ -9,7 +9,7 @@ parsing into dicts: some 1.5 µs a KB.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
@@ -22,6 +22,8 @@ from penstock.chat.formats_columns import ChatColumns
 from penstock.chat.locality import Locality
 
 Plain = list[Any]  # messages, each with `role` (as the row names it), `content` and `tool_calls` (UNSET: none)
+Add = Callable[[Sequence[int], Sequence[Plain]], None]
+_AT_ONCE: Final = 64  # rows
 _MOST_COLUMNS: Final = 200
 _UNKNOWN: Final = "Object contains unknown field"
 _BESIDE: Final = ("tool_call_id", "name", "id")  # of a message: for few templates to read
@@ -94,13 +96,19 @@ class PlainRows:
         self._decode = msgspec.json.Decoder(row).decode
         return True
 
-    def read(self, rows: Sequence[bytes], escaped: Iterable[int], others: Container[int]) -> list[Plain | None]:
-        """The messages of all rows that are plain, and not among the others; `escaped` have escapes such as \\u0007."""
-        found = [None if number in others else self._read(row) for number, row in enumerate(rows)]
-        for number in escaped:
-            if any(_DOUBTFUL.search(message.content or "") for message in found[number] or ()):
-                found[number] = None
-        return found
+    def read(self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add) -> None:
+        """Add all rows that are plain and not among the others. `escaped` have escapes such as \\u0007.
+
+        Adds a few rows at a time, while they are still in the processor's caches.
+        """
+        for start in range(0, len(rows), _AT_ONCE):
+            numbers, lists = [], []
+            for number, row in enumerate(rows[start : start + _AT_ONCE], start):
+                messages = None if number in others else self._read(row)
+                if messages is not None and not (number in escaped and _is_doubtful(messages)):
+                    numbers.append(number)
+                    lists.append(messages)
+            add(numbers, lists)
 
     def _read(self, row: bytes) -> Plain | None:
         try:
@@ -117,3 +125,7 @@ class PlainRows:
             return False
         columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
         return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
+
+
+def _is_doubtful(messages: Plain) -> bool:
+    return any(_DOUBTFUL.search(message.content or "") for message in messages)

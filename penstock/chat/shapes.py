@@ -8,7 +8,7 @@ messages are plain, 1 µs elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
 from penstock.chat.locality import SLICES, Locality
 from penstock.chat.plain_rows import Plain, as_message
-from penstock.chat.regions import Int64, UInt8
+from penstock.chat.regions import Bool, Int64, UInt8
 
 MOST_CODES: Final = 255
 _ROLES: Final[dict[object, Role]] = dict(ROLE_OF_NAME.items())
@@ -45,6 +45,70 @@ class Batch(NamedTuple):
     codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
 
+    def taken(self, keep: Bool) -> Batch:
+        """Only some of the rows."""
+        counts = np.diff(self.offsets)
+        of_messages = np.repeat(keep, counts)
+        places = np.cumsum(of_messages) - 1
+        return Batch(
+            list(compress(self.rows, keep.tolist())),
+            list(compress(self.words, of_messages.tolist())),
+            {int(places[place]): message for place, message in self.odd.items() if of_messages[place]},
+            self.codes[of_messages],
+            np.concatenate(([0], np.cumsum(counts[keep]))),
+        )
+
+
+class Draft:
+    """Rows on their way to a batch; `adapt` gives a message the form that the template takes."""
+
+    def __init__(self, shapes: Shapes, adapt: Adapt) -> None:
+        self.rows: list[int] = []
+        self._shapes, self._adapt = shapes, adapt
+        self._words: list[Any] = []
+        self._codes: list[int] = []
+        self._counts: list[int] = []
+        self._odd: dict[int, Message] = {}
+
+    def add_plain(self, rows: Sequence[int], lists: Sequence[Plain]) -> None:
+        """Add rows that were decoded as plain."""
+        flat = list(chain.from_iterable(lists))
+        words = list(map(_content_of, flat))
+        codes = list(map(self._shapes.plain.__getitem__, map(_role_of, flat)))
+        for place, (given, calls) in enumerate(zip(words, map(_calls_of, flat), strict=True)):
+            if calls is not UNSET or not given or given.isspace():
+                message = self._adapt(as_message(flat[place], self._shapes.names[flat[place].role]))
+                code = None if message is None else self._shapes.code(message)
+                codes[place] = code or 0
+                if code and message is not None:
+                    self._odd[len(self._codes) + place] = message
+        self.rows += rows
+        self._words += words
+        self._codes += codes
+        self._counts += map(len, lists)
+
+    def add(self, row: int, conversation: Conversation) -> None:
+        """Add one row, if it may be served."""
+        if conversation.tools is not None or conversation.variables or not conversation.messages:
+            return
+        codes = self._shapes.codes(conversation)
+        if codes is None:
+            return
+        numbers = range(len(codes)) if conversation.odd is None else conversation.odd
+        self._odd.update((len(self._codes) + number, conversation.messages[number]) for number in numbers)
+        self.rows.append(row)
+        self._words += [message["content"] for message in conversation.messages]
+        self._codes += codes
+        self._counts.append(len(codes))
+
+    def batch(self) -> Batch:
+        """All rows whose messages have codes."""
+        offsets = np.concatenate(([0], np.cumsum(np.array(self._counts, np.int64))))
+        batch = Batch(self.rows, self._words, self._odd, np.array(self._codes, np.int64), offsets)
+        if batch.rows and not batch.codes.all():
+            return batch.taken(np.minimum.reduceat(batch.codes, batch.offsets[:-1]) > 0)
+        return batch
+
 
 class Shapes:
     """The shapes met so far, by code; a code is the shape's number in this list."""
@@ -53,49 +117,20 @@ class Shapes:
         self.known: list[Shape | None] = [None, *(Shape(role, "text") for role in ROLE_OF_NAME.values())]
         self._codes = {shape: code for code, shape in enumerate(self.known)}
         self._usual = {name: self._codes[Shape(role, "text")] for name, role in ROLE_OF_NAME.items()}
-        self._names = names  # as plain rows name their roles
-        self._plain = {name: self._usual[role] for name, role in names.items()}
+        self.names = names  # as plain rows name their roles
+        self.plain = {name: self._usual[role] for name, role in names.items()}
         self._watched = locality.read | {"tool_calls", *REASONING_FIELDS}
         self._calls = locality.calls
 
-    def read(self, conversations: Sequence[Conversation | Plain], adapt: Adapt) -> Batch:
-        """The codes of all rows that have them; `adapt` gives a message the form that the template takes."""
-        rows = [row for row, messages in enumerate(conversations) if type(messages) is list]
-        lists: list[Plain] = [conversations[row] for row in rows]  # type: ignore[misc]
-        flat = list(chain.from_iterable(lists))
-        words = list(map(_content_of, flat))
-        codes = list(map(self._plain.__getitem__, map(_role_of, flat)))
-        odd: dict[int, Message] = {}
-        for place, (given, calls) in enumerate(zip(words, map(_calls_of, flat), strict=True)):
-            if calls is not UNSET or not given or given.isspace():
-                message = adapt(as_message(flat[place], self._names[flat[place].role]))
-                code = None if message is None else self._code(message)
-                codes[place] = code or 0
-                if code and message is not None:
-                    odd[place] = message
-        counts = list(map(len, lists))
-        for row, conversation in enumerate(conversations):
-            if isinstance(conversation, Conversation) and conversation.tools is None and not conversation.variables:
-                found = self._each(conversation)
-                if found:
-                    rows.append(row)
-                    counts.append(len(found))
-                    numbers = range(len(found)) if conversation.odd is None else conversation.odd
-                    odd.update((len(codes) + number, conversation.messages[number]) for number in numbers)
-                    words += [message["content"] for message in conversation.messages]
-                    codes += found
-        offsets = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-        return Batch(rows, words, odd, np.array(codes, np.int64), offsets)
-
-    def _each(self, conversation: Conversation) -> list[int] | None:
+    def codes(self, conversation: Conversation) -> list[int] | None:
         """The codes of all messages, of which only the odd ones need be looked at; None where one has none."""
         messages, odd = conversation.messages, conversation.odd
         codes: list[int | None] = [self._usual.get(message["role"]) for message in messages]
         for number in range(len(messages)) if odd is None else odd:
-            codes[number] = self._code(messages[number])
+            codes[number] = self.code(messages[number])
         return None if None in codes else codes  # type: ignore[return-value]
 
-    def _code(self, message: Message) -> int | None:
+    def code(self, message: Message) -> int | None:
         content = message.get("content")
         calls = 0
         if not self._watched.isdisjoint(message):

@@ -10,8 +10,7 @@ same (`locality` says why, and the proof of each slice looks at it again). Costs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -19,10 +18,9 @@ import numpy as np
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.parts import Splitter
-from penstock.chat.plain_rows import Plain
 from penstock.chat.regions import Int64
 from penstock.chat.sentinels import HOLE_END, HOLE_SPACE, HOLE_START
-from penstock.chat.shapes import Adapt, Batch, Shape, Shapes
+from penstock.chat.shapes import Adapt, Batch, Draft, Shape, Shapes
 from penstock.chat.stencil import Fill, Filled, Hole, Run, Stencil, Table
 
 _ABOUT: Final = f"{HOLE_START}([0-9]+)"
@@ -54,23 +52,25 @@ class Stencils:
         """Whether the template allows for stencils."""
         return self._shapes is not None
 
-    def fill(self, conversations: Sequence[Conversation | Plain]) -> Filled | None:
+    def draft(self) -> Draft:
+        """An empty draft, to be filled in."""
+        assert self._shapes is not None
+        return Draft(self._shapes, self._adapt)
+
+    def fill(self, draft: Draft) -> Filled | None:
         """Serve what can be served; None where that is nothing."""
-        if self._shapes is None:
-            return None
-        batch = self._shapes.read(conversations, self._adapt)
+        assert self._shapes is not None
+        batch = draft.batch()
         if not batch.rows:
             return None
-        if not batch.codes.all():
-            certain = np.flatnonzero(np.minimum.reduceat(batch.codes, batch.offsets[:-1]))
-            batch, _ = _taken(batch, batch.codes, certain)
         contexts = self._shapes.contexts(batch.codes, batch.offsets)
         numbers = self._table.find(contexts)
         if (numbers < 0).any():
             self._learn_missing(batch, contexts, numbers)
             numbers = self._table.find(contexts)
-            served = np.flatnonzero(np.minimum.reduceat(numbers, batch.offsets[:-1]) >= 0)
-            batch, numbers = _taken(batch, numbers, served)
+            served = np.minimum.reduceat(numbers, batch.offsets[:-1]) >= 0
+            numbers = numbers[np.repeat(served, np.diff(batch.offsets))]
+            batch = batch.taken(served)
             if not batch.rows:
                 return None
         try:
@@ -219,20 +219,3 @@ def _hole(match: re.Match[str], number: int) -> Hole:
     if before != after:
         raise Refused("the template strips one side of the words")
     return Hole(Fill.CONTENT if before else Fill.TRIMMED)
-
-
-def _taken(batch: Batch, numbers: Int64, rows: Int64) -> tuple[Batch, Int64]:
-    """Only some of the rows."""
-    keep = np.zeros(len(batch.rows), np.bool_)
-    keep[rows] = True
-    counts = np.diff(batch.offsets)
-    of_messages = np.repeat(keep, counts)
-    places = np.cumsum(of_messages) - 1
-    taken = Batch(
-        list(compress(batch.rows, keep.tolist())),
-        list(compress(batch.words, of_messages.tolist())),
-        {int(places[place]): message for place, message in batch.odd.items() if of_messages[place]},
-        batch.codes[of_messages],
-        np.concatenate(([0], np.cumsum(counts[keep]))),
-    )
-    return taken, numbers[of_messages]
