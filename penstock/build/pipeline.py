@@ -41,7 +41,7 @@ from penstock.sources import Rows
 from penstock.store.columns import Columns
 
 BATCH_ROWS = 4096
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 4 << 20
 _PLAIN = (None,)
 DROPPED = "tool_calls_dropped"
 _RENDERED = (Format.MESSAGES, Format.SHAREGPT, Format.ALPACA, Format.QUERY_RESPONSE)  # always messages

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,9 +61,19 @@ OnRetry = Callable[[Task, str], None]
 
 
 def run_here(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
-    """Do all tasks in this process, with one job that is made when it is first needed."""
-    for task in tasks:
-        on_report(task, job().run(task.slice, task.path, task.slice.data))
+    """Do all tasks in this process, with one job that is made when it is first needed.
+
+    A shard is written, and waited for, while the next slice is being prepared.
+    """
+    with ThreadPoolExecutor(1, "penstock-commit") as committing:
+        pending: tuple[Task, Future[SliceReport]] | None = None
+        for task in tasks:
+            made = job().make(task.slice, task.path, task.slice.data)
+            if pending is not None:
+                on_report(pending[0], pending[1].result())
+            pending = task, committing.submit(made)
+        if pending is not None:
+            on_report(pending[0], pending[1].result())
 
 
 def job_here(setup: Setup) -> Callable[[], SliceJob]:

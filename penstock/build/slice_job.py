@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.build.proof import mismatches, sampled_rows
 from penstock.build.recipe import Recipe
 from penstock.chat.conversation import Part
 from penstock.encode.encoder import resident_bytes
-from penstock.sources import Rows, Slice, read_rows
+from penstock.sources import Slice, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -35,6 +36,10 @@ class SliceJob:
 
     def run(self, slice_: Slice, path: Path, data: bytes | None = None) -> SliceReport:
         """Read, prepare, prove, commit."""
+        return self.make(slice_, path, data)()
+
+    def make(self, slice_: Slice, path: Path, data: bytes | None = None) -> Callable[[], SliceReport]:
+        """All but the commit, which is what the result does when called, from whichever thread."""
         rows = read_rows(slice_, path, data=data, max_row_bytes=self._recipe.max_row_bytes)
         sizes = [len(row) for row in rows.rows]
         sample = sampled_rows(slice_.digest, sizes)
@@ -43,10 +48,17 @@ class SliceJob:
         if wrong:
             result = self._reference().run(rows)
             result.engines["proof"] = Counter({"the proof found a difference": result.rows})
-        return self._commit(slice_, rows, result, sample, len(wrong), sum(sizes))
+        rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
+        return partial(self._commit, slice_, result, rejected, sample, len(wrong), sum(sizes))
 
     def _commit(
-        self, slice_: Slice, rows: Rows, result: SliceResult, sample: list[int], wrong: int, size: int
+        self,
+        slice_: Slice,
+        result: SliceResult,
+        rejected: list[dict[str, Any]],
+        sample: list[int],
+        wrong: int,
+        size: int,
     ) -> SliceReport:
         columns = result.columns
         kept = int(np.count_nonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))) if columns.examples else 0
@@ -62,7 +74,6 @@ class SliceJob:
             "notes": {note: n for note, n in sorted(result.notes.items()) if n},
             "warnings": self.pipeline.warnings,
         }
-        rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
