@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,10 @@ class SliceJob:
         return self.make(slice_, path, data)()
 
     def make(self, slice_: Slice, path: Path, data: bytes | None = None) -> Callable[[], SliceReport]:
-        """All but the commit, which is what the result does when called, from whichever thread."""
+        """All but the commit, which is what the result does when called, from whichever thread.
+
+        That is files alone: the encoder watches how the process grows while it works.
+        """
         rows = read_rows(slice_, path, data=data, max_row_bytes=self._recipe.max_row_bytes)
         sizes = [len(row) for row in rows.rows]
         sample = sampled_rows(slice_.digest, sizes)
@@ -49,9 +51,9 @@ class SliceJob:
             result = self._reference().run(rows)
             result.engines["proof"] = Counter({"the proof found a difference": result.rows})
         rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
-        return partial(self._commit, slice_, result, rejected, sample, len(wrong), sum(sizes))
+        return self._encoded(slice_, result, rejected, sample, len(wrong), sum(sizes))
 
-    def _commit(
+    def _encoded(
         self,
         slice_: Slice,
         result: SliceResult,
@@ -59,7 +61,7 @@ class SliceJob:
         sample: list[int],
         wrong: int,
         size: int,
-    ) -> SliceReport:
+    ) -> Callable[[], SliceReport]:
         columns = result.columns
         kept = int(np.count_nonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))) if columns.examples else 0
         first_segment = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) == 1]
@@ -78,10 +80,15 @@ class SliceJob:
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
         note = {"rejected": len(rejected), "engines": engines, "mismatches": wrong}
-        self._cache.commit_shard(name, data, note)
-        return SliceReport(
+        report = SliceReport(
             name, result.rows, columns.examples, ledger["tokens"], size, len(rejected), engines, wrong, resident_bytes()
         )
+
+        def commit() -> SliceReport:
+            self._cache.commit_shard(name, data, note)
+            return report
+
+        return commit
 
 
 def _shown(row: bytes) -> str | dict[str, str]:

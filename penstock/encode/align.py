@@ -9,11 +9,14 @@ A token that crosses a boundary belongs to the segment in which it ends, unless 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.chat.regions import Int64, Segments
+
+_STEP: Final = 1 << 16
 
 
 def segment_token_ends(
@@ -25,12 +28,11 @@ def segment_token_ends(
     token_ends: Callable[[int], Int64],
 ) -> tuple[Int64, int]:
     """For each segment, the number of the row's tokens up to its end; and how many rows needed offsets."""
-    ends = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(byte_lengths.take(ids), out=ends[1:])
+    ends = _token_ends(ids, byte_lengths, int(text_lengths.sum()))
     base = ends[offsets[:-1]]
     exact = ends[offsets[1:]] - base == text_lengths
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
-    targets = base[row_of] + segments.ends
+    targets = (base[row_of] + segments.ends).astype(ends.dtype)  # of one type, or all of it would be converted
     counts = np.searchsorted(ends[1:], targets, side="right")
     crossing = np.flatnonzero(segments.inclusive)
     if len(crossing):
@@ -42,6 +44,19 @@ def segment_token_ends(
         result[own] = _by_offsets(token_ends(row), segments.ends[own], segments.inclusive[own])
     _close_rows(result, segments.offsets, np.diff(offsets))
     return result, len(inexact)
+
+
+def _token_ends(
+    ids: npt.NDArray[np.uint32], byte_lengths: npt.NDArray[np.unsignedinteger], size: int
+) -> npt.NDArray[Any]:
+    """Where tokens end in the joined texts, with a 0 in front. In steps, since large arrays cost more than they hold:
+    each page of theirs is new memory."""
+    lengths = np.empty(len(ids), byte_lengths.dtype)
+    for start in range(0, len(ids), _STEP):
+        np.take(byte_lengths, ids[start : start + _STEP], out=lengths[start : start + _STEP], mode="clip")
+    ends = np.zeros(len(ids) + 1, np.int64 if size >> 30 else np.int32)
+    np.cumsum(lengths, dtype=ends.dtype, out=ends[1:])
+    return ends
 
 
 def _by_offsets(token_ends: Int64, ends: Int64, inclusive: npt.NDArray[np.bool_]) -> Int64:
