@@ -18,10 +18,14 @@ from jinja2 import nodes
 from penstock.chat.loops import ordered_loop
 from penstock.chat.sorts import TEXTS, NotLocal, Sort, Sorts
 from penstock.chat.syntax import find, is_generation
-from penstock.chat.taint import Taint, target_key
+from penstock.chat.taint import Taint
 from penstock.chat.truths import Truths
 
 SLICES: Final = 2  # a loop may leave out so many messages at the start
+_ITERATORS: Final = frozenset(
+    ("map", "select", "reject", "selectattr", "rejectattr", "reverse", "batch", "slice", "unique", "items", "groupby")
+)
+_READ_WHOLE: Final = frozenset(("list", "join", "length", "count", "first", "last", "string", "tojson", "sum"))
 
 
 class Locality(NamedTuple):
@@ -77,12 +81,17 @@ class _Analysis(Sorts):
             case nodes.CallBlock() if is_generation(node):
                 self.block(node.body)
             case nodes.AssignBlock(filter=None, target=nodes.Name()) | nodes.Macro():
-                printable, self._printable = self._printable, Sort.FACT
+                outer = self._printable, self._in_loop
+                self._printable = Sort.FACT
+                if isinstance(node, nodes.Macro):
+                    self._in_loop = True  # wherever it may be called
+                    for default in node.defaults:
+                        self.only(default, Sort.FACT)
                 self.block(node.body)
-                self._printable = printable
+                self._printable, self._in_loop = outer
             case nodes.With():
                 for target, value in zip(node.targets, node.values, strict=True):
-                    self.put(target, self.sort(value))
+                    self.assign(nodes.Assign(target, value))
                 self.block(node.body)
             case nodes.Scope():
                 self.block(node.body)
@@ -94,47 +103,54 @@ class _Analysis(Sorts):
     def condition(self, node: nodes.If) -> None:
         for branch in (node, *node.elif_):
             truth = self._truths.of(branch.test)
+            self.truth(branch.test)
             if truth is not False:
-                self.truth(branch.test)
                 self.block(branch.body)
             if truth is True:
                 return
         self.block(node.else_)
 
     def loop(self, node: nodes.For) -> None:
-        outer = self._in_loop, self._own_counter, self._printable
+        outer = self._in_loop, self._counter, self._printable
+        if node.test is not None:
+            self.truth(node.test)  # where `loop` is the loop around this one
         if node is self._loop:
             self.only(node.iter, Sort.LIST)
             self.put(node.target, Sort.OWN)
-            self._in_loop = self._own_counter = True
+            self._in_loop, self._counter = True, Sort.LOOP
             self._printable &= Sort.CONTENT | Sort.TEXT
         else:
             over = self.only(node.iter, Sort.CALLS)
-            for name in find(node.target, nodes.Name):
-                self.put(name, Sort.CALL if over else Sort.FACT)
-            self._own_counter = False
-        if node.test is not None:
-            self.truth(node.test)
+            if over:
+                self.put(node.target, Sort.CALL)
+            self._counter = Sort.CALL_LOOP if over else Sort.FACT
         self.block(node.body)
-        self._in_loop, self._own_counter, self._printable = outer
+        self._in_loop, self._counter, self._printable = outer
         self.block(node.else_)
 
     def assign(self, node: nodes.Assign) -> None:
         match node.target:
-            case nodes.Tuple(items=targets) if isinstance(node.node, nodes.Tuple):
-                for target, value in zip(targets, node.node.items, strict=True):
-                    self.put(target, self.sort(value))
-            case nodes.NSRef() if self._in_loop:
-                raise NotLocal("its loop keeps a state")
-            case target:
+            case nodes.Name() as target:
                 sort = self.sort(node.node)
                 if self._in_loop and sort & Sort.LIST:
                     raise NotLocal("its loop changes the messages")
                 self.put(target, sort)
+            case target:
+                if self._in_loop and any(True for _ in find(target, nodes.NSRef)):
+                    raise NotLocal("its loop keeps a state")
+                self.only(node.node, Sort.FACT)
+        if _may_run_dry(node.node):
+            raise NotLocal("it keeps what can be read only once")
 
     def put(self, target: nodes.Node, sort: Sort) -> None:
-        key = target_key(target)
         if sort:
-            if key is None or key == ("loop",):
+            if not isinstance(target, nodes.Name) or target.name == "loop":
                 raise NotLocal("it takes messages apart")
-            self._sorts[key] = self._sorts.get(key, Sort.FACT) | sort
+            self._sorts[target.name] = self._sorts.get(target.name, Sort.FACT) | sort
+
+
+def _may_run_dry(value: nodes.Node) -> bool:
+    """Whether an assigned value may be, or hold, an iterator: reading it in one turn would change the next."""
+    if isinstance(value, nodes.Filter) and value.name in _READ_WHOLE:
+        return False
+    return any(read.name in _ITERATORS for read in find(value, nodes.Filter))

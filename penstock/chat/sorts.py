@@ -12,7 +12,6 @@ from typing import Final
 from jinja2 import nodes
 
 from penstock.chat.syntax import constant_key
-from penstock.chat.taint import Key
 from penstock.chat.truths import Truths
 
 
@@ -28,7 +27,8 @@ class Sort(Flag):
     OWN = auto()  # the loop's message
     NEAR = auto()  # the one before or after it
     FIRST = auto()  # one of the first messages
-    LOOP = auto()
+    LOOP = auto()  # the loop's own counter
+    CALL_LOOP = auto()  # that of a loop over calls
     CONTENT = auto()  # of the loop's message, whole or trimmed: never blank
     FIRST_CONTENT = auto()
     CALLS = auto()  # the loop's message's
@@ -41,11 +41,13 @@ class Sort(Flag):
 
 _CONTENTS = Sort.CONTENT | Sort.FIRST_CONTENT
 TEXTS = _CONTENTS | Sort.TEXT | Sort.FIRST_TEXT
-_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.LOOP)  # what may be tested for truth
+_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.LOOP | Sort.CALL_LOOP)  # what may be tested for truth
 _TYPE_TESTS: Final = frozenset(
     ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "number", "true", "false")
 )
 _STATEFUL: Final = frozenset(("cycler", "joiner", "random", "lipsum"))
+_CHANCE: Final = ("random",)
+_METHODS: Final = frozenset(name for name in dir(dict) if not name.startswith("_"))
 _AROUND_FIRST: Final = {("eq", 0), ("ne", 0), ("gt", 0), ("lteq", 0), ("gteq", 1), ("lt", 1)}
 
 
@@ -54,10 +56,10 @@ class Sorts:
 
     def __init__(self, loop: nodes.For, truths: Truths, *, calls: bool) -> None:
         self._loop, self._truths, self._calls = loop, truths, calls
-        self._sorts: dict[Key, Sort] = {("messages",): Sort.LIST}
+        self._sorts = {"messages": Sort.LIST}
         self._read: set[str] = set()  # keys of messages that were asked for
         self._in_loop = False
-        self._own_counter = False  # whether `loop` is that of the loop over the messages
+        self._counter = Sort.FACT  # what `loop` is
 
     def only(self, node: nodes.Node, allowed: Sort) -> Sort:
         """The sort of an expression that may be a fact or one of these."""
@@ -72,20 +74,22 @@ class Sorts:
     def sort(self, node: nodes.Node) -> Sort:
         match node:
             case nodes.Const() | nodes.TemplateData():
+                if isinstance(node, nodes.Const) and node.value in _CHANCE:
+                    raise NotLocal(f"it uses {node.value}")
                 return Sort.FACT
             case nodes.Name(name="loop"):
-                return Sort.LOOP if self._own_counter else Sort.FACT
+                return self._counter
             case nodes.Name():
                 if node.name in _STATEFUL:
                     raise NotLocal(f"it uses {node.name}")
-                return self._sorts.get((node.name,), Sort.FACT)
+                return self._sorts.get(node.name, Sort.FACT)
             case nodes.Getattr() | nodes.Getitem():
                 return self.member(node)
             case nodes.Filter():
                 return self.filtered(node)
             case nodes.Test():
                 if node.name in _TYPE_TESTS and not node.args:
-                    self.only(node.node, ~(Sort.LOOP | Sort.TEXT | Sort.FIRST_TEXT))
+                    self.only(node.node, ~(Sort.LOOP | Sort.CALL_LOOP | Sort.TEXT | Sort.FIRST_TEXT))
                     return Sort.FACT
             case nodes.Not():
                 self.truth(node.node)
@@ -112,10 +116,6 @@ class Sorts:
         return Sort.FACT
 
     def member(self, node: nodes.Getattr | nodes.Getitem) -> Sort:
-        if isinstance(node.node, nodes.Name) and isinstance(node, nodes.Getattr):
-            known = self._sorts.get((node.node.name, node.attr))
-            if known is not None:
-                return known
         owner, key = self.sort(node.node), constant_key(node)
         if owner & Sort.LIST:
             return self.element(node, owner)
@@ -146,6 +146,8 @@ class Sorts:
 
     def value(self, owner: Sort, key: str) -> Sort:
         """What a value of one sort has under a key."""
+        if key in _METHODS:
+            raise NotLocal(f"it calls {key}")
         match owner, key:
             case ((Sort.OWN | Sort.FIRST | Sort.NEAR), "role"):
                 return Sort.FACT
@@ -153,7 +155,9 @@ class Sorts:
                 return Sort.FACT
             case Sort.LOOP, "previtem" | "nextitem":
                 return Sort.NEAR
-            case ((Sort.LOOP | Sort.NEAR), _):
+            case Sort.CALL_LOOP, "first" | "last" | "index" | "index0" | "length":
+                return Sort.FACT
+            case ((Sort.LOOP | Sort.CALL_LOOP | Sort.NEAR), _):
                 raise NotLocal(f"it looks at {key} of {owner.name}")
             case Sort.OWN, "content":
                 return Sort.CONTENT
@@ -215,7 +219,7 @@ class Sorts:
     def place(self, node: nodes.Node) -> int | None:
         """The k of `loop.index0 + k`, however it is written; None of all else."""
         match node:
-            case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index") if self._own_counter:
+            case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index") if self._counter is Sort.LOOP:
                 return int(node.attr == "index")
             case nodes.Add(right=nodes.Const(value=int(number))) | nodes.Sub(right=nodes.Const(value=int(number))):
                 place = self.place(node.left)
@@ -224,12 +228,15 @@ class Sorts:
 
     def call(self, node: nodes.Call) -> Sort:
         given = [*node.args, *(keyword.value for keyword in node.kwargs)]
+        spread = [*filter(None, (node.dyn_args, node.dyn_kwargs))]
         match node.node:
-            case nodes.Getattr(node=owner, attr="strip") if not given and self.sort(owner):
+            case nodes.Getattr(node=owner, attr="strip") if not given and not spread and self.sort(owner):
                 return self.only(owner, _CONTENTS)
-            case nodes.Getattr(node=owner, attr="get") if given and self.sort(owner):
-                return self.member(nodes.Getitem(owner, given[0], "load"))
-        for child in (node.node, *given, *filter(None, (node.dyn_args, node.dyn_kwargs))):
+            case nodes.Getattr(node=owner, attr="get") if self.sort(owner) and node.args and not spread:
+                default = self.only(given[1], Sort.FACT) if len(given) == 2 else Sort.FACT
+                if len(given) < 3 and not node.kwargs:
+                    return self.member(nodes.Getitem(owner, given[0], "load")) | default
+        for child in (node.node, *given, *spread):
             self.only(child, Sort.FACT)
         return Sort.FACT
 

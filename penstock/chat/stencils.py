@@ -109,7 +109,7 @@ class Stencils:
         runs = list(
             zip(
                 [0, *ends[:-1]], ends, segments.roles.tolist(), segments.parts.tolist(), segments.messages.tolist(),
-                strict=True,
+                strict=False,
             )
         )  # fmt: skip
         previous = Role.NONE

@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from penstock.chat.syntax import find
 
-_OFTEN_DEFINED = frozenset(("messages", "loop", "true", "false", "none", "True", "False", "None"))
+# Names that a template did not assign and may find all the same: constants, functions, what macros are given.
+_OFTEN_DEFINED = frozenset(
+    (
+        *("messages", "loop", "true", "false", "none", "True", "False", "None", "self", "super"),
+        *("varargs", "kwargs", "caller", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE),
+    )
+)
 _UNKNOWN = object()
 _UNDEFINED = object()
 
