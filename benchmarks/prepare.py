@@ -37,6 +37,7 @@ from penstock.sources import model_folder
 
 PEER_BYTES, LIMIT_BYTES = 700_000, 24_000_000
 TURN_BYTES = 30_000_000
+WARM_BYTES = 50_000_000
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Clock:
     """When slices were done; time spent in `pauses` does not count."""
 
     skipped: int  # slices that belong to the start
+    warm: float = 0.0  # and bytes
     marks: list[tuple[float, float, int]] = field(default_factory=list)  # wall, CPU, bytes
     paused: float = 0.0
     begin: float = field(default_factory=time.perf_counter)
@@ -57,21 +59,31 @@ class Clock:
         self.paused += time.perf_counter() - begin
 
     @property
+    def start(self) -> tuple[float, float, int]:
+        """The mark at which the start is over."""
+        return next(mark for mark in self.marks[self.skipped - 1 :] if mark[2] >= self.warm)
+
+    @property
     def start_up(self) -> float:
         """Seconds until every worker had done one slice, less the time such slices take later on."""
-        return max(0.0, self.marks[self.skipped - 1][0] - self.marks[self.skipped - 1][2] * self.seconds_per_byte())
+        return max(0.0, self.start[0] - self.start[2] * self.seconds_per_byte())
 
     def seconds_per_byte(self, cpu: bool = False) -> float:
-        first, last = self.marks[self.skipped - 1], self.marks[-1]
+        first, last = self.start, self.marks[-1]
         return (last[cpu] - first[cpu]) / (last[2] - first[2])
 
 
 def timed(
-    files: Sequence[Path], tokenizer: Path, workers: int, every: int = 0, pause: Callable[[int], None] | None = None
+    files: Sequence[Path],
+    tokenizer: Path,
+    workers: int,
+    every: int = 0,
+    pause: Callable[[int], None] | None = None,
+    warm: float = 0.0,
 ) -> tuple[Clock, ps.Dataset, Progress]:
     """Prepare files in a new cache. `pause(bytes so far)` is called every so many bytes with the clock stopped."""
     cache = Path(tempfile.mkdtemp(prefix="bench-", dir=files[0].parent))
-    clock = Clock(workers)
+    clock = Clock(workers, warm)
     last: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:
@@ -167,19 +179,23 @@ def same_tokens(dataset: ps.Dataset, file: Path, theirs: list[dict[str, Any]]) -
 
 
 def speed_up(files: Sequence[Path], tokenizer: Path) -> dict[str, Any]:
-    """Two workers against one, and two copies of a loop against one, turn by turn."""
+    """Two workers against one, and two copies of a loop against one, turn by turn.
+
+    Each worker's encoder has to meet the words of the data first, so the clock starts after `WARM_BYTES` a worker.
+    """
     first, second = Meter("loop"), Meter("loop")
     workers: list[float] = []
     loops: list[float] = []
     starts: list[float] = []
     for file in files:
         alone = first.measure()["seconds"]
-        one, dataset, _ = timed([file], tokenizer, 1)
+        warm = min(WARM_BYTES, file.stat().st_size / 4)
+        one, dataset, _ = timed([file], tokenizer, 1, warm=warm)
         shutil.rmtree(dataset.cache.root)
         first.start()
         second.start()
         together = max(first.result()["seconds"], second.result()["seconds"])
-        two, dataset, _ = timed([file], tokenizer, 2)
+        two, dataset, _ = timed([file], tokenizer, 2, warm=2 * warm)
         shutil.rmtree(dataset.cache.root)
         workers.append(one.seconds_per_byte() / two.seconds_per_byte())
         loops.append(2 * alone / together)
@@ -251,7 +267,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         traces.unlink()
     peer.close()
     limit.close()
-    pieces = [grow(arguments.data, size // 5, folder / f"piece_{k}.jsonl", seed=2 + k) for k in range(arguments.rounds)]
+    pieces = [grow(arguments.data, size // 2, folder / f"piece_{k}.jsonl", seed=2 + k) for k in range(arguments.rounds)]
     result["two_workers"] = speed_up(pieces, arguments.tokenizer)
     result["turns"] = long_conversations(rows, arguments.tokenizer, folder, arguments.rounds)
     return result
