@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import nodes
 
+from penstock.chat.iterators import check_iterators
 from penstock.chat.loops import ordered_loop
 from penstock.chat.sorts import TEXTS, NotLocal, Sort, Sorts
 from penstock.chat.syntax import find, is_generation
@@ -22,10 +23,6 @@ from penstock.chat.taint import Taint
 from penstock.chat.truths import Truths
 
 SLICES: Final = 2  # a loop may leave out so many messages at the start
-_ITERATORS: Final = frozenset(
-    ("map", "select", "reject", "selectattr", "rejectattr", "reverse", "batch", "slice", "unique", "items", "groupby")
-)
-_READ_WHOLE: Final = frozenset(("list", "join", "length", "count", "first", "last", "string", "tojson", "sum"))
 
 
 class Locality(NamedTuple):
@@ -40,6 +37,9 @@ def find_locality(tree: nodes.Template, variables: Mapping[str, Any]) -> Localit
     loop = ordered_loop(tree, Taint(tree))
     if loop is None:
         raise NotLocal("it has no single loop over the messages")
+    if any(name.name == "loop" and name.ctx != "load" for name in find(tree, nodes.Name)):
+        raise NotLocal("it has another thing named loop")
+    check_iterators(tree)
     truths = Truths(tree, {"tools": None, **variables})
     try:
         return _Analysis(tree, loop, truths, calls=True).run()
@@ -123,7 +123,7 @@ class _Analysis(Sorts):
             over = self.only(node.iter, Sort.CALLS)
             if over:
                 self.put(node.target, Sort.CALL)
-            self._counter = Sort.CALL_LOOP if over else Sort.FACT
+            self._counter = Sort.INNER_LOOP
         self.block(node.body)
         self._in_loop, self._counter, self._printable = outer
         self.block(node.else_)
@@ -139,18 +139,9 @@ class _Analysis(Sorts):
                 if self._in_loop and any(True for _ in find(target, nodes.NSRef)):
                     raise NotLocal("its loop keeps a state")
                 self.only(node.node, Sort.FACT)
-        if _may_run_dry(node.node):
-            raise NotLocal("it keeps what can be read only once")
 
     def put(self, target: nodes.Node, sort: Sort) -> None:
         if sort:
             if not isinstance(target, nodes.Name) or target.name == "loop":
                 raise NotLocal("it takes messages apart")
             self._sorts[target.name] = self._sorts.get(target.name, Sort.FACT) | sort
-
-
-def _may_run_dry(value: nodes.Node) -> bool:
-    """Whether an assigned value may be, or hold, an iterator: reading it in one turn would change the next."""
-    if isinstance(value, nodes.Filter) and value.name in _READ_WHOLE:
-        return False
-    return any(read.name in _ITERATORS for read in find(value, nodes.Filter))

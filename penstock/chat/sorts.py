@@ -28,7 +28,7 @@ class Sort(Flag):
     NEAR = auto()  # the one before or after it
     FIRST = auto()  # one of the first messages
     LOOP = auto()  # the loop's own counter
-    CALL_LOOP = auto()  # that of a loop over calls
+    INNER_LOOP = auto()  # that of a loop inside it
     CONTENT = auto()  # of the loop's message, whole or trimmed: never blank
     FIRST_CONTENT = auto()
     CALLS = auto()  # the loop's message's
@@ -41,12 +41,11 @@ class Sort(Flag):
 
 _CONTENTS = Sort.CONTENT | Sort.FIRST_CONTENT
 TEXTS = _CONTENTS | Sort.TEXT | Sort.FIRST_TEXT
-_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.LOOP | Sort.CALL_LOOP)  # what may be tested for truth
+_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.LOOP | Sort.INNER_LOOP)  # what may be tested for truth
 _TYPE_TESTS: Final = frozenset(
     ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "number", "true", "false")
 )
-_STATEFUL: Final = frozenset(("cycler", "joiner", "random", "lipsum"))
-_CHANCE: Final = ("random",)
+STATEFUL: Final = frozenset(("cycler", "joiner", "random", "lipsum"))
 _METHODS: Final = frozenset(name for name in dir(dict) if not name.startswith("_"))
 _AROUND_FIRST: Final = {("eq", 0), ("ne", 0), ("gt", 0), ("lteq", 0), ("gteq", 1), ("lt", 1)}
 
@@ -74,13 +73,11 @@ class Sorts:
     def sort(self, node: nodes.Node) -> Sort:
         match node:
             case nodes.Const() | nodes.TemplateData():
-                if isinstance(node, nodes.Const) and node.value in _CHANCE:
-                    raise NotLocal(f"it uses {node.value}")
                 return Sort.FACT
             case nodes.Name(name="loop"):
                 return self._counter
             case nodes.Name():
-                if node.name in _STATEFUL:
+                if node.name in STATEFUL:
                     raise NotLocal(f"it uses {node.name}")
                 return self._sorts.get(node.name, Sort.FACT)
             case nodes.Getattr() | nodes.Getitem():
@@ -89,7 +86,7 @@ class Sorts:
                 return self.filtered(node)
             case nodes.Test():
                 if node.name in _TYPE_TESTS and not node.args:
-                    self.only(node.node, ~(Sort.LOOP | Sort.CALL_LOOP | Sort.TEXT | Sort.FIRST_TEXT))
+                    self.only(node.node, ~(Sort.LOOP | Sort.INNER_LOOP | Sort.TEXT | Sort.FIRST_TEXT))
                     return Sort.FACT
             case nodes.Not():
                 self.truth(node.node)
@@ -155,9 +152,9 @@ class Sorts:
                 return Sort.FACT
             case Sort.LOOP, "previtem" | "nextitem":
                 return Sort.NEAR
-            case Sort.CALL_LOOP, "first" | "last" | "index" | "index0" | "length":
+            case Sort.INNER_LOOP, "first" | "last" | "index" | "index0" | "length":
                 return Sort.FACT
-            case ((Sort.LOOP | Sort.CALL_LOOP | Sort.NEAR), _):
+            case ((Sort.LOOP | Sort.INNER_LOOP | Sort.NEAR), _):
                 raise NotLocal(f"it looks at {key} of {owner.name}")
             case Sort.OWN, "content":
                 return Sort.CONTENT
@@ -183,7 +180,7 @@ class Sorts:
         raise NotLocal(f"it looks into {owner.name}")
 
     def filtered(self, node: nodes.Filter) -> Sort:
-        if node.node is None or node.name in _STATEFUL:
+        if node.node is None or node.name in STATEFUL:
             raise NotLocal(f"it uses the filter {node.name}")
         sort = self.sort(node.node)
         plain = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
