@@ -42,7 +42,6 @@ from penstock.store.columns import Columns
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 4 << 20
-_PLAIN = (None,)
 DROPPED = "tool_calls_dropped"
 _RENDERED = (Format.MESSAGES, Format.SHAREGPT, Format.ALPACA, Format.QUERY_RESPONSE)  # always messages
 
@@ -160,12 +159,15 @@ class Pipeline:
             self._plain.read(own, escaped, special, batch.draft.add_plain)
         plain = frozenset(batch.draft.rows if batch.draft is not None else ())
         for number, row in enumerate(own):
+            if number in plain:
+                batch.conversations.append(None)
+                batch.rows.append(stretch.start + number)
+                batch.sides.append(0)
+                continue
             try:
-                found: Sequence[Conversation | None] = _PLAIN
-                if number not in plain:
-                    found = self._conversations(stretch.start + number, row, rows)
-                    if number in special:
-                        self._meet_special(special[number], state)
+                found = self._conversations(stretch.start + number, row, rows)
+                if number in special:
+                    self._meet_special(special[number], state)
             except RowError as error:
                 state.reject(stretch.start + number, error)
                 continue

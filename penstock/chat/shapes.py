@@ -75,13 +75,15 @@ class Draft:
         flat = list(chain.from_iterable(lists))
         words = list(map(_content_of, flat))
         codes = list(map(self._shapes.plain.__getitem__, map(_role_of, flat)))
-        for place, (given, calls) in enumerate(zip(words, map(_calls_of, flat), strict=True)):
-            if calls is not UNSET or not given or given.isspace():
-                message = self._adapt(as_message(flat[place], self._shapes.names[flat[place].role]))
-                code = None if message is None else self._shapes.code(message)
-                codes[place] = code or 0
-                if code and message is not None:
-                    self._odd[len(self._codes) + place] = message
+        odd = {place for place, calls in enumerate(map(_calls_of, flat)) if calls is not UNSET}
+        if not all(words) or any(map(str.isspace, words)):
+            odd |= {place for place, given in enumerate(words) if not given or given.isspace()}
+        for place in odd:
+            message = self._adapt(as_message(flat[place], self._shapes.names[flat[place].role]))
+            code = None if message is None else self._shapes.code(message)
+            codes[place] = code or 0
+            if code and message is not None:
+                self._odd[len(self._codes) + place] = message
         self.rows += rows
         self._words += words
         self._codes += codes
