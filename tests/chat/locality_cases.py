@@ -102,8 +102,8 @@ NOT_LOCAL: Final[dict[str, tuple[str, ...]]] = {
         "{% macro f() %}{{ caller() | length }}{% endmacro %} ¦ {% call f() %}{{ m.content }}{% endcall %}",
     ),
     "roundabout": (
-        "{{ '%(content)s' % m }}", "{{ '{0}'.format(m.content) }}", "{{ '{m[content]}'.format(m=m) }}", "{{ m[m.role] }}",
-        "{{ m.role in m }}", "{{ m.get('con' ~ 'tent') }}", "{{ dict(m).content | length }}",
+        "{{ '%(content)s' % m }}", "{{ '{0}'.format(m.content) }}", "{{ '{m[content]}'.format(m=m) }}",
+        "{{ m[m.role] }}", "{{ m.role in m }}", "{{ m.get('con' ~ 'tent') }}", "{{ dict(m).content | length }}",
         "{% set x | upper %}{{ m.content }}{% endset %}{{ x }}", "{{ m.content is eq 'q' }}",
         "{% with x = m %}{{ x.content | length }}{% endwith %}", "{{ 'x' is in(m.content) }}",
         "{{ (m if loop.first else (messages[0] if loop.last else m)).content | length }}",
