@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered
-from penstock.build.options import DroppedCalls, SpecialText
+from penstock.build.options import DroppedCalls
+from penstock.build.reading import Batch, Reading, SliceState
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
@@ -28,9 +28,6 @@ from penstock.chat.formats import Format
 from penstock.chat.parts import Splitter
 from penstock.chat.plain_rows import PlainRows
 from penstock.chat.regions import Segments
-from penstock.chat.rows import Normaliser as RowReader
-from penstock.chat.shapes import Draft
-from penstock.chat.special_text import SpecialTextFinder
 from penstock.chat.stencil import Filled
 from penstock.chat.stencils import Stencils
 from penstock.encode.encoder import Encoder
@@ -40,8 +37,6 @@ from penstock.errors import RowError
 from penstock.sources import Rows
 from penstock.store.columns import Columns
 
-BATCH_ROWS = 4096
-BATCH_BYTES = 4 << 20
 DROPPED = "tool_calls_dropped"
 _RENDERED = (Format.MESSAGES, Format.SHAREGPT, Format.ALPACA, Format.QUERY_RESPONSE)  # always messages
 
@@ -55,21 +50,6 @@ class SliceResult:
     notes: Counter[str]
     rows: int
     engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Rows on their way: conversations with the number of their row and their side."""
-
-    start: int  # the first row
-    conversations: list[Conversation | None] = field(default_factory=list)  # None: plain, and in the draft
-    rows: list[int] = field(default_factory=list)
-    sides: list[int] = field(default_factory=list)
-    draft: Draft | None = None  # for stencils to fill in
-
-    def taken(self, members: Sequence[int]) -> list[Conversation]:
-        """Some of the conversations, none of which is plain."""
-        return [c for k in members if (c := self.conversations[k]) is not None]
 
 
 class _Rendering:
@@ -104,15 +84,20 @@ class Pipeline:
         self.recipe = recipe
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
-        self.reader = RowReader(recipe.mapping)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
         self.normaliser = Normaliser(self.vocabulary)
-        self.special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
             name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
         }
         default = self.renderings.get("default")
-        self._plain = default.plain if fast and default is not None and default.stencils.active else None
+        serves = fast and default is not None and default.stencils.active
+        self._reading = Reading(
+            recipe,
+            self.vocabulary.special_contents,
+            default.plain if serves and default is not None else None,
+            lambda: self.renderings["default"].stencils.draft(),
+        )
+        self.reader = self._reading.reader
         self._one_way = recipe.mapping.format in _RENDERED and "tool_use" not in self.renderings
 
     @property
@@ -129,9 +114,9 @@ class Pipeline:
 
     def run(self, rows: Rows) -> SliceResult:
         """Take a slice through all stages."""
-        state = _SliceState(rows.rows)
+        state = SliceState(rows.rows)
         with _collector_off():
-            parts = [self._examples(batch, state) for batch in self._batches(rows, state)]
+            parts = [self._examples(batch, state) for batch in self._reading.batches(rows, state)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         if rows.nulls_dropped:
@@ -141,58 +126,7 @@ class Pipeline:
         engines = {"render": state.render, "encode": state.encode}
         return SliceResult(columns, rejected, state.notes, len(rows.rows), engines)
 
-    # -- rows to conversations ------------------------------------------------------------------------------------
-
-    def _batches(self, rows: Rows, state: _SliceState) -> Iterator[_Batch]:
-        for stretch in _stretches(rows.rows):
-            batch = self._read(rows, stretch, state)
-            if batch.rows:
-                yield batch
-
-    def _read(self, rows: Rows, stretch: range, state: _SliceState) -> _Batch:
-        """The conversations of a stretch of rows; those that can't be read are rejected."""
-        own = rows.rows[stretch.start : stretch.stop]
-        special, escaped = self.special_text.find(own)
-        batch = _Batch(stretch.start)
-        if self._plain is not None:
-            batch.draft = self.renderings["default"].stencils.draft()
-            self._plain.read(own, escaped, special, batch.draft.add_plain)
-        plain = frozenset(batch.draft.rows if batch.draft is not None else ())
-        for number, row in enumerate(own):
-            if number in plain:
-                batch.conversations.append(None)
-                batch.rows.append(stretch.start + number)
-                batch.sides.append(0)
-                continue
-            try:
-                found = self._conversations(stretch.start + number, row, rows)
-                if number in special:
-                    self._meet_special(special[number], state)
-            except RowError as error:
-                state.reject(stretch.start + number, error)
-                continue
-            batch.conversations += found
-            batch.rows += repeat(stretch.start + number, len(found))
-            batch.sides += range(len(found))
-        return batch
-
-    def _conversations(self, number: int, row: bytes, rows: Rows) -> tuple[Conversation, ...]:
-        if number in rows.oversize:
-            raise _too_large(rows.oversize[number], self.recipe.max_row_bytes)
-        conversations = self.reader.conversations(row)
-        if not self.renderings and any(conversation.pieces is None for conversation in conversations):
-            raise _no_template()
-        return conversations
-
-    def _meet_special(self, token: str, state: _SliceState) -> None:
-        """A row's text has a special token."""
-        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
-            raise _special_text(token)
-        state.notes["special tokens in text"] += 1
-
-    # -- conversations to examples --------------------------------------------------------------------------------
-
-    def _examples(self, batch: _Batch, state: _SliceState) -> ExampleBatch:
+    def _examples(self, batch: Batch, state: SliceState) -> ExampleBatch:
         """All examples of a batch, in the order of their rows; rows with an error are rejected whole."""
         groups: dict[str, list[int]] = {"default": list(range(len(batch.rows)))}
         if not self._one_way:
@@ -226,7 +160,7 @@ class Pipeline:
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
     def _rendered(
-        self, way: str, members: list[int], batch: _Batch, state: _SliceState
+        self, way: str, members: list[int], batch: Batch, state: SliceState
     ) -> tuple[ExampleBatch, dict[int, RowError]]:
         rendering = self.renderings[way]
         failed: dict[int, RowError] = {}
@@ -256,7 +190,7 @@ class Pipeline:
         return part, {**refused, **failed}
 
     def _filled(
-        self, rendering: _Rendering, members: list[int], given: list[Conversation | None], batch: _Batch
+        self, rendering: _Rendering, members: list[int], given: list[Conversation | None], batch: Batch
     ) -> Filled | None:
         """What stencils can serve, by place among the members."""
         if not rendering.stencils.active:
@@ -272,7 +206,7 @@ class Pipeline:
         return rendering.stencils.fill(draft)
 
     def _split(
-        self, rendering: _Rendering, conversations: list[Conversation], state: _SliceState
+        self, rendering: _Rendering, conversations: list[Conversation], state: SliceState
     ) -> tuple[list[bytes], Segments, dict[int, RowError]]:
         """Texts, segments and refused rows, by the template engine and the splitter."""
         regions = rendering.engine.render(conversations)
@@ -285,21 +219,6 @@ class Pipeline:
         return regions.texts, segments, {**refused, **regions.errors}
 
 
-@dataclass(slots=True)
-class _SliceState:
-    """What a slice collects on its way."""
-
-    rows: Sequence[bytes]
-    rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
-    render: Counter[str] = field(default_factory=Counter)
-    encode: Counter[str] = field(default_factory=Counter)
-
-    def reject(self, row: int, error: RowError) -> None:
-        known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
-        self.rejected.setdefault(row, known)
-
-
 @contextmanager
 def _collector_off() -> Iterator[None]:
     """Rows are many small objects without cycles; to walk them again and again would take 5 to 10% of the time."""
@@ -310,35 +229,3 @@ def _collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _stretches(rows: Sequence[bytes]) -> Iterator[range]:
-    """Numbers of consecutive rows, as many as make a batch."""
-    first = size = 0
-    for number, row in enumerate(rows):
-        size += len(row)
-        if size >= BATCH_BYTES or number - first >= BATCH_ROWS - 1:
-            yield range(first, number + 1)
-            first, size = number + 1, 0
-    if first < len(rows):
-        yield range(first, len(rows))
-
-
-def _too_large(size: int, limit: int) -> RowError:
-    return RowError(
-        "row_too_large", f"the row has {size:,} bytes, more than {limit:,}", "Split it, or raise --max-row-bytes"
-    )
-
-
-def _special_text(token: str) -> RowError:
-    return RowError(
-        "special_tokens_in_text",
-        f"a message contains the special token {token!r}",
-        "Clean the text, or allow it with --special-tokens-in-text as-template",
-    )
-
-
-def _no_template() -> RowError:
-    return RowError(
-        "no_template", "the row has messages, and the tokenizer has no chat template", "Give one with --template FILE"
-    )
