@@ -155,7 +155,22 @@ def messages(draw: st.DrawFn) -> Message:
     return message
 
 
-ROWS = st.lists(st.lists(messages(), min_size=1, max_size=12), min_size=1, max_size=5)
+@st.composite
+def orderly(draw: st.DrawFn) -> list[Message]:
+    """Turns as every template takes them, some with calls and their results."""
+    words = CONTENTS.filter(lambda said: bool(said and not said.isspace())).map(str)
+    said = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 4))):
+        said.append(user(draw(words)))
+        if draw(st.integers(0, 3)) == 0:
+            functions = [{"name": "f", "arguments": draw(ARGUMENTS)} for _ in range(draw(st.integers(1, 2)))]
+            made_calls = [{"type": "function", "function": function} for function in functions]
+            said += [assistant(draw(CONTENTS), tool_calls=made_calls), returns(draw(words))]
+        said.append(assistant(draw(words)))
+    return said
+
+
+ROWS = st.lists(st.one_of(orderly(), st.lists(messages(), min_size=1, max_size=12)), min_size=1, max_size=5)
 
 
 def read(lists: Sequence[list[Message]]) -> tuple[list[bytes], list[Conversation]]:
