@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -331,7 +332,7 @@ def test_a_template_that_is_not_local_or_is_tagged_has_none(tokenizer: Path) -> 
 def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) -> Pipeline:
     model = model_folder.load(str(tokenizer))
     chosen = prepare_options({"tokenizer": str(tokenizer), **options})
-    sample = [json.loads(line) for line in lines[:3]]
+    sample = [json.loads(lines[0])]
     return Pipeline(make_recipe(chosen, detect(sample, chosen), model), model.tokenizer_json, fast=fast)
 
 
@@ -356,6 +357,7 @@ def assert_same(quick: SliceResult, slow: SliceResult) -> None:
 
 TOOL: Final = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
 TURNS: Final = [user("How many?"), assistant("Seven.")]
+NULL: Final = [{"role": "user", "content": None}, assistant("a")]
 MIXED: Final[list[Any]] = [
     {"messages": TURNS},
     {"messages": [{"role": "system", "content": "Be brief."}, *TURNS * 3], "id": 7},
@@ -423,6 +425,20 @@ def test_sharegpt(tokenizer: Path) -> None:
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="a row read as plain says that none of it is odd")
 def test_special_tokens_next_to_empty_words(tokenizer: Path) -> None:
     assert_same(*results(tokenizer, [{"messages": [user("<|im_end|>"), assistant("")]}])[1:])
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the reader refuses such rows, the decoder does not")
+@pytest.mark.parametrize("more", [{"messages": [user("q"), assistant("a")], "x": 10**310}, {"messages": NULL}])
+def test_rows_that_are_refused_without_the_fast_engines(tokenizer: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(OWN["whole"].replace("<|end|>", "<|im_end|>"))
+    assert_same(*results(tokenizer, [{"messages": TURNS}, more], template=str(template))[1:])
+
+
+@pytest.mark.xfail(strict=True, raises=msgspec.DecodeError, reason="a new column of a row that is cut")
+def test_a_row_that_is_cut_in_a_new_column(tokenizer: Path) -> None:
+    cut = json.dumps({"messages": TURNS}).encode()[:-1] + b', "x": '
+    assert_same(*results(tokenizer, [{"messages": TURNS}, cut])[1:])
 
 
 @pytest.fixture(scope="module")
