@@ -91,7 +91,7 @@ class MessageReader:
         messages: list[Message] = given  # parsed for us: changed in place
         weights: list[float | None] = [None] * len(given)
         loose: list[object] = []
-        odd = self._odd(given)
+        odd = self.odd(given)
         for number in range(len(given)) if odd is None else odd:
             message = given[number]
             where = f"{column}[{number}]"
@@ -113,7 +113,7 @@ class MessageReader:
         is_weighted = any(weight is not None for weight in weights)
         return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose), odd)
 
-    def _odd(self, messages: list[Any]) -> tuple[int, ...] | None:
+    def odd(self, messages: list[Any]) -> tuple[int, ...] | None:
         """The messages that are not simply a known role and words; None where they must be looked at one by one."""
         try:
             if not set(map(_role_of, messages)) <= self._as_is:

@@ -58,6 +58,7 @@ class _Analysis(Sorts):
     def run(self) -> Locality:
         size = -1
         while size != (size := sum(sort.value for sort in self._sorts.values())):
+            self._known.clear()
             self.block(self._tree.body)
         if sum(isinstance(node.arg, nodes.Slice) for node in find(self._tree, nodes.Getitem)) > SLICES:
             raise NotLocal("it leaves out messages in many places")

@@ -128,4 +128,4 @@ class PlainRows:
 
 
 def _is_doubtful(messages: Plain) -> bool:
-    return any(_DOUBTFUL.search(message.content or "") for message in messages)
+    return any(message.tool_calls is not UNSET or _DOUBTFUL.search(message.content or "") for message in messages)

@@ -46,7 +46,7 @@ class Normaliser:
         if self._messages and self._others.isdisjoint(record) and _ESCAPE not in row:
             value = record.get(self._messages)
             if type(value) is list and _ASSISTANT in self._reader.plain_roles(value):
-                return (Conversation(value, plain=True, odd=()),)
+                return (Conversation(value, plain=True, odd=self._reader.odd(value)),)
         try:
             return self._read(record)
         except LargeInteger:

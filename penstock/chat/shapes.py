@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
+from penstock.chat.guards import suspects
 from penstock.chat.locality import SLICES, Locality
 from penstock.chat.plain_rows import Plain, as_message
 from penstock.chat.regions import Bool, Int64, UInt8
@@ -93,6 +94,9 @@ class Draft:
         """Add one row, if it may be served."""
         if conversation.tools is not None or conversation.variables or not conversation.messages:
             return
+        suspect = suspects([conversation]).get(0)
+        if suspect is not None and suspect.control and suspect.private:
+            return  # no marks are left for it, so the engine would not know its regions
         codes = self._shapes.codes(conversation)
         if codes is None:
             return

@@ -56,6 +56,9 @@ class Sorts:
     def __init__(self, loop: nodes.For, truths: Truths, *, calls: bool) -> None:
         self._loop, self._truths, self._calls = loop, truths, calls
         self._sorts = {"messages": Sort.LIST}
+        self._known: dict[
+            int, tuple[nodes.Node, Sort]
+        ] = {}  # of this reading; holds on to nodes, so that ids stay theirs
         self._read: set[str] = set()  # keys of messages that were asked for
         self._in_loop = False
         self._counter = Sort.FACT  # what `loop` is
@@ -71,6 +74,13 @@ class Sorts:
         self.only(node, _TRUE_OR_KNOWN)
 
     def sort(self, node: nodes.Node) -> Sort:
+        """The sort of an expression; each is looked at once in a reading, however often it is asked for."""
+        known = self._known.get(id(node))
+        if known is None:
+            known = self._known[id(node)] = (node, self._sort(node))
+        return known[1]
+
+    def _sort(self, node: nodes.Node) -> Sort:
         match node:
             case nodes.Const() | nodes.TemplateData():
                 return Sort.FACT

@@ -123,6 +123,8 @@ class Stencils:
     def _is_certain(self, stencil: Stencil, previous: Role) -> bool:
         """Whether header and stop of an answer are the same whatever the answer says."""
         own = [run for run in stencil.runs if run.own]
+        if not own:
+            return False
         glue = max((run.end for run in stencil.runs if not run.own and not run.filled), default=0)
         header, stop = own[0], next((run for run in own if run.part is Part.STOP), None)
         if header.part is not Part.HEADER or header.filled or stop is None or not stop.filled:
