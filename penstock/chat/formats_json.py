@@ -30,7 +30,9 @@ def parse_row(row: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         if row.startswith(BYTE_ORDER_MARK):  # the first row of a file written on Windows
             return parse_row(row[len(BYTE_ORDER_MARK) :])
-        raise _diagnosis(row, error) from None
+        value = _with_huge_integers(row) if "infinity" in error.msg else None
+        if value is None:
+            raise _diagnosis(row, error) from None
     if type(value) is not dict:
         raise RowError(
             "not_an_object",
@@ -38,6 +40,20 @@ def parse_row(row: bytes) -> dict[str, Any]:
             'Each row must be an object such as {"messages": […]}',
         )
     return value
+
+
+def _with_huge_integers(row: bytes) -> Any:
+    """The value of a row whose integers are larger than any float, or None where something else is wrong with it."""
+    try:
+        value = json.loads(row, parse_constant=_refuse)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:  # not JSON, a float beyond all bounds, or a lone surrogate
+        return None
+    return value
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
 
 
 def parse_row_exactly(row: bytes) -> dict[str, Any]:

@@ -123,7 +123,10 @@ class PlainRows:
         """Whether a row has columns that were not known, and now are."""
         if not error.startswith(_UNKNOWN) or " - at " in error:
             return False
-        columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
+        try:
+            columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
         return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
 
 

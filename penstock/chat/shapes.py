@@ -80,7 +80,7 @@ class Draft:
         if not all(words) or any(map(str.isspace, words)):
             odd |= {place for place, given in enumerate(words) if not given or given.isspace()}
         for place in odd:
-            message = self._adapt(as_message(flat[place], self._shapes.names[flat[place].role]))
+            message = self._adapted(flat[place])
             code = None if message is None else self._shapes.code(message)
             codes[place] = code or 0
             if code and message is not None:
@@ -89,6 +89,13 @@ class Draft:
         self._words += words
         self._codes += codes
         self._counts += map(len, lists)
+
+    def _adapted(self, message: Any) -> Message | None:
+        """A message in the form that the template takes; None where it has none, or says nothing and should."""
+        role = self._shapes.names[message.role]
+        if message.content is None and message.tool_calls is UNSET and role != "tool":
+            return None
+        return self._adapt(as_message(message, role))
 
     def add(self, row: int, conversation: Conversation) -> None:
         """Add one row, if it may be served."""

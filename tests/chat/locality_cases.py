@@ -241,20 +241,6 @@ HIDDEN: Final[dict[str, tuple[str, ...]]] = {
         "{% if (raise_exception('x') if m.content | length > 9 else 1) and tools %}{% endif %}",
     ),
     "chance": ("{{ [range(9999)] | map('random') | first }}",),
-}  # fmt: skip
-HIDDEN_WITH_CALLS: Final[dict[str, tuple[str, ...]]] = {
-    "methods of a call": (
-        "{% for k, v in c.function.items() %}{{ v | length }}{% endfor %}", "{{ c.values() | list | length }}",
-    ),
-    "a call unpacked": ("{% for a, b in m.tool_calls %}+{% endfor %}",),
-    "other calls, by loop": (
-        "{% if not loop.first and loop.previtem.function.name == 'abc' %}+{% endif %}",
-        "{% for d in loop %}{{ d[0].function.name | length }}{% endfor %}",
-    ),
-}  # fmt: skip
-
-# What is called local, though it is not.
-HOLES: Final[dict[str, tuple[str, ...]]] = {
     "another thing named loop": (
         "{% with loop = {'index0': 5} %}{{ messages[loop.index0].role }}{% endwith %}",
         "{% macro f(loop) %}{{ messages[loop.index0].role }}{% endmacro %}{{ f({'index0': 5}) }}",
@@ -276,6 +262,17 @@ HOLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "an address in memory": ("{{ [1] | map('string') }}",),
 }  # fmt: skip
+HIDDEN_WITH_CALLS: Final[dict[str, tuple[str, ...]]] = {
+    "methods of a call": (
+        "{% for k, v in c.function.items() %}{{ v | length }}{% endfor %}", "{{ c.values() | list | length }}",
+    ),
+    "a call unpacked": ("{% for a, b in m.tool_calls %}+{% endfor %}",),
+    "other calls, by loop": (
+        "{% if not loop.first and loop.previtem.function.name == 'abc' %}+{% endif %}",
+        "{% for d in loop %}{{ d[0].function.name | length }}{% endfor %}",
+    ),
+}  # fmt: skip
+
 TRUTHS: Final[dict[bool | None, tuple[str, ...]]] = {
     True: (
         "not tools", "tools is none", "tools is defined", "messages[-1].role == 'user' or not tools",
