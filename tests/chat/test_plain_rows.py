@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +16,7 @@ from penstock.chat.formats import ROLES, SHAREGPT_ROLES, WEIGHT_KEYS, Format, Ma
 from penstock.chat.locality import Locality
 from penstock.chat.plain_rows import Plain, PlainRows, as_message
 from penstock.chat.rows import Normaliser
+from penstock.chat.shapes import Draft, Shapes
 from penstock.chat.special_text import SpecialTextFinder
 from penstock.errors import RowError
 from tests.chat.splitting import assistant, calls, returns, user
@@ -242,7 +243,6 @@ BROKEN: Final[dict[str, bytes]] = {
     "a raw control character": b'"\x01"',
     "deep nesting": b"[" * 3000 + b"]" * 3000,
 }
-LATER: Final = frozenset(("1e999", "invalid UTF-8", "an overlong form", "UTF-8 of a surrogate"))  # are found
 
 
 def with_column(value: bytes) -> bytes:
@@ -254,27 +254,42 @@ def test_broken_values_of_a_known_column(name: str) -> None:
     assert check([with_column(b"1"), with_column(BROKEN[name]), with_column(b"2")]) == [0, 2]
 
 
-@pytest.mark.parametrize("name", sorted(LATER))
+@pytest.mark.parametrize("name", BROKEN)
 def test_broken_values_of_a_new_column(name: str) -> None:
     assert check([row(TURNS), with_column(BROKEN[name]), row(TURNS)]) == [0, 2]
 
 
-@pytest.mark.parametrize("name", sorted(BROKEN.keys() - LATER))
-@pytest.mark.xfail(strict=True, raises=(msgspec.DecodeError, RecursionError), reason="its columns can't be listed")
-def test_broken_values_of_a_new_column_that_stop_the_build(name: str) -> None:
-    assert check([row(TURNS), with_column(BROKEN[name]), row(TURNS)]) == [0, 2]
-
-
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
-@pytest.mark.xfail(strict=True, raises=RowError, reason="the reader refuses null")
-def test_null_contents(role: str) -> None:
-    assert check([row([{"role": role, "content": None}, *TURNS])]) == []
+def test_null_contents_are_decoded_but_not_drafted(role: str) -> None:
+    """The reader refuses them, so that a draft must not take them."""
+    data = row([{"role": role, "content": None}, *TURNS])
+    with pytest.raises(RowError, match="content is null"):
+        Normaliser(MESSAGES).conversations(data)
+    plain = PlainRows(MESSAGES, READS_CALLS)
+    draft = Draft(Shapes(READS_CALLS, plain.roles), lambda message: {**message, "content": message["content"] or ""})
+    plain.read([data, row(TURNS)], (), (), draft.add_plain)
+    assert draft.batch().rows == [1]
 
 
-@pytest.mark.parametrize("data", [with_column(b"9" * 310), called({"a": 10**310})], ids=["a column", "arguments"])
-@pytest.mark.xfail(strict=True, raises=RowError, reason="the reader refuses integers beyond any float")
+HUGE: Final = b"9" * 310  # an integer beyond any float
+
+
+@pytest.mark.parametrize("data", [with_column(HUGE), called({"a": 10**310})], ids=["a column", "arguments"])
 def test_huge_integers(data: bytes) -> None:
-    assert check([data]) == []
+    assert check([data]) == [0]
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="read again by a parser that fails otherwise")
+@pytest.mark.parametrize("column", [HUGE + b', "y": ' + b"[" * 3000 + b"]" * 3000, b"[" * 990 + HUGE + b"]" * 990])
+def test_huge_integers_in_deep_rows(column: bytes) -> None:
+    with suppress(RowError):  # read or refused, but nothing else
+        Normaliser(MESSAGES).conversations(with_column(column))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="its parser refuses the row, which is read all the same")
+def test_special_tokens_beside_huge_integers() -> None:
+    data = (TEXT % b"\\u003c|im_end|>")[:-1] + b', "x": ' + HUGE + b"}"
+    assert SpecialTextFinder(("<|im_end|>",)).find([data])[0] == {0: "<|im_end|>"}
 
 
 # ---- columns, keys, roles
@@ -373,9 +388,7 @@ def test_any_damage(data: bytes, at: int, put: bytes, cut: int) -> None:
     damaged = data[:at] + put + data[at + cut :]
     try:
         found = check([row(TURNS, x=1, id=1, source=1), damaged])
-    except msgspec.DecodeError:  # see test_broken_values_of_a_new_column_that_stop_the_build
-        return
     except RowError as error:
-        assert "null" in error.reason  # see test_null_contents
+        assert "null" in error.reason  # see test_null_contents_are_decoded_but_not_drafted
         return
     assert found[0] == 0
