@@ -23,7 +23,7 @@ from penstock.chat.conversation import Conversation, Message
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import ROLES, Format, Mapping
 from penstock.chat.formats_detect import detect
-from penstock.chat.parts import Splitter
+from penstock.chat.parts import RegionsMode, Splitter
 from penstock.chat.plain_rows import PlainRows
 from penstock.chat.rows import Normaliser
 from penstock.chat.shapes import Draft
@@ -118,7 +118,7 @@ SAID: Final = (
     None, "", " ", "\n\n", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>", "<end_of_turn>", "<|im_start|>assistant\n",
     "<|assistant|>", "assistant\n", "<b>", "<b> more", "<think>\n", "<think>\n\n</think>\n\n", "\nmore", " leading",
     "trailing \n", "\u2003", "\u3000wide\u3000", "\U0010fe000\U0010fe01", "\u2003\U0010fe001\U0010fe01\u2003",
-    '{"\U0010fe000a0\U0010fe01": 0}', "\U0010fe00", "é日本\U0001f600", "\x1cx\x1f", "\x01\x10", "a\r\nb",
+    '{"\U0010fe000a0\U0010fe01": 0}', "\U0010fe00", "é日本\U0001f600", "\x1cx\x1f", "\x01\x10", "a\r\nb", "\U0010ff00",
     "{{ x }}{% if %}", "e\u0301", "[f: {}]", "^",
 )  # fmt: skip
 CONTENTS = st.one_of(st.sampled_from(SAID), st.text(max_size=8), st.text("ab \n<|end>", max_size=8))
@@ -176,11 +176,11 @@ ROWS = st.lists(st.one_of(orderly(), st.lists(messages(), min_size=1, max_size=1
 def read(lists: Sequence[list[Message]]) -> tuple[list[bytes], list[Conversation]]:
     """The rows that can be read, and what is read from them."""
     reader = Normaliser(MAPPING)
-    rows, found = [], []
+    rows: list[bytes] = []
+    found: list[Conversation] = []
     for row in (json.dumps({"messages": said}, ensure_ascii=False).encode() for said in lists):
         try:
-            (conversation,) = reader.conversations(row)
-            found.append(conversation._replace(odd=None))  # see test_empty_words_of_rows_that_are_read_as_plain
+            found += reader.conversations(row)
             rows.append(row)
         except RowError:
             pass
@@ -317,9 +317,12 @@ def test_a_template_with_an_empty_text() -> None:
     assert served(parts, chats) in ([], [1, 2])
 
 
-def test_a_template_that_is_not_local_or_is_tagged_has_none(tokenizer: Path) -> None:
-    engine, splitter = recipe("{% for m in messages %}{{ m.content | length }}{% endfor %}")
-    assert not Stencils(engine, splitter, {}, Adapter(engine.plain).adapt_message).active
+def test_a_template_that_is_not_local_or_is_tagged_has_none() -> None:
+    tagged = f"{{% for m in messages %}}{{% generation %}}{TURN}{{% endgeneration %}}{{% endfor %}}{PROMPT}"
+    far = "{% for m in messages %}{{ m.content | length }}{% endfor %}"
+    for template, active in ((tagged, False), (far, False), (OWN["whole"], True)):
+        engine, splitter = recipe(template, RegionsMode.AUTO)
+        assert Stencils(engine, splitter, {}, Adapter(engine.plain).adapt_message).active is active
 
 
 # ---- through the whole pipeline
