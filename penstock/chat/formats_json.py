@@ -30,7 +30,7 @@ def parse_row(row: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         if row.startswith(BYTE_ORDER_MARK):  # the first row of a file written on Windows
             return parse_row(row[len(BYTE_ORDER_MARK) :])
-        value = _with_huge_integers(row) if "infinity" in error.msg else None
+        value = with_huge_integers(row) if "infinity" in error.msg else None
         if value is None:
             raise _diagnosis(row, error) from None
     if type(value) is not dict:
@@ -42,12 +42,12 @@ def parse_row(row: bytes) -> dict[str, Any]:
     return value
 
 
-def _with_huge_integers(row: bytes) -> Any:
+def with_huge_integers(row: bytes) -> Any:
     """The value of a row whose integers are larger than any float, or None where something else is wrong with it."""
     try:
         value = json.loads(row, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:  # not JSON, a float beyond all bounds, or a lone surrogate
+    except (ValueError, RecursionError):  # not JSON, a float beyond all bounds, a lone surrogate; or nested too deeply
         return None
     return value
 

@@ -6,12 +6,15 @@ pass of numpy over the bytes; only rows with the first two bytes of a special to
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+
+from penstock.chat.formats_json import with_huge_integers
 
 _BACKSLASH = ord("\\")
 
@@ -48,8 +51,11 @@ class SpecialTextFinder:
         if b"\\u" in row or b"\\/" in row:
             try:
                 row = orjson.dumps(orjson.loads(row))
-            except (orjson.JSONDecodeError, TypeError):  # the format stage will report it
-                return None
+            except (orjson.JSONDecodeError, TypeError):
+                value = with_huge_integers(row)
+                if value is None:
+                    return None  # the format stage will report it
+                row = json.dumps(value, ensure_ascii=False).encode()
         found = self._pattern.search(row)
         return found[0].decode() if found else None
 
