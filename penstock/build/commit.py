@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
 from penstock.sources import Slice
 from penstock.store.cache import Cache
 from penstock.store.manifest import Manifest, ShardTable
-from penstock.store.shard import ShardMeta, read_shard
+from penstock.store.shard import read_shard
 
 
 def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
@@ -26,12 +25,15 @@ def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], sli
 
 def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
     notes = [cache.shard_note(name) for name in names]
-    metas: list[ShardMeta] = []
-    lengths: list[npt.NDArray[np.int32]] = []
+    ledgers: list[Any] = []
+    proved = 0
+    lengths: Counter[int] = Counter()
     for name in names:
         columns, meta = read_shard(cache.shard_path(name))
-        metas.append(meta)
-        lengths.append(np.diff(columns.id_offsets).astype(np.int32))
+        ledgers.append(meta.ledger)
+        proved += len(meta.proof["rows"])
+        found, counts = np.unique(np.diff(columns.id_offsets), return_counts=True)
+        lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     table = ShardTable(
         names=names,
         digests=[note["digest"] for note in notes],
@@ -39,12 +41,11 @@ def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: 
         sources=[s.file for s in slices],
         first_rows=[s.first_row for s in slices],
         rows=[s.rows for s in slices],
-        examples=[meta.ledger["examples"] for meta in metas],
-        tokens=[meta.ledger["tokens"] for meta in metas],
+        examples=[ledger["examples"] for ledger in ledgers],
+        tokens=[ledger["tokens"] for ledger in ledgers],
     )
-    ledger = _summed([meta.ledger for meta in metas]) | {"lengths": _percentiles(lengths)}
-    proof = {"rows": sum(len(meta.proof["rows"]) for meta in metas)}
-    return Manifest(key, recipe.as_json(), table, ledger, proof, recipe.mapping.format is Format.PREFERENCE)
+    ledger = _summed(ledgers) | {"lengths": _percentiles(lengths)}
+    return Manifest(key, recipe.as_json(), table, ledger, {"rows": proved}, recipe.mapping.format is Format.PREFERENCE)
 
 
 def _summed(ledgers: list[Any]) -> dict[str, Any]:
@@ -57,10 +58,12 @@ def _summed(ledgers: list[Any]) -> dict[str, Any]:
     return total
 
 
-def _percentiles(lengths: list[npt.NDArray[np.int32]]) -> dict[str, int]:
-    """How long examples are, in tokens."""
-    joined = np.concatenate(lengths)
-    if not len(joined):
+def _percentiles(lengths: Counter[int]) -> dict[str, int]:
+    """How long examples are, in tokens, given how many there are of each length."""
+    if not lengths:
         return {}
-    shares = np.percentile(joined, (50, 90, 99, 100), method="higher")
-    return dict(zip(("p50", "p90", "p99", "max"), map(int, shares), strict=True))
+    found = sorted(lengths)
+    upto = np.cumsum([lengths[length] for length in found])
+    places = np.ceil((upto[-1] - 1) * np.array((0.5, 0.9, 0.99, 1.0))).astype(np.int64)
+    shares = [found[number] for number in np.searchsorted(upto, places, side="right").tolist()]
+    return dict(zip(("p50", "p90", "p99", "max"), shares, strict=True))

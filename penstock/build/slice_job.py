@@ -51,6 +51,7 @@ class SliceJob:
             result = self._reference().run(rows)
             result.engines["proof"] = Counter({"the proof found a difference": result.rows})
         rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
+        del rows  # makes room for the shard
         return self._encoded(slice_, result, rejected, sample, len(wrong), sum(sizes))
 
     def _encoded(

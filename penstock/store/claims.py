@@ -61,8 +61,12 @@ class Claims:
             except FileExistsError:
                 return False
             fault("claim.open")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(writer_name())
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(writer_name())
+            except OSError:  # a full disk: leave no claim without a name
+                path.unlink(missing_ok=True)
+                raise
             fault("claim.write")
         return True
 

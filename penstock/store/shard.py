@@ -41,10 +41,16 @@ def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
     batch = _record_batch(columns)
     described = {"format": FORMAT_VERSION, "ledger": meta.ledger, "rejected": meta.rejected, "proof": meta.proof}
     batch = batch.replace_schema_metadata({_META: canonical(described)})
-    sink = pa.BufferOutputStream()
+    counted = pa.MockOutputStream()  # how many bytes it takes, so that they need not be moved as they grow
+    _write(batch, counted)
+    buffer = pa.allocate_buffer(counted.size())
+    _write(batch, pa.FixedSizeBufferWriter(buffer))
+    return buffer
+
+
+def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def _lists(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> pa.Array:
