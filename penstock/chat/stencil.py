@@ -85,6 +85,9 @@ class Table:
         self._stencils: dict[int, Stencil] = {}
         self._index()
 
+    def __len__(self) -> int:
+        return len(self._ordered)
+
     def add(self, contexts: Sequence[int], stencils: Sequence[Stencil]) -> None:
         """Add stencils, which agree with those known already."""
         for context, stencil in zip(contexts, stencils, strict=True):

@@ -30,6 +30,7 @@ _HOLE: Final = re.compile(
     f"|({HOLE_SPACE}?){_ABOUT}{HOLE_END}({HOLE_SPACE}?)"  # content
 )
 _MOST_FAILURES: Final = 64
+_MOST_STENCILS: Final = 4096  # bounds memory, and the time spent on data of which no two rows are alike
 _MARKS: Final = frozenset((HOLE_START, HOLE_END, HOLE_SPACE))
 
 
@@ -85,7 +86,7 @@ class Stencils:
             shape = batch.codes[own].tobytes()
             if shape in self._failures or (self._table.find(contexts[own]) >= 0).all():
                 continue
-            if len(self._failures) >= _MOST_FAILURES:
+            if len(self._failures) >= _MOST_FAILURES or len(self._table) >= _MOST_STENCILS:
                 return
             try:
                 learned = list(self._learn(batch.codes[own]))
