@@ -162,7 +162,7 @@ def repaired_mask(side: dict[str, Any], oracle: Any, template: str, expected: An
     mask = np.zeros(len(expected["input_ids"]), bool)
     for token in range(len(mask)):
         own = expected.token_to_chars(token)
-        mask[token] = own is not None and any(own.start < end and start < own.end for start, end in spans[0])
+        mask[token] = own is not None and any(max(own.start, start) < min(own.end, end) for start, end in spans[0])
     return mask
 
 
