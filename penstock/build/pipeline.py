@@ -172,7 +172,7 @@ class Pipeline:
                     (conversation,) = self.reader.conversations(state.rows[batch.rows[members[k]]])
                 return rendering.adapter.adapt(conversation)
             except RowError as error:
-                failed[k] = error
+                failed[k] = error.with_traceback(None)  # its frames hold this very dict
                 return conversation or Conversation([])
 
         given = [c and whole(k, c) for k, c in enumerate(batch.conversations[k] for k in members)]

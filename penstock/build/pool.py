@@ -1,49 +1,28 @@
 """Workers that take slices one by one: in this process, or separate ones driven by a thread each.
 
-Whatever goes wrong in one of them stops the others after their slice; a worker that dies is replaced and its slice
-tried once more. Nothing is returned but counts.
+Whatever goes wrong in one of them stops the others after their slice; a worker that dies is replaced and its slices
+are tried once more. Nothing is returned but counts. A shard is written while the next slice is being prepared.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING
 
-import orjson
-
-import penstock
-from penstock import errors
+from penstock.build.behind import Behind
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
-from penstock.errors import PenstockError, WorkerError
-from penstock.sources import Slice
+from penstock.build.worker_process import DiedError, Task, Worker
+from penstock.errors import WorkerError
 from penstock.store.cache import Cache
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A slice to do, and where it is."""
-
-    name: str  # of its shard
-    slice: Slice
-    path: Path
-
-    @property
-    def place(self) -> str:
-        """Where the slice is, for people."""
-        return f"{self.path}, rows {self.slice.first_row} to {self.slice.first_row + self.slice.rows - 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +40,15 @@ OnRetry = Callable[[Task, str], None]
 
 
 def run_here(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
-    """Do all tasks in this process, with one job that is made when it is first needed.
-
-    A shard is written, and waited for, while the next slice is being prepared.
-    """
-    with ThreadPoolExecutor(1, "penstock-commit") as committing:
-        pending: tuple[Task, Future[SliceReport]] | None = None
+    """Do all tasks in this process, with one job that is made when it is first needed."""
+    with Behind[SliceReport]() as behind:
         for task in tasks:
-            made = job().make(task.slice, task.path, task.slice.data)
-            if pending is not None:
-                on_report(pending[0], pending[1].result())
-            pending = task, committing.submit(made)
-        if pending is not None:
-            on_report(pending[0], pending[1].result())
+            kept = replace(task, slice=task.slice.without_data())
+            behind.do(partial(_make, job, task), partial(on_report, kept))
+
+
+def _make(job: Callable[[], SliceJob], task: Task) -> Callable[[], SliceReport]:
+    return job().make(task.slice, task.path, task.slice.data)
 
 
 def job_here(setup: Setup) -> Callable[[], SliceJob]:
@@ -97,26 +72,22 @@ def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnRe
         with lock:
             return None if failures else next(tasks, None)
 
+    def report(task: Task, found: SliceReport) -> None:
+        with lock:
+            on_report(task, found)
+
+    def retry(task: Task, how: str) -> None:
+        with lock:
+            on_retry(task, how)
+
     def drive() -> None:
-        worker: _Worker | None = None
         try:
-            while (task := next_task()) is not None:
-                worker = worker or _Worker(setup)
-                try:
-                    report = worker.do(task)
-                except _DiedError as death:
-                    with lock:
-                        on_retry(task, str(death))
-                    worker.stop()
-                    worker = _Worker(setup)
-                    report = _second_try(worker, task)
-                with lock:
-                    on_report(task, report)
+            with closing(_Seat(setup, report, retry)) as seat:
+                while (task := next_task()) is not None:
+                    seat.do(task)
+                seat.settle()
         except BaseException as error:
             failures.append(error)
-        finally:
-            if worker is not None:
-                worker.stop()
 
     threads = [threading.Thread(target=drive, name=f"penstock-worker-{n}", daemon=True) for n in range(count)]
     for thread in threads:
@@ -131,85 +102,50 @@ def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnRe
         raise failures[0]
 
 
-def _second_try(worker: _Worker, task: Task) -> SliceReport:
-    try:
-        return worker.do(task)
-    except _DiedError as death:
-        raise WorkerError(
-            f"a worker died twice on the same slice ({task.place}): {death}. Finished slices stay. "
-            "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
-        ) from None
+class _Seat:
+    """A worker process, and another in its place when it dies, which does once more what that one left undone."""
 
+    def __init__(self, setup: Setup, on_report: OnReport, on_retry: OnRetry) -> None:
+        self._setup, self._on_report, self._on_retry = setup, on_report, on_retry
+        self._worker: Worker | None = None
 
-class _DiedError(Exception):
-    """The process is gone; the text says how."""
+    def do(self, task: Task) -> None:
+        """Have a task done; it may be reported only with the next one."""
+        self._worker = self._worker or self._new()
+        self._have(self._worker.do(task))
 
+    def settle(self) -> None:
+        """Have all tasks reported."""
+        if self._worker is not None:
+            self._have(self._worker.settle())
 
-class _Worker:
-    """One worker process and the pipe to it."""
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.stop()
 
-    def __init__(self, setup: Setup) -> None:
-        root = str(Path(penstock.__file__).parent.parent)
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-        environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.build.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        message = {"recipe": setup.recipe.as_json(), "cache": str(setup.cache.root), "fast": setup.fast}
-        self._first = orjson.dumps(message) + b"\n"
+    def _new(self) -> Worker:
+        setup = self._setup
+        return Worker({"recipe": setup.recipe.as_json(), "cache": str(setup.cache.root), "fast": setup.fast})
 
-    def do(self, task: Task) -> SliceReport:
-        """Send a slice and wait for its report."""
-        data = task.slice.data or b""
-        header = {"slice": task.slice.to_json(), "path": str(task.path), "bytes": len(data)}
+    def _have(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:
-            if self._first:
-                self._send(self._first)
-                self._first = b""
-                self._receive()
-            self._send(orjson.dumps(header) + b"\n" + data)
-            return SliceReport(**self._receive()["report"])
-        except (BrokenPipeError, ConnectionResetError):
-            raise _DiedError(self._how()) from None
+            for task, report in reports:
+                self._on_report(task, report)
+        except DiedError as death:
+            self._begin_again(death)
 
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise _DiedError(self._how())
-        reply: dict[str, Any] = orjson.loads(line)
-        if "error" in reply:
-            kind = getattr(errors, reply["kind"], None)
-            known = isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.RowError
-            raise (kind if known and kind is not None else WorkerError)(reply["error"])
-        return reply
-
-    def _how(self) -> str:
-        code = self._process.wait()
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
-        return f"exit code {code}"
-
-    def stop(self) -> None:
-        """End the process; its input ends, so a healthy one goes by itself."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue  # the other end is gone already
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def _begin_again(self, death: DiedError) -> None:
+        assert self._worker is not None
+        left = self._worker.left
+        self._on_retry(left[-1], str(death))
+        self._worker.stop()
+        self._worker = self._new()
+        for task in left:  # one by one, so that it is clear of what a worker dies
+            try:
+                for _, report in chain(self._worker.do(task), self._worker.settle()):
+                    self._on_report(task, report)
+            except DiedError as again:
+                raise WorkerError(
+                    f"a worker died twice on the same slice ({task.place}): {again}. Finished slices stay. "
+                    "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
+                ) from None

@@ -22,10 +22,11 @@ from penstock.build.finish import note_sources, row_places, usable_manifest, wri
 from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions
 from penstock.build.place import chosen_place, position, spare_place
-from penstock.build.pool import Setup, Task, job_here, run_here, run_workers
+from penstock.build.pool import Setup, job_here, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.sharing import Sharing
+from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError

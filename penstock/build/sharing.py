@@ -12,7 +12,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from penstock.build.finding import SliceFinder
-from penstock.build.pool import Task
+from penstock.build.worker_process import Task
 from penstock.errors import SourceError
 from penstock.sources import Slice, SourceFile
 from penstock.store.cache import Cache

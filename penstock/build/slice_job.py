@@ -33,12 +33,8 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
 
-    def run(self, slice_: Slice, path: Path, data: bytes | None = None) -> SliceReport:
-        """Read, prepare, prove, commit."""
-        return self.make(slice_, path, data)()
-
     def make(self, slice_: Slice, path: Path, data: bytes | None = None) -> Callable[[], SliceReport]:
-        """All but the commit, which is what the result does when called, from whichever thread.
+        """Read, prepare, prove. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.
         """

@@ -1,7 +1,9 @@
 """A worker process: `python -m penstock.build.worker`, driven over its standard streams.
 
 In: one line of JSON with the recipe and the cache, then for each slice a line of JSON and, for streamed sources, its
-bytes. Out: a line of JSON for each slice. Started as a plain process rather than through multiprocessing, so that a
+bytes; an empty object asks for what has not been reported. Out: a line of JSON for each slice, and one after each
+request when the next may come: a slice is reported once its shard is written, while the next one is being prepared.
+Started as a plain process rather than through multiprocessing, so that a
 user's script needs no `__main__` guard and notebooks work. It ends when its input ends, so it can't outlive its parent.
 """
 
@@ -9,11 +11,14 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
+from penstock.build.behind import Behind
+from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slice_job import SliceJob
 from penstock.errors import PenstockError
@@ -32,12 +37,19 @@ def main() -> None:
     try:
         tokenizer_json = cache.tokenizer_path(setup["recipe"]["tokenizer"]).read_bytes()
         job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
-        _reply(stdout, {"ready": True, "warnings": job.pipeline.warnings, "engines": job.pipeline.engines})
-        while (task := _read(stdin)) is not None:
-            data = stdin.read(task["bytes"]) if task["bytes"] else None
-            _reply(stdout, {"report": job.run(Slice.from_json(task["slice"]), Path(task["path"]), data).as_json()})
+        with Behind[SliceReport]() as behind:
+            while (task := _read(stdin)) is not None:
+                if task:
+                    data = stdin.read(task["bytes"]) if task["bytes"] else None
+                    make = partial(job.make, Slice.from_json(task["slice"]), Path(task["path"]), data)
+                    behind.do(make, lambda report: _reply(stdout, {"report": report.as_json()}))
+                else:
+                    behind.settle()
+                _reply(stdout, {"ready": True})
     except PenstockError as error:
         _reply(stdout, {"error": str(error), "kind": type(error).__name__})
+    except BrokenPipeError:
+        return  # nobody is left to tell
     except MemoryError:
         _reply(stdout, {"error": "out of memory", "kind": "MemoryError"})
     except Exception as error:

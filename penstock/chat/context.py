@@ -50,7 +50,8 @@ def reserved(conversation: Conversation, suspect: Suspect | None) -> str:
 
 
 def refusal(error: Exception) -> RowError:
-    """What a template's error tells the user."""
+    """What a template's error tells the user. It loses its frames: through them it would hold the rows of a slice."""
+    error.__traceback__ = None
     name = "" if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: "
     return RowError(
         "template",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -163,6 +163,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_OUTPUT:
                     raise SecurityError(f"a repetition of more than {MAX_OUTPUT} elements")
         return super().call_binop(context, operator, left, right)
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Let errors be as they are: tracebacks that show the template would hold their frames, and these the rows."""
+        raise  # the one that is being handled
 
     def parse_template(self, source: str) -> nodes.Template:
         """The syntax tree, or a TemplateError that names the line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,18 +34,12 @@ class Findings(NamedTuple):
 def inspect_texts(texts: Sequence[bytes]) -> Findings:
     """Which of the texts need care."""
     foreign = [k for k, text in enumerate(texts) if not text.isascii()]
-    if not foreign:
-        return Findings([], [])
-    joined = b"\n".join([texts[k] for k in foreign])
-    points = _code_points(joined.translate(None, _ASCII).decode())
-    kinds = _kinds_of(points)
-    places = np.flatnonzero(kinds)
+    strings = [texts[k].translate(None, _ASCII).decode() for k in foreign]
+    kinds = _kinds_of(_code_points("".join(strings)))
+    places = np.flatnonzero(kinds != 0)
     if not len(places):
         return Findings([], [])
-    # A character of several bytes begins with one from 0xC0 on, so the n-th such byte is where the n-th point stands.
-    starts = np.flatnonzero(np.frombuffer(joined, np.uint8) >= 0xC0)
-    ends = np.cumsum([len(texts[k]) + 1 for k in foreign])
-    owners = np.searchsorted(ends, starts[places], side="right")
+    owners = np.searchsorted(np.cumsum([len(string) for string in strings]), places, side="right")
     newer = np.unique(owners[(kinds[places] & NEWER) > 0]).tolist()
     marked = np.unique(owners[(kinds[places] & COMPOSES) > 0]).tolist()
     decomposed = [n for n in marked if not is_composed(texts[foreign[n]].decode())]
@@ -60,6 +55,7 @@ def is_composed(text: str) -> bool:
     return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
 
 
+@lru_cache(4096)
 def may_compose(character: str) -> bool:
     """Whether a character may compose with what precedes it, or is not in NFC itself."""
     return bool(_kinds_of(_code_points(character))[0] & COMPOSES)
@@ -71,9 +67,8 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 def _kinds_of(code_points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     kinds = _kinds[code_points]
-    unseen = kinds == _UNSEEN
-    if unseen.any():
-        for code_point in np.unique(code_points[unseen]).tolist():
+    if kinds.max(initial=0) == _UNSEEN:
+        for code_point in np.unique(code_points[kinds == _UNSEEN]).tolist():
             _kinds[code_point] = _kind(code_point)
         kinds = _kinds[code_points]
     return kinds

@@ -48,7 +48,10 @@ class Normaliser:
         if not changed:
             return texts, segments, findings
         left = findings._replace(decomposed=[row for row in findings.decomposed if row not in changed])
-        return [changed.get(row, text) for row, text in enumerate(texts)], replace(segments, ends=ends), left
+        texts = texts.copy()
+        for row, text in changed.items():
+            texts[row] = text
+        return texts, replace(segments, ends=ends), left
 
     def _parts(self, text: bytes, ends: list[int]) -> list[bytes] | None:
         """The normalised segments of one text, or None where they are not independent of each other."""
