@@ -37,12 +37,19 @@ class Shape(NamedTuple):
     calls: int = 0
 
 
+class Given(NamedTuple):
+    """What of a message is filled in."""
+
+    content: Any
+    calls: Sequence[tuple[str, Any]] = ()  # names and arguments
+
+
 class Batch(NamedTuple):
     """The rows of a batch that may be served."""
 
     rows: list[int]
     words: list[Any]  # the contents of the messages of all these rows, one after the other
-    odd: dict[int, Message]  # by their place there: messages that are more, or less, than words
+    odd: dict[int, Given]  # by their place there: messages that are more, or less, than words
     codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
 
@@ -54,7 +61,7 @@ class Batch(NamedTuple):
         return Batch(
             list(compress(self.rows, keep.tolist())),
             list(compress(self.words, of_messages.tolist())),
-            {int(places[place]): message for place, message in self.odd.items() if of_messages[place]},
+            {int(places[place]): given for place, given in self.odd.items() if of_messages[place]},
             self.codes[of_messages],
             np.concatenate(([0], np.cumsum(counts[keep]))),
         )
@@ -69,33 +76,50 @@ class Draft:
         self._words: list[Any] = []
         self._codes: list[int] = []
         self._counts: list[int] = []
-        self._odd: dict[int, Message] = {}
+        self._odd: dict[int, Given] = {}
 
     def add_plain(self, rows: Sequence[int], lists: Sequence[Plain]) -> None:
         """Add rows that were decoded as plain."""
         flat = list(chain.from_iterable(lists))
         words = list(map(_content_of, flat))
         codes = list(map(self._shapes.plain.__getitem__, map(_role_of, flat)))
-        odd = {place for place, calls in enumerate(map(_calls_of, flat)) if calls is not UNSET}
-        if not all(words) or any(map(str.isspace, words)):
-            odd |= {place for place, given in enumerate(words) if not given or given.isspace()}
+        calls = map(_calls_of, flat)
+        odd = {
+            place for place, (said, made) in enumerate(zip(words, calls, strict=True)) if made is not UNSET or not said
+        }
+        if any(map(str.isspace, filter(None, words))):
+            odd |= {place for place, said in enumerate(words) if said and said.isspace()}
         for place in odd:
-            message = self._adapted(flat[place])
-            code = None if message is None else self._shapes.code(message)
-            codes[place] = code or 0
-            if code and message is not None:
-                self._odd[len(self._codes) + place] = message
+            codes[place], given = self._looked_at(flat[place])
+            if given is not None:
+                self._odd[len(self._codes) + place] = given
         self.rows += rows
         self._words += words
         self._codes += codes
         self._counts += map(len, lists)
 
-    def _adapted(self, message: Any) -> Message | None:
-        """A message in the form that the template takes; None where it has none, or says nothing and should."""
+    def _looked_at(self, message: Any) -> tuple[int, Given | None]:
+        """The code of an odd message, 0 where it has none, and what of it is filled in."""
+        calls = message.tool_calls
+        if calls is UNSET or (message.content and message.content.isspace()):
+            return self._adapted(message)
+        given = Given(message.content, [(call.function.name, call.function.arguments) for call in calls])
+        if not all(type(arguments) is dict for _, arguments in given.calls):
+            return self._adapted(message)
+        # What becomes of objects and words does not depend on what is in them, so it is found out once.
+        kind = message.role, given.content and True, len(calls)
+        if kind not in self._shapes.calling:
+            self._shapes.calling[kind] = self._adapted(message)[0]
+        return self._shapes.calling[kind], given
+
+    def _adapted(self, message: Any) -> tuple[int, Given | None]:
+        """The same, of the message in the form that the template takes; it may have none, or say nothing and should."""
         role = self._shapes.names[message.role]
         if message.content is None and message.tool_calls is UNSET and role != "tool":
-            return None
-        return self._adapt(as_message(message, role))
+            return 0, None
+        adapted = self._adapt(as_message(message, role))
+        code = None if adapted is None else self._shapes.code(adapted)
+        return (0, None) if adapted is None or not code else (code, _given(adapted))
 
     def add(self, row: int, conversation: Conversation) -> None:
         """Add one row, if it may be served."""
@@ -108,7 +132,7 @@ class Draft:
         if codes is None:
             return
         numbers = range(len(codes)) if conversation.odd is None else conversation.odd
-        self._odd.update((len(self._codes) + number, conversation.messages[number]) for number in numbers)
+        self._odd.update((len(self._codes) + number, _given(conversation.messages[number])) for number in numbers)
         self.rows.append(row)
         self._words += [message["content"] for message in conversation.messages]
         self._codes += codes
@@ -132,6 +156,7 @@ class Shapes:
         self._usual = {name: self._codes[Shape(role, "text")] for name, role in ROLE_OF_NAME.items()}
         self.names = names  # as plain rows name their roles
         self.plain = {name: self._usual[role] for name, role in names.items()}
+        self.calling: dict[tuple[str, Any, int], int] = {}  # codes of plain messages with so many calls
         self._watched = locality.read | {"tool_calls", *REASONING_FIELDS}
         self._calls = locality.calls
 
@@ -188,6 +213,11 @@ class Shapes:
         for role in (before, after, around):
             number = number << 3 | role
         return number << 3 | np.minimum(index, SLICES + 1) << 1 | index & 1
+
+
+def _given(message: Message) -> Given:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return Given(message["content"], [(function["name"], function["arguments"]) for function in calls])
 
 
 def _usual_calls(calls: Any) -> int:

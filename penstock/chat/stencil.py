@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.chat.conversation import Message, Part, Role
+from penstock.chat.conversation import Part, Role
 from penstock.chat.regions import Int64, Segments
-from penstock.chat.shapes import Batch
+from penstock.chat.shapes import Batch, Given
 
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -36,16 +36,16 @@ class Hole(NamedTuple):
     fill: Fill
     call: int = 0
 
-    def filled(self, message: Message) -> str:
+    def filled(self, given: Given) -> str:
         match self.fill:
             case Fill.CONTENT:
-                return str(message["content"])
+                return str(given.content)
             case Fill.TRIMMED:
-                return str(message["content"]).strip()
+                return str(given.content).strip()
             case Fill.NAME:
-                return str(message["tool_calls"][self.call]["function"]["name"])
+                return given.calls[self.call][0]
             case Fill.ARGUMENTS:
-                return _to_json(message["tool_calls"][self.call]["function"]["arguments"])
+                return _to_json(given.calls[self.call][1])
 
 
 class Run(NamedTuple):
@@ -66,8 +66,8 @@ class Stencil(NamedTuple):
     after: bytes
     runs: tuple[Run, ...]
 
-    def filled(self, message: Message) -> str:
-        return "".join(item if isinstance(item, str) else item.filled(message) for item in self.holes)
+    def filled(self, given: Given) -> str:
+        return "".join([item if isinstance(item, str) else item.filled(given) for item in self.holes])
 
 
 class Filled(NamedTuple):
@@ -143,7 +143,7 @@ class Table:
         for place in np.flatnonzero(self._trims[numbers]).tolist():
             words[place] = words[place].strip()
         for place in np.flatnonzero(self._is_more[numbers]).tolist():
-            words[place] = self._ordered[numbers[place]].filled(batch.odd.get(place, {"content": words[place]}))
+            words[place] = self._ordered[numbers[place]].filled(batch.odd.get(place, Given(words[place])))
         return list(map(str.encode, words))
 
     def _segments(self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64) -> Segments:
