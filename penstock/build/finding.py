@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.sources import Slice, SourceSet, identity, plan
+from penstock.sources import Keep, Slice, SourceSet, identity, plan
 from penstock.store.memo import PlanMemo, now
 
 
@@ -32,14 +32,14 @@ class SliceFinder:
             return None
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
 
-    def find(self) -> Iterator[Slice]:
-        """All slices in order, found as they are asked for; those of streamed files with their data."""
+    def find(self, keep: Keep = Keep.STREAMED) -> Iterator[Slice]:
+        """All slices in order, found as they are asked for; those that are read for that with data, if it is kept."""
         if self._sources.split is not None:
             self._plan_all()
         began = now()
         before = {file.ordinal: identity(file.path) for file in self._sources.files}
         found: dict[int, list[Slice]] = {file.ordinal: [] for file in self._sources.files}
-        for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known):
+        for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known, keep=keep):
             found[part.file].append(part.without_data())
             yield part
         if self._sources.split is None:

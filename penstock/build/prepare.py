@@ -30,7 +30,7 @@ from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError
-from penstock.sources import Slice, SourceSet, discover, model_folder
+from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_there
@@ -213,10 +213,15 @@ class Builder:
 
     def _build(self, force: bool) -> None:
         """Do our share of the slices, then wait for or take over what others have claimed."""
-        found = self._finder.find()
+        here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
+        if here:
+            self.progress.workers = 1
+        found = self._finder.find(Keep.ALL if here else Keep.STREAMED)
         first = next(found)
         self._settle_date(first)
         remember_date(self.cache, self.recipe, first, overwrite=force)
+        slices = chain((first,), found)
+        del first  # so that its data does not stay
         self.cache.keep_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
         job = job_here(setup)
@@ -224,7 +229,7 @@ class Builder:
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:
-            self._dispatch(setup, job, sharing.own(chain((first,), found), rank, world_size, self._reuse), sharing)
+            self._dispatch(setup, job, sharing.own(slices, rank, world_size, self._reuse), sharing)
             while sharing.left:
                 before = self.progress.slices_done
                 self._dispatch(setup, job, sharing.others(self._finished_elsewhere), sharing)
@@ -250,8 +255,7 @@ class Builder:
             self.progress.retries += 1
             log.warning("a worker died on %s: %s; the slice is tried once more", task.place, how)
 
-        if self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES:
-            self.progress.workers = 1
+        if self.progress.workers == 1:
             run_here(job, tasks, done)
         else:
             run_workers(setup, tasks, self.progress.workers, done, retry)

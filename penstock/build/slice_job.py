@@ -33,7 +33,7 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
 
-    def make(self, slice_: Slice, path: Path, data: bytes | None = None) -> Callable[[], SliceReport]:
+    def make(self, slice_: Slice, path: Path, data: list[bytes] | None = None) -> Callable[[], SliceReport]:
         """Read, prepare, prove. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.

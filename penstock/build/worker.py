@@ -40,7 +40,7 @@ def main() -> None:
         with Behind[SliceReport]() as behind:
             while (task := _read(stdin)) is not None:
                 if task:
-                    data = stdin.read(task["bytes"]) if task["bytes"] else None
+                    data = stdin.read(task["bytes"]).split(b"\n") if task["bytes"] else None
                     make = partial(job.make, Slice.from_json(task["slice"]), Path(task["path"]), data)
                     behind.do(make, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:

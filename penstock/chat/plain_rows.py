@@ -28,6 +28,7 @@ _MOST_COLUMNS: Final = 200
 _UNKNOWN: Final = "Object contains unknown field"
 _BESIDE: Final = ("tool_call_id", "name", "id")  # of a message: for few templates to read
 _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
+_REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _role_of = attrgetter("role")
 
 
@@ -104,20 +105,26 @@ class PlainRows:
         for start in range(0, len(rows), _AT_ONCE):
             numbers, lists = [], []
             for number, row in enumerate(rows[start : start + _AT_ONCE], start):
-                messages = None if number in others else self._read(row)
-                if messages is not None and not (number in escaped and _is_doubtful(messages)):
-                    numbers.append(number)
-                    lists.append(messages)
+                if number in others:
+                    continue
+                try:
+                    messages: Plain | None = self._decode(row).messages  # type: ignore[attr-defined]
+                except _REFUSALS as error:
+                    messages = self._read_again(row, error)
+                if messages is None or self._answers.isdisjoint(map(_role_of, messages)):
+                    continue
+                if number in escaped and _is_doubtful(messages):
+                    continue
+                numbers.append(number)
+                lists.append(messages)
             add(numbers, lists)
 
-    def _read(self, row: bytes) -> Plain | None:
+    def _read_again(self, row: bytes, error: Exception) -> Plain | None:
+        """A row that was refused; with columns that were not known, and now are, it may be read."""
         try:
-            messages: Plain = self._decode(row).messages  # type: ignore[attr-defined]
-        except msgspec.ValidationError as error:
-            return self._read(row) if self._is_new(str(error), row) else None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._decode(row).messages if self._is_new(str(error), row) else None  # type: ignore[attr-defined]
+        except _REFUSALS:
             return None
-        return None if self._answers.isdisjoint(map(_role_of, messages)) else messages
 
     def _is_new(self, error: str, row: bytes) -> bool:
         """Whether a row has columns that were not known, and now are."""
@@ -125,7 +132,7 @@ class PlainRows:
             return False
         try:
             columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except _REFUSALS:
             return False
         return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
 

@@ -7,6 +7,7 @@ What reads Parquet and Arrow is imported where it is needed: text sources, and h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum, auto
 from pathlib import Path
 
 from penstock.errors import SourceError
@@ -17,8 +18,16 @@ from penstock.sources.text_rows import Giant
 from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
 
 
-def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep_data: bool = True) -> Iterator[Slice]:
-    """The slices of a file, in order, in one pass; those of streamed kinds with their data, if it is to be kept."""
+class Keep(Enum):
+    """Of which kinds of text the data is kept with the slices."""
+
+    NONE = auto()
+    STREAMED = auto()  # which could only be had again by reading the file from its start
+    ALL = auto()
+
+
+def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = Keep.STREAMED) -> Iterator[Slice]:
+    """The slices of a file, in order, in one pass; of text with their data, if it is to be kept."""
     before = identity(file.path)
     match file.kind:
         case Kind.PARQUET:
@@ -30,9 +39,9 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep_data: boo
 
             yield from cut_arrow(file)
         case _:
-            keep = keep_data and file.kind.is_streamed
-            runs = text_runs(file, max_row_bytes if keep else 0, SLICE_SIZES.largest)
-            yield from cut_text(file, runs, keep_data=keep)
+            keep_data = keep is Keep.ALL or (keep is Keep.STREAMED and file.kind.is_streamed)
+            runs = text_runs(file, max_row_bytes if keep_data else 0, SLICE_SIZES.largest)
+            yield from cut_text(file, runs, keep_data=keep_data)
     after = identity(file.path)
     if (before.size, before.mtime_ns) != (after.size, after.mtime_ns):
         raise SourceError(
@@ -44,7 +53,7 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep_data: boo
 def plan(file: SourceFile) -> SlicePlan:
     """How a file is cut, to be remembered under its identity."""
     before = identity(file.path)
-    return SlicePlan(before, file.kind, tuple(scan(file, keep_data=False)))
+    return SlicePlan(before, file.kind, tuple(scan(file, keep=Keep.NONE)))
 
 
 def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
@@ -62,8 +71,8 @@ def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
             return trim_text(part, path, first, stop)
 
 
-def read_rows(part: Slice, path: Path, *, data: bytes | None = None, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
-    """The rows of a slice. `data` is what came with a slice of a streamed kind, None for the others."""
+def read_rows(part: Slice, path: Path, *, data: list[bytes] | None = None, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
+    """The rows of a slice. `data` is what came with it; slices of a streamed kind can't be read without."""
     match part.kind:
         case Kind.PARQUET:
             from penstock.sources.parquet_slices import read_parquet
@@ -77,7 +86,7 @@ def read_rows(part: Slice, path: Path, *, data: bytes | None = None, max_row_byt
             return read_text(part, path, data, max_row_bytes)
 
 
-def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> bytes | None:
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> list[bytes] | None:
     """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
     if not part.kind.is_streamed:
         return None

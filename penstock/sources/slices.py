@@ -43,7 +43,8 @@ class Slice:
     `start` and `end` are byte positions: in the file for plain JSON lines, Parquet and Arrow, in the unpacked text
     for streamed kinds. `size` counts the bytes of its rows (and for text one more a row). `digest` is over its rows
     for text, over raw bytes and schema for Parquet and Arrow. Those two also name the `units` (row groups or record
-    batches) from `unit` on that hold the rows, after `skip` rows of them.
+    batches) from `unit` on that hold the rows, after `skip` rows of them. `data` are the lines of text, where they were
+    kept: clean ones, b"" where a line is blank.
     """
 
     file: int
@@ -58,7 +59,7 @@ class Slice:
     unit: int = 0
     units: int = 0
     skip: int = 0
-    data: bytes | None = field(default=None, repr=False)
+    data: list[bytes] | None = field(default=None, repr=False)
 
     def without_data(self) -> Slice:
         """The same slice, to be kept."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.sources.reading import head, scan, trim
+from penstock.sources.reading import Keep, head, scan, trim
 from penstock.sources.slices import MAX_ROW_BYTES, Slice, SourceFile
 from penstock.sources.splits import Split, SplitPart
 
@@ -27,13 +27,17 @@ class SourceSet:
     ignored: tuple[str, ...] = ()  # files in the given folders that are no data, for showing
 
     def slices(
-        self, *, max_row_bytes: int = MAX_ROW_BYTES, known: Mapping[int, tuple[Slice, ...]] | None = None
+        self,
+        *,
+        max_row_bytes: int = MAX_ROW_BYTES,
+        known: Mapping[int, tuple[Slice, ...]] | None = None,
+        keep: Keep = Keep.STREAMED,
     ) -> Iterator[Slice]:
         """The slices of the selected rows, lazily. `known` has the slices of whole files that need not be cut again."""
         cut: Known = dict(known or {})
         empty = True
         for part in self._parts():
-            for found in self._part(part, cut, max_row_bytes):
+            for found in self._part(part, cut, max_row_bytes, keep):
                 empty = False
                 yield found
         if empty:
@@ -56,13 +60,13 @@ class SourceSet:
     def _parts(self) -> tuple[SplitPart, ...]:
         return (SplitPart(""),) if self.split is None else self.split.parts
 
-    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int) -> Iterator[Slice]:
+    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int, keep: Keep) -> Iterator[Slice]:
         files = [file for file in self.files if not part.name or file.split == part.name]
         total = None
         if part.needs_total:
             for file in files:
                 if file.ordinal not in cut:
-                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep_data=False))
+                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep=Keep.NONE))
             total = sum(_rows(cut[file.ordinal]) for file in files)
         first, stop = part.bounds(total)
         row = 0  # in the files, one after the other
@@ -70,7 +74,7 @@ class SourceSet:
             if file.ordinal in cut and row + _rows(cut[file.ordinal]) <= first:
                 row += _rows(cut[file.ordinal])
                 continue
-            for found in _slices(file, cut, max_row_bytes):
+            for found in _slices(file, cut, max_row_bytes, keep):
                 begin = max(first - row, 0)
                 end = found.rows if stop is None else min(stop - row, found.rows)
                 if begin < end:
@@ -80,10 +84,10 @@ class SourceSet:
                     return
 
 
-def _slices(file: SourceFile, cut: Known, max_row_bytes: int) -> Iterable[Slice]:
+def _slices(file: SourceFile, cut: Known, max_row_bytes: int, keep: Keep) -> Iterable[Slice]:
     if file.ordinal in cut and not file.kind.is_streamed:
         return cut[file.ordinal]
-    return scan(file, max_row_bytes=max_row_bytes)
+    return scan(file, max_row_bytes=max_row_bytes, keep=keep)
 
 
 def _rows(slices: Iterable[Slice]) -> int:

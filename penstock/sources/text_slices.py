@@ -99,16 +99,16 @@ class _Pending:
         """The slice, unless it has no rows yet."""
         if self._rows:
             digest = "b3-" + self._hasher.hexdigest()
-            yield self._slice(self._start, end, digest, b"\n".join(self._kept))
+            yield self._slice(self._start, end, digest, self._kept)
 
     def emit_giant(self, giant: Giant) -> Slice:
         """A slice of this row alone; empty data tells that it is larger than a row may be."""
         self.begin(0, giant.start)
         self._rows = self._lines = 1
         self.size, self.end = giant.size + 1, giant.end
-        return self._slice(giant.start, giant.end, giant.digest, giant.data or b"")
+        return self._slice(giant.start, giant.end, giant.digest, [giant.data or b""])
 
-    def _slice(self, start: int, end: int, digest: str, data: bytes) -> Slice:
+    def _slice(self, start: int, end: int, digest: str, data: list[bytes]) -> Slice:
         part = Slice(
             file=self._file.ordinal,
             kind=self._file.kind,
@@ -128,11 +128,11 @@ class _Pending:
         return part
 
 
-def read_text(part: Slice, path: Path, data: bytes | None, max_row_bytes: int) -> Rows:
+def read_text(part: Slice, path: Path, data: list[bytes] | None, max_row_bytes: int) -> Rows:
     """The rows of a slice, checked against its digest where they are read from the file."""
     if part.rows == 1 and part.size - 1 > max_row_bytes:
         return Rows([b""], [part.first_line or part.first_row + 1], {0: part.size - 1})
-    lines = split_lines(_text(part, path)) if data is None else data.split(b"\n")  # data has clean lines
+    lines = split_lines(_text(part, path)) if data is None else data
     rows = lines if b"" not in lines else [line for line in lines if line]
     if data is None:
         _check(part, path, rows)
@@ -147,9 +147,8 @@ def read_text(part: Slice, path: Path, data: bytes | None, max_row_bytes: int) -
 
 def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of this slice."""
-    text = _text(part, path) if part.data is None else part.data
-    raw = text.split(b"\n")
-    lines = split_lines(text) if part.data is None else raw
+    text = _text(part, path) if part.data is None else b""
+    lines = split_lines(text) if part.data is None else part.data
     of_rows = [number for number, line in enumerate(lines) if line]
     begin, end = of_rows[first], of_rows[stop - 1] + 1
     chosen = [line for line in lines[begin:end] if line]
@@ -162,7 +161,8 @@ def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
         digest=digest_of(b"\n".join(chosen)),
     )
     if part.data is not None:
-        return replace(trimmed, data=b"\n".join(lines[begin:end]))
+        return replace(trimmed, data=lines[begin:end])
+    raw = text.split(b"\n")
     start = part.start + sum(map(len, raw[:begin])) + begin
     return replace(trimmed, start=start, end=min(part.end, start + sum(map(len, raw[begin:end])) + end - begin))
 

@@ -1,0 +1,28 @@
+"""Which texts need normalisation: just those that Python says are not in NFC."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.encode.code_points import inspect_texts, is_composed
+from penstock.encode.unassigned import uncertain
+
+MARKS = [chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)).startswith("M")]
+SECONDS = "\u0301\u0308\u093c\u09be\u0bbe\u102e\u1161\u11a8\u3099\U00011127\U0001133e"
+BASES = "eAn か가ᄀ한<❤\u0928\u09c7\u0bc6\u1025\u212b\u0344\ufb1d\U00011131"
+CHARACTERS = st.one_of(st.sampled_from(BASES), st.sampled_from(SECONDS), st.sampled_from(MARKS), st.characters())
+TEXTS = st.text(CHARACTERS.filter(lambda c: c.isascii() or not 0xD800 <= ord(c) < 0xE000), max_size=12)
+
+
+@given(st.lists(TEXTS, max_size=6))
+def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
+    certain = [text for text in texts if not any(uncertain()[ord(c)] for c in text)]
+    found = inspect_texts([text.encode() for text in certain])
+    assert found.decomposed == [n for n, text in enumerate(certain) if not unicodedata.is_normalized("NFC", text)]
+    assert not found.newer
+    for text in certain:
+        assert is_composed(text) == unicodedata.is_normalized("NFC", text)
