@@ -108,6 +108,8 @@ def reordered(batch: ExampleBatch, order: Sequence[int]) -> ExampleBatch:
 
 
 def _moved_ids(parts: Sequence[ExampleBatch], dtype: type[Any]) -> npt.NDArray[Any]:
+    if len(parts) == 1 and parts[0].ids.dtype == dtype:
+        return parts[0].ids
     ids = np.empty(sum(len(p.ids) for p in parts), dtype)
     at = 0
     for part in parts:

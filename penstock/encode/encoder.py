@@ -3,16 +3,14 @@
 `tokenizers` is the reference. The fast engine serves a text only when (1) it agreed with the reference on probes
 made from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines' Unicode
 tables, (3) the text is in NFC where the tokenizer normalises to it. The result never depends on which one served.
-Costs per core: fast 30 to 80 MB/s, reference 1 to 2.5 MB/s; the fast engine's memory grows with unseen words, so it
-is made anew (0.5 s) whenever that has taken `GROWTH_LIMIT`.
+Costs per core: fast 30 to 80 MB/s, reference 1 to 2.5 MB/s; the fast engine keeps every word that it has seen, so it
+is made anew (0.5 s) whenever they have taken `GROWTH_LIMIT`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +19,9 @@ import numpy.typing as npt
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
+from penstock.memory import allocated_bytes, release
 
-GROWTH_LIMIT = 60 << 20  # bytes of resident memory; the next doubling of the table would take three times that
-PROCESS_LIMIT = 170 << 20  # growth of the whole process, from which on half of that is enough
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+GROWTH_LIMIT = 62_000_000  # bytes that it keeps; on ordinary text reached after half a gigabyte
 
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
@@ -58,8 +55,9 @@ class Encoder:
         # Templates write their own special tokens; and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
         self._fast: Any = None
-        self._grown = 0
-        self._baseline = 0  # resident bytes of the process when the engine was first ready
+        self._grown = self._growth = (
+            0  # bytes that the engine has come to keep, and how many of them with the last batch
+        )
         self.why_reference = self._start_fast() if fast else "the fast encoder is switched off"
 
     def _added_around(self) -> tuple[list[int], list[int]]:
@@ -105,18 +103,19 @@ class Encoder:
         self._fast = None
         from gigatoken import Tokenizer
 
-        _release_memory()
+        release()  # or it would grow on top of the old one's
         self._fast = Tokenizer.from_json(self._json).backend
         self._run_fast([b"warm"])
-        _release_memory()  # growth into memory that was free already would not be seen
-        self._grown = 0
-        self._baseline = self._baseline or resident_bytes()
+        release()
+        self._grown = self._growth = 0
 
     def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        before = resident_bytes()
+        before = allocated_bytes()
         layout = self._fast.encode_batch(texts, parallel=False).layout
-        ids, offsets = np.asarray(layout.content.data), np.asarray(layout.offsets.data, dtype=np.int64)
-        self._grown += max(0, resident_bytes() - before - ids.nbytes)
+        ids, offsets = np.array(layout.content.data), np.array(layout.offsets.data, dtype=np.int64)
+        del layout  # it has room for half as many ids again; what stays now is what the engine keeps
+        self._growth = max(0, allocated_bytes() - before - ids.nbytes - offsets.nbytes)
+        self._grown += self._growth
         return ids, offsets
 
     # -- encoding -------------------------------------------------------------------------------------------------
@@ -125,9 +124,7 @@ class Encoder:
         """Ids of UTF-8 texts, without anything added around them. `findings` are those of the texts, where known."""
         if self.why_reference:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
-        if self._grown > GROWTH_LIMIT or (
-            self._grown > GROWTH_LIMIT // 2 and resident_bytes() - self._baseline > PROCESS_LIMIT
-        ):
+        if self._grown > GROWTH_LIMIT or self._grown + self._growth > 1.5 * GROWTH_LIMIT:
             self._make_fast()
         slow = self._guarded(inspect_texts(texts) if findings is None else findings)
         ids, offsets = self._run_fast(texts)
@@ -198,19 +195,3 @@ def _probes(vocabulary: Vocabulary) -> list[str]:
         "<|im_start|> </s> [INST] <think> <tool_call> {{ x }} {% y %} <0x0A> ▁ Ġ Ċ",
         " leading", "trailing ", "   ", "\n", "\t\n \n", "", "'S 'll 'RE I'M we'Ve", "A" * 300, "ab" * 200, "0" * 50,
     ]  # fmt: skip
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process (0 where the system does not tell)."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
-    except OSError:
-        return 0
-
-
-def _release_memory() -> None:
-    """Give freed memory back to the system; without it the engine made anew would start on top of the old one."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):  # not glibc: memory goes back when the allocator sees fit
-        return

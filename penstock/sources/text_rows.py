@@ -13,7 +13,7 @@ from blake3 import blake3
 BLANK = b" \t\r"
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     """The digest of a slice of text, given its rows joined by newlines."""
     return "b3-" + blake3(data).hexdigest()
 

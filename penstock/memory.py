@@ -1,0 +1,57 @@
+"""What memory this process has, and giving back what it does not need. glibc tells; elsewhere little is known."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _Mallinfo(ctypes.Structure):
+    """As in malloc.h."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (0 where the system does not tell)."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def allocated_bytes() -> int:
+    """Bytes that are allocated; the resident ones where the allocator does not tell."""
+    found = _mallinfo()
+    return resident_bytes() if found is None else int(found.uordblks + found.hblkhd)
+
+
+def release() -> None:
+    """Give freed memory back to the system."""
+    try:
+        _libc().malloc_trim(0)
+    except AttributeError:  # it goes back when the allocator sees fit
+        return
+
+
+@cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _Mallinfo  # an AttributeError: not glibc, or one before 2.33
+    return library
+
+
+def _mallinfo() -> Any:
+    try:
+        return _libc().mallinfo2()
+    except AttributeError:
+        return None
