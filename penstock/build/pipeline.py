@@ -19,7 +19,7 @@ import xxhash
 
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered
 from penstock.build.options import DroppedCalls
-from penstock.build.reading import Batch, Reading, SliceState
+from penstock.build.reading import Batch, Drafting, Reading, SliceState
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
@@ -49,7 +49,7 @@ class SliceResult:
     rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
     notes: Counter[str]
     rows: int
-    engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
+    engines: dict[str, Counter[str]]  # stage -> why the reference served (or no stencil) -> rows
 
 
 class _Rendering:
@@ -70,11 +70,12 @@ class _Rendering:
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
         )
-        self.plain = None
-        if self.engine.locality is not None and PlainRows.serve(recipe.mapping) and not self.adapter.needs.no_text:
-            self.plain = PlainRows(recipe.mapping, self.engine.locality)
-        names = {} if self.plain is None else self.plain.roles
+        plain = None
+        if self.engine.locality is not None and PlainRows.can_read(recipe.mapping) and not self.adapter.needs.no_text:
+            plain = PlainRows(recipe.mapping, self.engine.locality)
+        names = {} if plain is None else plain.roles
         self.stencils = Stencils(self.engine, self.splitter, names, self.adapter.adapt_message)
+        self.drafting = Drafting(plain, self.stencils.draft) if plain is not None and self.stencils.active else None
 
 
 class Pipeline:
@@ -89,14 +90,8 @@ class Pipeline:
         self.renderings = {
             name: _Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
         }
-        default = self.renderings.get("default")
-        serves = fast and default is not None and default.stencils.active
-        self._reading = Reading(
-            recipe,
-            self.vocabulary.special_contents,
-            default.plain if serves and default is not None else None,
-            lambda: self.renderings["default"].stencils.draft(),
-        )
+        drafting = self.renderings["default"].drafting if fast and "default" in self.renderings else None
+        self._reading = Reading(recipe, self.vocabulary.special_contents, drafting)
         self.reader = self._reading.reader
         self._one_way = recipe.mapping.format in _RENDERED and "tool_use" not in self.renderings
 
@@ -104,13 +99,6 @@ class Pipeline:
     def warnings(self) -> list[str]:
         """What the user should know about this recipe."""
         return [w for r in self.renderings.values() for w in r.splitter.warnings]
-
-    @property
-    def engines(self) -> dict[str, str]:
-        """Which engine serves each stage, and why not the fast one."""
-        why = {n: r.engine.why_reference for n, r in self.renderings.items()}
-        stages = {"render" if n == "default" else f"render {n}": reason for n, reason in why.items()}
-        return {**stages, "encode": self.encoder.why_reference}
 
     def run(self, rows: Rows) -> SliceResult:
         """Take a slice through all stages."""
@@ -123,7 +111,7 @@ class Pipeline:
             state.notes["arrow nulls dropped"] += rows.nulls_dropped
         columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
-        engines = {"render": state.render, "encode": state.encode}
+        engines = {"stencil": state.stencil, "render": state.render, "encode": state.encode}
         return SliceResult(columns, rejected, state.notes, len(rows.rows), engines)
 
     def _examples(self, batch: Batch, state: SliceState) -> ExampleBatch:
@@ -179,6 +167,8 @@ class Pipeline:
         filled = self._filled(rendering, members, given, batch) if self.fast else None
         rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
         left = [given[k] or whole(k, None) for k in rest]
+        if self.fast and left:
+            state.stencil[rendering.stencils.why_not or "rows with more to them than messages and calls"] += len(left)
         texts, segments, found = self._split(rendering, left, state)
         refused = {rest[k]: error for k, error in found.items()}
         if filled is not None:

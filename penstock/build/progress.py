@@ -19,7 +19,7 @@ class SliceReport:
     tokens: int
     bytes: int  # of rows read
     rejected: int
-    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
+    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served (or no stencil) -> rows
     mismatches: int  # rows of the proof's sample that differed; the slice was redone by the references
     memory: int  # resident bytes of the process
 

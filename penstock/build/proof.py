@@ -3,15 +3,16 @@
 The sample is a function of the slice's digest and row sizes alone: at least one row, at most about 0.1% of the bytes
 (the reference is some 30 times slower, so this is the price of 3% of the time). A long text is rendered whole, but
 encoded only up to the first end of a turn after `WINDOW` bytes: a special token, across which no token reaches.
+Rows that were rejected are not looked at again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
 from penstock.build.pipeline import Pipeline, SliceResult
@@ -101,18 +102,10 @@ def _beginnings(texts: list[bytes], segments: Segments) -> tuple[list[bytes], Se
     rows = np.repeat(np.arange(len(texts)), np.diff(segments.offsets))
     closing = np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= WINDOW))
     np.minimum.at(lengths, rows[closing], segments.ends[closing])
-    keep = segments.ends <= lengths[rows]
+    keep = np.flatnonzero(segments.ends <= lengths[rows])
     offsets: Int64 = np.concatenate(([0], np.cumsum(np.bincount(rows[keep], minlength=len(texts)))))
-    cut = replace(
-        segments,
-        offsets=offsets,
-        ends=segments.ends[keep],
-        roles=segments.roles[keep],
-        parts=segments.parts[keep],
-        messages=segments.messages[keep],
-        inclusive=segments.inclusive[keep],
-    )
-    return [text[:length] for text, length in zip(texts, lengths.tolist(), strict=True)], cut
+    cut = [text[:length] for text, length in zip(texts, lengths.tolist(), strict=True)]
+    return cut, segments.picked(keep, offsets)
 
 
 def _differs(expected: ExampleBatch, k: int, columns: Columns, member: _Sampled, shortened: bool) -> bool:
@@ -128,5 +121,17 @@ def _differs(expected: ExampleBatch, k: int, columns: Columns, member: _Sampled,
         (columns.segment_roles[runs], expected.roles[own_runs]),
         (columns.segment_parts[runs], expected.parts[own_runs]),
         (columns.segment_messages[runs], expected.messages[own_runs]),
+        (
+            _weights(columns.segment_weights, columns.segment_ends)[runs],
+            _weights(expected.weights, expected.ends)[own_runs],
+        ),
     )
-    return not all(np.array_equal(found[: len(wanted)] if shortened else found, wanted) for found, wanted in pairs)
+    return not all(_is_equal(found[: len(wanted)] if shortened else found, wanted) for found, wanted in pairs)
+
+
+def _weights(given: npt.NDArray[np.float32] | None, ends: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.full(len(ends), np.nan, np.float32) if given is None else given
+
+
+def _is_equal(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
+    return np.array_equal(found, wanted, equal_nan=found.dtype.kind == "f")

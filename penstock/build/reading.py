@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.build.options import SpecialText
 from penstock.build.recipe import Recipe
@@ -33,6 +33,7 @@ class SliceState:
     rows: Sequence[bytes]
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
+    stencil: Counter[str] = field(default_factory=Counter)
     render: Counter[str] = field(default_factory=Counter)
     encode: Counter[str] = field(default_factory=Counter)
 
@@ -56,16 +57,21 @@ class Batch:
         return [c for k in members if (c := self.conversations[k]) is not None]
 
 
-class Reading:
-    """Reads rows as a recipe says. `plain` decodes what may go into a `draft`; None: nothing may."""
+class Drafting(NamedTuple):
+    """What decodes usual rows, and new drafts to take them."""
 
-    def __init__(
-        self, recipe: Recipe, special_tokens: Iterable[str], plain: PlainRows | None, draft: Callable[[], Draft]
-    ) -> None:
+    plain: PlainRows
+    draft: Callable[[], Draft]
+
+
+class Reading:
+    """Reads rows as a recipe says. Without `drafting`, all rows are read into conversations."""
+
+    def __init__(self, recipe: Recipe, special_tokens: Iterable[str], drafting: Drafting | None) -> None:
         self.reader = RowReader(recipe.mapping)
         self._recipe = recipe
         self._special_text = SpecialTextFinder(special_tokens)
-        self._plain, self._draft = plain, draft
+        self._drafting = drafting
         self._has_template = bool(recipe.templates)
 
     def batches(self, rows: Rows, state: SliceState) -> Iterator[Batch]:
@@ -80,9 +86,9 @@ class Reading:
         own = rows.rows[stretch.start : stretch.stop]
         special, escaped = self._special_text.find(own)
         batch = Batch(stretch.start)
-        if self._plain is not None:
-            batch.draft = self._draft()
-            self._plain.read(own, escaped, special, batch.draft.add_plain)
+        if self._drafting is not None:
+            batch.draft = self._drafting.draft()
+            self._drafting.plain.read(own, escaped, special, batch.draft.add_plain)
         plain = frozenset(batch.draft.rows if batch.draft is not None else ())
         for number, row in enumerate(own):
             if number in plain:

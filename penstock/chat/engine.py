@@ -65,7 +65,7 @@ class TemplateEngine:
         sandbox = Sandbox(date, CONTROL)
         plain, (marked, self._annotation) = sandbox.parse_template(template), self._annotate(sandbox, CONTROL)
         self._suspect = examine((literals(plain), self._base))
-        self.locality = self._find_locality(plain)
+        self.locality, self.why_not_local = self._find_locality(plain)
         self._fast: Fast | None = None
         self._refused: tuple[str, ...] = ()
         self.why_reference = self._start_fast(marked, plain) if fast else "the fast engine is switched off"
@@ -81,15 +81,15 @@ class TemplateEngine:
         tree.set_environment(sandbox)
         return tree, annotation
 
-    def _find_locality(self, plain: nodes.Template) -> Locality | None:
-        """What the template reads of messages, where it treats them locally."""
+    def _find_locality(self, plain: nodes.Template) -> tuple[Locality | None, str]:
+        """What the template reads of messages, where it treats them locally; and why it does not."""
         known = [*literals(plain), *map(str, self._base.values())]
         if any(character in text for character in (HOLE_START, HOLE_END, HOLE_SPACE) for text in known):
-            return None
+            return None, "it contains the marks of placeholders"
         try:
-            return find_locality(plain, self._base)
-        except NotLocal:
-            return None
+            return find_locality(plain, self._base), ""
+        except NotLocal as reason:
+            return None, str(reason)
 
     def _start_fast(self, marked: nodes.Template, plain: nodes.Template) -> str:
         """Set the fast engine up; what prevents it is the answer."""

@@ -1,7 +1,8 @@
 """Rows of usual messages, decoded straight into what stencils need.
 
 The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, reasoning,
-control characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there.
+control characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there, but
+for messages that say nothing and should: these the draft lets go.
 Keys that the template never reads are let pass. The decoder checks types and names as it parses, which costs less than
 parsing into dicts: some 1.5 µs a KB.
 """
@@ -78,7 +79,7 @@ class PlainRows:
         self._learn(())
 
     @staticmethod
-    def serve(mapping: Mapping) -> bool:
+    def can_read(mapping: Mapping) -> bool:
         """Whether rows of this mapping are messages that can be read so."""
         return mapping.format in (Format.MESSAGES, Format.SHAREGPT)
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -83,15 +83,18 @@ class Segments:
     def taken(self, order: Int64) -> Segments:
         """The rows of these numbers, in this order."""
         places, offsets = gathered(self.offsets, order)
-        return Segments(
+        return replace(self.picked(places, offsets), known=self.known[order])
+
+    def picked(self, places: Int64, offsets: Int64) -> Segments:
+        """The segments at these places, of which a row owns those between its offsets."""
+        return replace(
+            self,
             offsets=offsets,
             ends=self.ends[places],
             roles=self.roles[places],
             parts=self.parts[places],
             messages=self.messages[places],
             inclusive=self.inclusive[places],
-            known=self.known[order],
-            notes=self.notes,
         )
 
 

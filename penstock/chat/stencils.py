@@ -43,10 +43,18 @@ class Stencils:
 
     def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str], adapt: Adapt) -> None:
         self._engine, self._splitter, self._adapt = engine, splitter, adapt
-        serves = engine.locality is not None and not engine.why_unknown and not splitter.is_tagged
-        self._shapes = Shapes(engine.locality, names) if serves and engine.locality is not None else None
+        self.why_not = self._find_why_not()
+        self._shapes = None if self.why_not or engine.locality is None else Shapes(engine.locality, names)
         self._table = Table()
         self._failures: dict[bytes, str] = {}
+
+    def _find_why_not(self) -> str:
+        """Why the template does not allow for stencils, or ''."""
+        if self._engine.why_not_local:
+            return f"messages depend on each other in this template: {self._engine.why_not_local}"
+        if self._splitter.is_tagged:
+            return "the template's own tags are followed"
+        return self._engine.why_unknown
 
     @property
     def active(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
@@ -84,11 +85,16 @@ def _slices(outcome: Outcome) -> str:
 
 def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
-    lines = []
+    single: Mapping[str, int] = outcome.progress.engines.get("stencil", {})
+    lines = [f"stencils: {100 * max(0, rows - sum(single.values())) / rows:.2f}%" + _reasons(single, "one by one")]
     for stage, fast in (("render", "minijinja"), ("encode", "gigatoken")):
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)
         text = f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
-        reasons = "; ".join(f"{n:,} by the reference: {k}" for k, n in sorted(why.items(), key=lambda e: -e[1]))
-        lines.append(text + (f" ({reasons})" if reasons else ""))
+        lines.append(text + _reasons(why, "by the reference"))
     return "\n".join(lines)
+
+
+def _reasons(why: Mapping[str, int], how: str) -> str:
+    reasons = "; ".join(f"{n:,} {how}: {reason}" for reason, n in sorted(why.items(), key=lambda e: -e[1]))
+    return f" ({reasons})" if reasons else ""
