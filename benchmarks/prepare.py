@@ -27,11 +27,12 @@ from typing import Any
 
 import orjson
 import xxhash
+from jinja2 import TemplateError
 
 import penstock as ps
 from benchmarks.conformance import reference_tokenizer, trl_templates
 from benchmarks.grow import MATERIAL, grow, grown, material
-from benchmarks.meters import Meter, token_hash
+from benchmarks.meters import Meter, Pair, token_hash
 from penstock.build.progress import Progress
 from penstock.sources import model_folder
 
@@ -101,8 +102,9 @@ def timed(
     return clock, dataset, last[0]
 
 
-def peer_template(tokenizer: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """A template with {% generation %} that prints what the tokenizer's own prints: its own, or one of trl's."""
+def peer_template(tokenizer: Path, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """A template with {% generation %} that prints what the tokenizer's own prints, and its name: its own, one of
+    trl's, or its own with an empty tag."""
     oracle = reference_tokenizer(tokenizer)
     own = model_folder.load(tokenizer).templates["default"]
 
@@ -113,13 +115,13 @@ def peer_template(tokenizer: Path, rows: Sequence[dict[str, Any]]) -> str:
         ]
 
     expected = texts(own)
-    for template in (own, *trl_templates().values()):
+    for name, template in {"own": own, **trl_templates()}.items():
         try:
             if "generation %}" in template and texts(template) == expected:
-                return template
-        except Exception:
+                return name, template
+        except (TemplateError, TypeError):
             continue  # a template of another model refuses what it does not know
-    return tagged(own)
+    return "own, with an empty tag", tagged(own)
 
 
 def tagged(template: str) -> str:
@@ -179,33 +181,33 @@ def same_tokens(dataset: ps.Dataset, file: Path, theirs: list[dict[str, Any]]) -
 
 
 def speed_up(files: Sequence[Path], tokenizer: Path) -> dict[str, Any]:
-    """Two workers against one, and two copies of a loop against one, turn by turn.
+    """Two workers against one, and two copies of a loop against one, turn by turn. Two copies of the encoder alone
+    tell how much of what is missing is the machine's memory.
 
     Each worker's encoder has to meet the words of the data first, so the clock starts after `WARM_BYTES` a worker.
     """
-    first, second = Meter("loop"), Meter("loop")
+    loop_meters, encoder_meters = Pair("loop"), Pair("limit", str(tokenizer))
     workers: list[float] = []
     loops: list[float] = []
+    encoders: list[float] = []
     starts: list[float] = []
     for file in files:
-        alone = first.measure()["seconds"]
         warm = min(WARM_BYTES, file.stat().st_size / 4)
         one, dataset, _ = timed([file], tokenizer, 1, warm=warm)
         shutil.rmtree(dataset.cache.root)
-        first.start()
-        second.start()
-        together = max(first.result()["seconds"], second.result()["seconds"])
+        loops.append(loop_meters.speed_up())
+        encoders.append(encoder_meters.speed_up(path=str(file), offset=0, bytes=min(LIMIT_BYTES, file.stat().st_size)))
         two, dataset, _ = timed([file], tokenizer, 2, warm=2 * warm)
         shutil.rmtree(dataset.cache.root)
         workers.append(one.seconds_per_byte() / two.seconds_per_byte())
-        loops.append(2 * alone / together)
         starts.append(two.start_up)
-    first.close()
-    second.close()
+    loop_meters.close()
+    encoder_meters.close()
     shares = [w / loop for w, loop in zip(workers, loops, strict=True)]
     return {
         "workers": workers,
         "loops": loops,
+        "encoders": encoders,
         "start_up_seconds": statistics.median(starts),
         "share_of_loops": statistics.median(shares),
     }
@@ -255,11 +257,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All measurements."""
     rows = material(arguments.data)
     template = folder / "peer.jinja"
-    template.write_text(peer_template(arguments.tokenizer, rows[:: max(1, len(rows) // 100)]))
+    name, text = peer_template(arguments.tokenizer, rows[:: max(1, len(rows) // 100)])
+    template.write_text(text)
     peer, limit = Meter("peer", str(arguments.tokenizer), str(template)), Meter("limit", str(arguments.tokenizer))
     size = int(arguments.megabytes * 1e6)
     mixed = grow(arguments.data, size, folder / "mixed.jsonl")
-    result = {"mixed": against(mixed, arguments.tokenizer, peer, limit, arguments.pauses)}
+    result: dict[str, Any] = {"transformers_template": name}
+    result["mixed"] = against(mixed, arguments.tokenizer, peer, limit, arguments.pauses)
     mixed.unlink()
     if arguments.traces:
         traces = grow(arguments.traces, size // 4, folder / "traces.jsonl", seed=1)

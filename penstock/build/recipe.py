@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -25,7 +26,7 @@ NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
 REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """A value; two equal recipes make equal shards of equal slices."""
 
@@ -58,9 +59,9 @@ class Recipe:
             "tokenizer": self.tokenizer,
         }
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """The digest of all of it."""
+        """The digest of all of it: part of the name of every shard."""
         return digest(b"recipe", canonical(self.as_json()))
 
     @classmethod

@@ -9,6 +9,7 @@ user's script needs no `__main__` guard and notebooks work. It ends when its inp
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from functools import partial
@@ -68,3 +69,4 @@ def _reply(stream: IO[bytes], value: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # all is written; to take the engines down piece by piece would keep the parent waiting

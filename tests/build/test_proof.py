@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,13 @@ CHATS: Final[list[Any]] = [
     {"messages": TURNS, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
     {"messages": TURNS * 2},
 ]
+WEIGHTED: Final[list[Any]] = [
+    {"messages": [TURNS[0], {**TURNS[1], "weight": 0.5}, TURNS[0], {**TURNS[1], "weight": 0}]},
+    {"messages": TURNS},
+    {"messages": [{**TURNS[0], "train": False}, {**TURNS[1], "train": True}]},
+    {"messages": [TURNS[0], {**TURNS[1], "masked": True}]},
+    {"messages": [{**turn, "loss_weight": 0.25} for turn in TURNS * 300]},
+]
 LONG: Final[list[Any]] = [{"messages": TURNS * 2}, {"messages": TURNS * 300}, {"messages": TURNS}]
 PAIRS: Final[list[Any]] = [
     {
@@ -38,6 +45,7 @@ PAIRS: Final[list[Any]] = [
     for bad in ("Bad.", "Worse.", "Worst of them all.")
 ]
 TEXTS: Final[list[Any]] = [{"text": "Once upon a time."}, {"text": "日本 " * 20}, {"text": "The end."}]
+SOURCES: Final = {"chats": CHATS, "weighted": WEIGHTED, "long": LONG, "pairs": PAIRS, "texts": TEXTS}
 Change = Callable[[SliceResult, int], SliceResult]
 
 
@@ -61,30 +69,20 @@ class Slice:
 
 
 @pytest.fixture(scope="module")
-def chats(tokenizer: Path) -> Slice:
-    return Slice(tokenizer, CHATS)
+def slices(tokenizer: Path) -> Mapping[str, Slice]:
+    return {name: Slice(tokenizer, rows) for name, rows in SOURCES.items()}
 
 
-@pytest.fixture(scope="module")
-def long(tokenizer: Path) -> Slice:
-    return Slice(tokenizer, LONG)
-
-
-@pytest.fixture(scope="module")
-def pairs(tokenizer: Path) -> Slice:
-    return Slice(tokenizer, PAIRS)
-
-
-@pytest.fixture(scope="module")
-def texts(tokenizer: Path) -> Slice:
-    return Slice(tokenizer, TEXTS)
+def replaced(result: SliceResult, **columns: Any) -> SliceResult:
+    """The result with other columns."""
+    return replace(result, columns=result.columns._replace(**columns))
 
 
 def altered(result: SliceResult, column: str, place: int, by: int = 1) -> SliceResult:
     """The result with one value of a column changed."""
     values = getattr(result.columns, column).copy()
     values[place] += by
-    return replace(result, columns=result.columns._replace(**{column: values}))
+    return replaced(result, **{column: values})
 
 
 def changed_id(result: SliceResult, example: int, token: int = 0) -> SliceResult:
@@ -106,19 +104,21 @@ def without(result: SliceResult, example: int) -> SliceResult:
     columns = result.columns
     ids, id_offsets = _removed(columns.id_offsets, example)
     runs, segment_offsets = _removed(columns.segment_offsets, example)
-    own = columns._replace(
+    segments = {
+        name: None if (values := getattr(columns, name)) is None else values[runs]
+        for name in columns._fields
+        if name.startswith("segment_") and name != "segment_offsets"
+    }
+    return replaced(
+        result,
+        **segments,
         ids=columns.ids[ids],
         id_offsets=id_offsets,
         segment_offsets=segment_offsets,
-        segment_ends=columns.segment_ends[runs],
-        segment_roles=columns.segment_roles[runs],
-        segment_parts=columns.segment_parts[runs],
-        segment_messages=columns.segment_messages[runs],
         rows=np.delete(columns.rows, example),
         row_hashes=np.delete(columns.row_hashes, example),
         sides=None if columns.sides is None else np.delete(columns.sides, example),
     )
-    return replace(result, columns=own)
 
 
 def _removed(offsets: Any, example: int) -> tuple[Any, Any]:
@@ -141,60 +141,96 @@ CHANGES: Final[dict[str, Change]] = {
 }
 
 
-def test_untouched_results(chats: Slice, long: Slice, pairs: Slice, texts: Slice) -> None:
-    assert [entry["row"] for entry in chats.result.rejected] == [2]
-    for one in (chats, long, pairs, texts):
-        rows = list(range(len(one.lines)))
-        assert one.wrong(rows) == []
-        assert [one.wrong([row]) for row in rows] == [[]] * len(rows)
-        assert one.wrong([]) == []
+IN_TEXTS: Final = sorted(CHANGES.keys() - {"an end", "a role", "a part", "a message's number"})  # one segment each
+PLACES: Final = [  # a slice, a row of it, a side of the row; those of the long slice stand beside a long text
+    *(("chats", row, 0) for row in (0, 1, 3, 4, 5)),
+    *(("weighted", row, 0) for row in range(4)),
+    *(("long", row, 0) for row in (0, 2)),
+    *(("pairs", 1, side) for side in (0, 1)),
+    ("texts", 1, 0),
+]
+FOUND: Final = [(*place, change) for place in PLACES for change in (IN_TEXTS if place[0] == "texts" else CHANGES)]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("row", [0, 1, 3, 4, 5])
-def test_changes_are_found_in_the_sampled_row_alone(chats: Slice, row: int, change: str) -> None:
-    result = CHANGES[change](chats.result, chats.example(row))
-    assert chats.wrong([row], result) == [row]
-    assert chats.wrong(list(range(len(CHATS))), result) == [row]
-    assert chats.wrong([other for other in range(len(CHATS)) if other != row], result) == []
+@pytest.mark.parametrize("name", SOURCES)
+def test_untouched_results(slices: Mapping[str, Slice], name: str) -> None:
+    one = slices[name]
+    rows = list(range(len(one.lines)))
+    assert one.wrong(rows) == []
+    assert [one.wrong([row]) for row in rows] == [[]] * len(rows)
+    assert one.wrong([]) == []
+    assert [entry["row"] for entry in one.result.rejected] == ([2] if name == "chats" else [])
 
 
-def test_changes_of_several_rows(chats: Slice) -> None:
+def assert_found(one: Slice, row: int, result: SliceResult) -> None:
+    """A change of a row is found in it, and in no other."""
+    rows = list(range(len(one.lines)))
+    assert one.wrong([row], result) == [row]
+    assert one.wrong(rows, result) == [row]
+    assert one.wrong([other for other in rows if other != row], result) == []
+
+
+@pytest.mark.parametrize(("name", "row", "side", "change"), FOUND)
+def test_changes_are_found_in_the_sampled_row_alone(
+    slices: Mapping[str, Slice], name: str, row: int, side: int, change: str
+) -> None:
+    one = slices[name]
+    assert_found(one, row, CHANGES[change](one.result, one.example(row, side)))
+
+
+def test_changes_of_several_rows(slices: Mapping[str, Slice]) -> None:
+    chats = slices["chats"]
     result = changed_id(changed("segment_parts", 0)(chats.result, chats.example(5)), chats.example(1))
     assert chats.wrong([0, 1, 2, 3, 5], result) == [1, 5]
     assert chats.wrong([0, 5], result) == [5]
 
 
-def test_a_row_too_many(chats: Slice) -> None:
+def test_a_row_too_many(slices: Mapping[str, Slice]) -> None:
     """An example that stands twice is not what the row says."""
-    columns = chats.result.columns
-    rows = columns.rows.copy()
+    chats = slices["chats"]
+    rows = chats.result.columns.rows.copy()
     rows[chats.example(1)] = 0
-    result = replace(chats.result, columns=columns._replace(rows=rows))
-    assert chats.wrong([0, 1, 3], result) == [0, 1]
+    assert chats.wrong([0, 1, 3], replaced(chats.result, rows=rows)) == [0, 1]
 
 
-def test_a_row_that_should_have_been_rejected(chats: Slice) -> None:
-    result = replace(chats.result, rejected=[])
-    assert chats.wrong([0, 2, 3], result) == [2]
+def test_a_row_that_should_have_been_rejected(slices: Mapping[str, Slice]) -> None:
+    chats = slices["chats"]
+    assert chats.wrong([0, 2, 3], replace(chats.result, rejected=[])) == [2]
 
 
-# ---- both sides of pairs, plain text
+# ---- weights
 
 
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("change", CHANGES)
-def test_pairs(pairs: Slice, change: str, side: int) -> None:
-    result = CHANGES[change](pairs.result, pairs.example(1, side))
-    assert pairs.wrong([0, 1, 2], result) == [1]
-    assert pairs.wrong([0, 2], result) == []
+@pytest.mark.parametrize(
+    ("row", "message", "weight"),
+    [
+        pytest.param(0, 1, 0.25, id="another"),
+        pytest.param(0, 1, np.nan, id="lost"),
+        pytest.param(0, 3, 1.0, id="one for zero"),
+        pytest.param(0, 3, np.nan, id="none for zero"),
+        pytest.param(0, 0, 1.0, id="of a message without one"),
+        pytest.param(1, 1, 1.0, id="in a row without any"),
+        pytest.param(2, 1, 0.0, id="zero for true"),
+        pytest.param(3, 1, 1.0, id="not masked"),
+    ],
+)
+def test_changed_weights(slices: Mapping[str, Slice], row: int, message: int, weight: float) -> None:
+    one = slices["weighted"]
+    columns = one.result.columns
+    assert columns.segment_weights is not None
+    first, end = columns.segment_offsets[one.example(row) :][:2]
+    for place in first + np.flatnonzero(columns.segment_messages[first:end] == message):
+        weights = columns.segment_weights.copy()
+        weights[place] = weight
+        assert_found(one, row, replaced(one.result, segment_weights=weights))
 
 
-@pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"an end", "a role", "a part", "a message's number"}))
-def test_plain_text(texts: Slice, change: str) -> None:
-    result = CHANGES[change](texts.result, texts.example(1))
-    assert texts.wrong([0, 1, 2], result) == [1]
-    assert texts.wrong([0, 2], result) == []
+def test_no_weights_at_all(slices: Mapping[str, Slice]) -> None:
+    weighted, chats = slices["weighted"], slices["chats"]
+    assert weighted.wrong([0, 1, 2, 3, 4], replaced(weighted.result, segment_weights=None)) == [0, 2, 3, 4]
+    none = np.full(len(chats.result.columns.segment_ends), np.nan, np.float32)
+    assert chats.result.columns.segment_weights is None
+    assert chats.wrong(list(range(len(CHATS))), replaced(chats.result, segment_weights=none)) == []
 
 
 # ---- long texts: compared up to the first end of a turn beyond the window
@@ -211,7 +247,8 @@ def last_compared(one: Slice, row: int) -> tuple[int, int]:
     return int(one.result.columns.segment_ends[own + run]) - 1, run
 
 
-def test_changes_before_the_cut_are_found(long: Slice) -> None:
+def test_changes_before_the_cut_are_found(slices: Mapping[str, Slice]) -> None:
+    long = slices["long"]
     example = long.example(1)
     token, run = last_compared(long, 1)
     assert len(long.lines[1]) > 2 * WINDOW
@@ -223,8 +260,9 @@ def test_changes_before_the_cut_are_found(long: Slice) -> None:
     assert long.wrong([0, 1, 2], without(long.result, example)) == [1]
 
 
-def test_changes_behind_the_cut_are_not_found(long: Slice) -> None:
+def test_changes_behind_the_cut_are_not_found(slices: Mapping[str, Slice]) -> None:
     """The price of the window: a sampled long text is proved in part."""
+    long = slices["long"]
     example = long.example(1)
     token, run = last_compared(long, 1)
     assert long.wrong([1], changed_id(long.result, example, token + 1)) == []
@@ -232,10 +270,12 @@ def test_changes_behind_the_cut_are_not_found(long: Slice) -> None:
     assert long.wrong([1], changed("segment_parts", -1)(long.result, example)) == []
 
 
-def test_short_texts_beside_long_ones_are_compared_whole(long: Slice) -> None:
-    for row in (0, 2):
-        for change in CHANGES.values():
-            assert long.wrong([0, 1, 2], change(long.result, long.example(row))) == [row]
+def test_weights_are_compared_up_to_the_cut(slices: Mapping[str, Slice]) -> None:
+    one = slices["weighted"]
+    run = last_compared(one, 4)[1]
+    for place in (0, run // 2, run):
+        assert_found(one, 4, changed("segment_weights", place)(one.result, one.example(4)))
+    assert one.wrong([4], changed("segment_weights", run + 1)(one.result, one.example(4))) == []
 
 
 # ---- the sample

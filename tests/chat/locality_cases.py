@@ -267,6 +267,10 @@ HIDDEN_WITH_CALLS: Final[dict[str, tuple[str, ...]]] = {
         "{% for k, v in c.function.items() %}{{ v | length }}{% endfor %}", "{{ c.values() | list | length }}",
     ),
     "a call unpacked": ("{% for a, b in m.tool_calls %}+{% endfor %}",),
+}  # fmt: skip
+# What an inner loop's own `loop` gives out is not followed, whatever it runs over: messages without calls have no
+# stencils either.
+HIDDEN_IN_INNER_LOOPS: Final[dict[str, tuple[str, ...]]] = {
     "other calls, by loop": (
         "{% if not loop.first and loop.previtem.function.name == 'abc' %}+{% endif %}",
         "{% for d in loop %}{{ d[0].function.name | length }}{% endfor %}",
