@@ -52,6 +52,29 @@ def test_the_readme_runs(workplace: Path) -> None:
         assert "assistant" in done.stdout
 
 
+def recipes() -> list[tuple[str, str, str]]:
+    """Title, language and code of each recipe."""
+    found = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.MULTILINE)[1:]
+    return [
+        (part.splitlines()[0], *re.findall(r"^```(\w+)\n(.*?)^```", part, re.DOTALL | re.MULTILINE)[0])
+        for part in found
+    ]
+
+
+@pytest.mark.parametrize(("title", "language", "code"), recipes(), ids=[title for title, _, _ in recipes()])
+def test_a_recipe_runs(workplace: Path, title: str, language: str, code: str) -> None:
+    command = ["bash", "-euc", code] if language == "bash" else [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=workplace, env=environment(workplace), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = {
+        "Try another loss policy, length or packing": "packed",
+        "Prepare on a node with many cores, train on others": "nothing to do",
+        "Data with bad rows": "nobody answers",
+        "Append, and pay for what is new": "made",
+    }
+    assert told.get(title, "") in done.stdout
+
+
 def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
     code = f"""
 import sys
