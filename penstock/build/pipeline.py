@@ -167,10 +167,11 @@ class Pipeline:
         filled = self._filled(rendering, members, given, batch) if self.fast else None
         rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
         left = [given[k] or whole(k, None) for k in rest]
-        if self.fast and left:
-            state.stencil[rendering.stencils.why_not or "rows with more to them than messages and calls"] += len(left)
         texts, segments, found = self._split(rendering, left, state)
         refused = {rest[k]: error for k, error in found.items()}
+        if self.fast:
+            single = len(set(rest).difference(refused, failed))
+            state.stencil += Counter({rendering.stencils.why_not or "tools, or more that no stencil fits": single})
         if filled is not None:
             order = np.argsort([*filled.rows, *rest])
             texts = list(map((filled.texts + texts).__getitem__, order.tolist()))

@@ -87,6 +87,8 @@ def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
     single: Mapping[str, int] = outcome.progress.engines.get("stencil", {})
     lines = [f"stencils: {100 * max(0, rows - sum(single.values())) / rows:.2f}%" + _reasons(single, "one by one")]
+    if not outcome.dataset.manifest.recipe["templates"]:
+        lines = []  # nothing was rendered
     for stage, fast in (("render", "minijinja"), ("encode", "gigatoken")):
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)

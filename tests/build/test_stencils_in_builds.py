@@ -156,7 +156,7 @@ def test_the_bundled_rows(tokenizer: Path, examples: Path) -> None:
 
 # ---- why rows are rendered one by one
 
-MORE: Final = "rows with more to them than messages and calls"
+MORE: Final = "tools, or more that no stencil fits"
 TURN: Final = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 PROMPT: Final = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 LOOP: Final = f"{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}"
