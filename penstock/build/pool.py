@@ -136,11 +136,13 @@ class _Seat:
 
     def _begin_again(self, death: DiedError) -> None:
         assert self._worker is not None
-        left = self._worker.left
-        self._on_retry(left[-1], str(death))
+        left = self._worker.left  # nothing, if it died with its last word
         self._worker.stop()
-        self._worker = self._new()
+        self._worker = None
+        if left:
+            self._on_retry(left[-1], str(death))
         for task in left:  # one by one, so that it is clear of what a worker dies
+            self._worker = self._worker or self._new()
             try:
                 for _, report in chain(self._worker.do(task), self._worker.settle()):
                     self._on_report(task, report)
