@@ -1,6 +1,6 @@
 """How much memory `penstock.prepare` takes: the parent and its workers, on some rows, on ten times as many, on noise.
 
-    python -m benchmarks.memory --tokenizer FOLDER --data FILE.jsonl … [--megabytes 200] [--identifiers 300]
+    python -m benchmarks.memory --tokenizer FOLDER --data FILE.jsonl … [--megabytes 400] [--identifiers 300]
 
 Peaks are the system's own record of resident memory (VmHWM), read of every process while it lives. The noise is random
 identifiers: no two alike, so that no cache that keeps what it has seen can win by it. Targets: ten times the rows, and
@@ -103,7 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, default=MATERIAL.parent / "tokenizer", help="folder")
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
-    parser.add_argument("--megabytes", type=float, default=200, help="the smaller size; the larger is ten times that")
+    parser.add_argument("--megabytes", type=float, default=400, help="the smaller size; the larger is ten times that")
     parser.add_argument("--identifiers", type=float, default=300, help="megabytes of noise")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--scratch", type=Path, help="folder for the data; default: the system's")
