@@ -15,7 +15,7 @@ from penstock.build.progress import SliceReport
 from penstock.build.proof import mismatches, sampled_rows
 from penstock.build.recipe import Recipe
 from penstock.chat.conversation import Part
-from penstock.memory import resident_bytes
+from penstock.encode.memory import resident_bytes
 from penstock.sources import Slice, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, inspect_texts
+from penstock.encode.memory import allocated_bytes, release
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
-from penstock.memory import allocated_bytes, release
 
 GROWTH_LIMIT = 62_000_000  # bytes that it keeps; on ordinary text reached after half a gigabyte
 
