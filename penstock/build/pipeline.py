@@ -169,9 +169,9 @@ class Pipeline:
         left = [given[k] or whole(k, None) for k in rest]
         texts, segments, found = self._split(rendering, left, state)
         refused = {rest[k]: error for k, error in found.items()}
-        if self.fast:
-            single = len(set(rest).difference(refused, failed))
-            state.stencil += Counter({rendering.stencils.why_not or "tools, or more that no stencil fits": single})
+        why = rendering.stencils.why_not or "tools, or more that no stencil fits"
+        single = len(set(rest).difference(refused, failed))
+        state.stencil += Counter({why if self.fast else "stencils are switched off": single})
         if filled is not None:
             order = np.argsort([*filled.rows, *rest])
             texts = list(map((filled.texts + texts).__getitem__, order.tolist()))

@@ -63,7 +63,7 @@ def is_composed(text: str) -> bool:
 
 @lru_cache(4096)
 def may_compose(character: str) -> bool:
-    """Whether a character may compose with what precedes it, or is not in NFC itself."""
+    """Whether a character may compose or change places with what precedes it, or is not in NFC itself."""
     return bool(_kinds_of(_code_points(character))[0] & (COMPOSES | REORDERS))
 
 

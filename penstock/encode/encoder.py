@@ -55,9 +55,8 @@ class Encoder:
         # Templates write their own special tokens; and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
         self._fast: Any = None
-        self._grown = self._growth = (
-            0  # bytes that the engine has come to keep, and how many of them with the last batch
-        )
+        self._grown = 0  # bytes that the fast engine has come to keep,
+        self._growth = 0  # and how many of them with the last batch
         self.why_reference = self._start_fast() if fast else "the fast encoder is switched off"
 
     def _added_around(self) -> tuple[list[int], list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,15 @@ def allocated_bytes() -> int:
 def release() -> None:
     """Give freed memory back to the system."""
     try:
-        _libc().malloc_trim(0)
-    except AttributeError:  # it goes back when the allocator sees fit
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:  # not glibc: it goes back when the allocator sees fit
         return
-
-
-@cache
-def _libc() -> Any:
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype = _Mallinfo  # an AttributeError: not glibc, or one before 2.33
-    return library
 
 
 def _mallinfo() -> Any:
     try:
-        return _libc().mallinfo2()
-    except AttributeError:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:  # not glibc, or one before 2.33
         return None
+    mallinfo.restype = _Mallinfo
+    return mallinfo()

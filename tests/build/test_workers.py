@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,17 @@ def test_workers_that_always_die_are_told_with_their_slice(source: Path, tokeniz
 
 def test_ends_run_behind_and_are_told_in_order() -> None:
     told: list[int] = []
+
+    def begin(number: int) -> Callable[[], int]:
+        def end() -> int:
+            time.sleep(0.01)
+            return number
+
+        return end
+
     with Behind[int]() as behind:
         for number in range(5):
-            slow = lambda number=number: (time.sleep(0.01), number)[1]  # noqa: E731
-            behind.do(lambda slow=slow: slow, told.append)
+            behind.do(partial(begin, number), told.append)
             assert told == list(range(number))
     assert told == list(range(5))
 
