@@ -21,7 +21,8 @@ NEWER: Final = 1
 COMPOSES: Final = 2  # may compose with what precedes it, or is not NFC by itself
 REORDERS: Final = 4  # a mark that does not compose, but has its place among others
 _UNSEEN: Final = 128
-_ASCII: Final = bytes(range(128))
+_STEP: Final = 1 << 13
+_NOT_ASCII: Final = np.uint64(0x8080808080808080)
 _kinds = np.full(0x110000, _UNSEEN, np.uint8)
 
 
@@ -33,29 +34,31 @@ class Findings(NamedTuple):
 
 
 def inspect_texts(texts: Sequence[bytes]) -> Findings:
-    """Which of the texts need care."""
-    foreign = [k for k, text in enumerate(texts) if not text.isascii()]
-    strings = [texts[k].translate(None, _ASCII).decode() for k in foreign]
-    kinds = _kinds_of(_code_points("".join(strings)))
+    """Which of the texts need care. Only words of eight bytes with more than ASCII in them are looked at: no character
+    lies partly outside of them."""
+    data = b"".join([*texts, bytes(7)])
+    words = np.frombuffer(data, np.uint64, len(data) // 8)
+    foreign = np.flatnonzero(_has_more_than_ascii(words))
+    points = code_points(words[foreign].tobytes().decode())
+    kinds = _kinds_of(points)
     places = np.flatnonzero(kinds != 0)
     if not len(places):
         return Findings([], [])
-    owners = np.searchsorted(np.cumsum([len(string) for string in strings]), places, side="right")
-    newer = np.unique(owners[(kinds[places] & NEWER) > 0]).tolist()
-    composing = np.unique(owners[(kinds[places] & COMPOSES) > 0]).tolist()
-    marked = np.unique(owners[(kinds[places] & REORDERS) > 0])
-    decomposed = [n for n in composing if not is_composed(texts[foreign[n]].decode())]
+    at = np.cumsum(utf8_widths(points), dtype=np.int64)[places] - 1  # the last byte of each, in these words
+    owners = np.searchsorted(np.cumsum([len(text) for text in texts]), foreign[at // 8] * 8 + at % 8, side="right")
+    having = {kind: np.unique(owners[(kinds[places] & kind) > 0]) for kind in (NEWER, COMPOSES, REORDERS)}
+    decomposed = [n for n in having[COMPOSES].tolist() if not is_composed(texts[n].decode())]
     # Without characters that may compose, Python tells by a quick look.
-    for n in np.setdiff1d(marked, composing).tolist():
-        if not unicodedata.is_normalized("NFC", texts[foreign[n]].decode()):
+    for n in np.setdiff1d(having[REORDERS], having[COMPOSES]).tolist():
+        if not unicodedata.is_normalized("NFC", texts[n].decode()):
             decomposed.append(n)
-    return Findings([foreign[n] for n in newer], [foreign[n] for n in sorted(decomposed)])
+    return Findings(having[NEWER].tolist(), sorted(decomposed))
 
 
 def is_composed(text: str) -> bool:
     """Whether a text is in NFC. Only characters that may compose, and those right before them, need be looked at:
     all others are NFC by themselves and nothing composes across them."""
-    points = _code_points(text)
+    points = code_points(text)
     near = (_kinds_of(points) & (COMPOSES | REORDERS)) > 0
     near[:-1] |= near[1:].copy()
     return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
@@ -64,20 +67,37 @@ def is_composed(text: str) -> bool:
 @lru_cache(4096)
 def may_compose(character: str) -> bool:
     """Whether a character may compose or change places with what precedes it, or is not in NFC itself."""
-    return bool(_kinds_of(_code_points(character))[0] & (COMPOSES | REORDERS))
+    return bool(_kinds_of(code_points(character))[0] & (COMPOSES | REORDERS))
 
 
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """The code points of a text."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
-def _kinds_of(code_points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    kinds = _kinds[code_points]
-    if kinds.max(initial=0) == _UNSEEN:
-        for code_point in np.unique(code_points[kinds == _UNSEEN]).tolist():
-            _kinds[code_point] = _kind(code_point)
-        kinds = _kinds[code_points]
-    return kinds
+def utf8_widths(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """How many bytes each takes."""
+    over = [(points >= bound).view(np.uint8) for bound in (0x80, 0x800, 0x10000)]
+    return 1 + over[0] + over[1] + over[2]
+
+
+def _has_more_than_ascii(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """For each word. In steps, which stay in the processor's caches."""
+    found = np.empty(len(words), np.bool_)
+    for start in range(0, len(words), _STEP):
+        step = slice(start, start + _STEP)
+        np.not_equal(words[step] & _NOT_ASCII, 0, out=found[step])
+    return found
+
+
+def _kinds_of(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    kinds = _kinds.take(points, mode="clip")
+    unseen = points[kinds == _UNSEEN]
+    if not len(unseen):
+        return kinds
+    for code_point in np.unique(unseen).tolist():
+        _kinds[code_point] = _kind(code_point)
+    return _kinds.take(points, mode="clip")
 
 
 def _kind(code_point: int) -> int:

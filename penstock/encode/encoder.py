@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.encode.code_points import Findings, inspect_texts
+from penstock.encode.code_points import Findings, code_points, inspect_texts, utf8_widths
 from penstock.encode.memory import allocated_bytes, release
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
@@ -151,9 +151,7 @@ class Encoder:
         ends = np.maximum.accumulate(ends) if len(ends) else ends
         if decoded.isascii():
             return ends
-        code_points = np.frombuffer(decoded.encode("utf-32-le"), np.uint32)
-        widths = 1 + (code_points >= 0x80).astype(np.int64) + (code_points >= 0x800) + (code_points >= 0x10000)
-        return np.concatenate([[0], np.cumsum(widths)])[ends]
+        return np.concatenate([[0], np.cumsum(utf8_widths(code_points(decoded)), dtype=np.int64)])[ends]
 
     def _guarded(self, findings: Findings) -> dict[int, str]:
         """Texts the fast engine is not trusted with: number -> reason."""

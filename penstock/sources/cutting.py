@@ -18,8 +18,8 @@ class SliceSizes(NamedTuple):
 
     @property
     def rate(self) -> int:
-        """An item of n bytes ends a slice if its 32-bit hash is below n times this: one end in `mean - smallest`."""
-        return max(1, (1 << 32) // (self.mean - self.smallest))
+        """An item of n bytes ends a slice if its 64-bit hash is below n times this: one end in `mean - smallest`."""
+        return max(1, (1 << 64) // (self.mean - self.smallest))
 
 
 SLICE_SIZES = SliceSizes()

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 from blake3 import blake3
+from xxhash import xxh3_64_intdigest
 
 from penstock.errors import SourceError
 from penstock.sources.chunks import CHUNK_BYTES, chunks
@@ -58,7 +58,7 @@ def cut_text(
                 pending.begin(index - taken, run.end_of(index - 1))
                 taken = index
             size += length
-            if size >= smallest and (crc32(row) < length * rate or length > largest):
+            if size >= smallest and (xxh3_64_intdigest(row) < length * rate or length > largest):
                 pending.take(run, taken, index + 1, size)
                 yield from pending.emit(run.end_of(index))
                 taken, size = index + 1, 0

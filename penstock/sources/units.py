@@ -54,7 +54,7 @@ def cut_units(file: SourceFile, units: Iterable[Unit], schema: str, sizes: Slice
             done, row, weight, pending = done + len(pending), row + sum(u.rows for u in pending), 0, []
         pending.append(unit)
         weight += unit.weight
-        ends_here = int.from_bytes(unit.digest[:4]) < unit.weight * sizes.rate
+        ends_here = int.from_bytes(unit.digest[:8]) < unit.weight * sizes.rate
         if weight >= sizes.smallest and (ends_here or weight > sizes.largest):
             yield from _slices(file, pending, schema, done, row, sizes)
             done, row, weight, pending = done + len(pending), row + sum(u.rows for u in pending), 0, []

@@ -26,3 +26,10 @@ def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
     assert not found.newer
     for text in certain:
         assert is_composed(text) == unicodedata.is_normalized("NFC", text)
+
+
+@given(st.lists(st.text(st.one_of(CHARACTERS, st.just("\u0897")), max_size=40), max_size=6))
+def test_found_are_the_texts_with_code_points_that_are_newer(texts: list[str]) -> None:
+    valid = [text.encode(errors="ignore") for text in texts]
+    newer = [n for n, text in enumerate(valid) if any(uncertain()[ord(c)] for c in text.decode())]
+    assert inspect_texts(valid).newer == newer
