@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.encode.vocabulary import Vocabulary
 from penstock.store.columns import Columns
 
 Int64 = npt.NDArray[np.int64]
+Weights = Mapping[int, Sequence[float | None]]  # conversation -> the weights of its messages, where some are given
 
 
 def _empty() -> Int64:
@@ -135,17 +136,22 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 # -- making them --------------------------------------------------------------------------------------------------
 
 
+def weights_of(conversations: Iterable[Conversation | None]) -> Weights:
+    """The weights of those that give some."""
+    return {place: c.weights for place, c in enumerate(conversations) if c is not None and c.weights}
+
+
 def encode_texts(
-    conversations: Sequence[Conversation | None],
     texts: list[bytes],
     segments: Segments,
+    weights: Weights,
     encoder: Encoder,
     normaliser: Normaliser,
     vocabulary: Vocabulary,
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    """Examples of rendered conversations."""
+    """Examples of rendered conversations, some with weights."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
@@ -162,17 +168,12 @@ def encode_texts(
         roles=segments.roles,
         parts=segments.parts,
         messages=segments.messages,
-        weights=_segment_weights(conversations, segments),
+        weights=_segment_weights(weights, segments) if weights else None,
         reference=why,
     )
 
 
-def _segment_weights(
-    conversations: Sequence[Conversation | None], segments: Segments
-) -> npt.NDArray[np.float32] | None:
-    given = {row: c.weights for row, c in enumerate(conversations) if c is not None and c.weights}
-    if not given:
-        return None
+def _segment_weights(given: Weights, segments: Segments) -> npt.NDArray[np.float32]:
     weights = np.full(len(segments.ends), np.nan, np.float32)
     for row, of_messages in given.items():
         own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
@@ -193,8 +194,9 @@ def encode_pieces(
     """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
     texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
     batch = encode_texts(
-        conversations, texts, _piece_segments(conversations), encoder, normaliser, vocabulary, reference=reference
-    )
+        texts, _piece_segments(conversations), weights_of(conversations), encoder, normaliser, vocabulary,
+        reference=reference,
+    )  # fmt: skip
     return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch
 
 

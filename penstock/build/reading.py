@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.build.options import SpecialText
 from penstock.build.recipe import Recipe
 from penstock.chat.conversation import Conversation
-from penstock.chat.plain_rows import PlainRows
+from penstock.chat.plain_rows import PlainRows, Weights
 from penstock.chat.rows import Normaliser as RowReader
 from penstock.chat.shapes import Draft
 from penstock.chat.special_text import SpecialTextFinder
@@ -51,6 +51,7 @@ class Batch:
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     draft: Draft | None = None  # for stencils to fill in
+    weights: dict[int, Weights] = field(default_factory=dict)  # of plain conversations that give some, by their number
 
     def taken(self, members: Sequence[int]) -> list[Conversation]:
         """Some of the conversations, none of which is plain."""
@@ -86,12 +87,15 @@ class Reading:
         own = rows.rows[stretch.start : stretch.stop]
         special, escaped = self._special_text.find(own)
         batch = Batch(stretch.start)
+        weights: dict[int, Weights] = {}
         if self._drafting is not None:
             batch.draft = self._drafting.draft()
-            self._drafting.plain.read(own, escaped, special, batch.draft.add_plain)
+            weights = self._drafting.plain.read(own, escaped, special, batch.draft.add_plain)
         plain = frozenset(batch.draft.rows if batch.draft is not None else ())
         for number, row in enumerate(own):
             if number in plain:
+                if number in weights:
+                    batch.weights[len(batch.conversations)] = weights[number]
                 batch.conversations.append(None)
                 batch.rows.append(stretch.start + number)
                 batch.sides.append(0)

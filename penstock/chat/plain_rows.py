@@ -3,8 +3,8 @@
 The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, reasoning,
 control characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there, but
 for messages that say nothing and should: these the draft lets go.
-Keys that the template never reads are let pass. The decoder checks types and names as it parses, which costs less than
-parsing into dicts: some 1.5 µs a KB.
+Keys that the template never reads are let pass; weights are told apart. The decoder checks types and names as it
+parses, which costs less than parsing into dicts: some 1.5 µs a KB.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.chat.conversation import ROLE_OF_NAME, Message
-from penstock.chat.formats import ROLES, Format, Mapping
+from penstock.chat.formats import INVERSE_WEIGHT_KEY, ROLES, Format, Mapping
 from penstock.chat.formats_columns import ChatColumns
 from penstock.chat.locality import Locality
 
 Plain = list[Any]  # messages, each with `role` (as the row names it), `content` and `tool_calls` (UNSET: none)
 Add = Callable[[Sequence[int], Sequence[Plain]], None]
+Weights = tuple[float | None, ...]  # one per message
 _AT_ONCE: Final = 64  # rows
 _MOST_COLUMNS: Final = 200
-_UNKNOWN: Final = "Object contains unknown field"
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`( - at .*)?", re.DOTALL)
 _BESIDE: Final = ("tool_call_id", "name", "id")  # of a message: for few templates to read
 _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_MASKED: Final = bool | Literal[0, 1] | UnsetType | None
+_WEIGHT: Final = bool | Annotated[float, Meta(ge=0, le=1e300)] | UnsetType | None
 _role_of = attrgetter("role")
 
 
@@ -74,7 +77,9 @@ class PlainRows:
         fields.append(("tool_calls", calls | UnsetType, UNSET))
         ignored = set(_BESIDE) - locality.read - set(mapping.weight_keys) - set(names.values())
         fields += [(name, str | UnsetType | None, UNSET) for name in sorted(ignored)]
-        self._message = msgspec.defstruct("Message", fields, rename=names, forbid_unknown_fields=True, gc=False)
+        self._fields, self._names = fields, names
+        keys = set(mapping.weight_keys) - set(names.values()) - locality.read
+        self._weights = {f"weight_{number}": key for number, key in enumerate(sorted(keys))}
         self._columns: list[str] = []
         self._learn(())
 
@@ -89,53 +94,92 @@ class PlainRows:
         if not new.isdisjoint(self._others) or len(self._columns) + len(new) > _MOST_COLUMNS:
             return False
         self._columns += sorted(new)
-        fields: list[Any] = [("messages", list[self._message])]  # type: ignore[name-defined]
-        fields += [(f"column_{number}", Any, None) for number in range(len(self._columns))]
-        names = {f"column_{number}": column for number, column in enumerate(self._columns)}
-        row = msgspec.defstruct(
-            "Row", fields, rename={"messages": self._messages, **names}, forbid_unknown_fields=True, gc=False
+        types = {name: _MASKED if key == INVERSE_WEIGHT_KEY else _WEIGHT for name, key in self._weights.items()}
+        weights = [(name, kind, UNSET) for name, kind in types.items()]
+        self._decode = self._decoder(_struct("Message", self._fields, self._names))
+        self._decode_weighted = self._decoder(
+            _struct("WeightedMessage", self._fields + weights, {**self._names, **self._weights})
         )
-        self._decode = msgspec.json.Decoder(row).decode
         return True
 
-    def read(self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add) -> None:
-        """Add all rows that are plain and not among the others. `escaped` have escapes such as \\u0007.
+    def _decoder(self, message: type[Struct]) -> Callable[[bytes], Any]:
+        columns = {f"column_{number}": column for number, column in enumerate(self._columns)}
+        fields = [("messages", list[message]), *((name, Any, None) for name in columns)]  # type: ignore[valid-type]
+        return msgspec.json.Decoder(_struct("Row", fields, {"messages": self._messages, **columns})).decode
+
+    def read(
+        self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add
+    ) -> dict[int, Weights]:
+        """Add all rows that are plain and not among the others. `escaped` have escapes such as \\u0007. The answer are
+        the weights of rows that give some.
 
         Adds a few rows at a time, while they are still in the processor's caches.
         """
+        found: dict[int, Weights] = {}
         for start in range(0, len(rows), _AT_ONCE):
             numbers, lists = [], []
             for number, row in enumerate(rows[start : start + _AT_ONCE], start):
                 if number in others:
                     continue
                 try:
-                    messages: Plain | None = self._decode(row).messages  # type: ignore[attr-defined]
+                    messages: Plain | None = self._decode(row).messages
+                    weights: Weights = ()
                 except _REFUSALS as error:
-                    messages = self._read_again(row, error)
+                    messages, weights = self._read_again(row, error)
                 if messages is None or self._answers.isdisjoint(map(_role_of, messages)):
                     continue
                 if number in escaped and _is_doubtful(messages):
                     continue
+                if weights:
+                    found[number] = weights
                 numbers.append(number)
                 lists.append(messages)
             add(numbers, lists)
+        return found
 
-    def _read_again(self, row: bytes, error: Exception) -> Plain | None:
-        """A row that was refused; with columns that were not known, and now are, it may be read."""
-        try:
-            return self._decode(row).messages if self._is_new(str(error), row) else None  # type: ignore[attr-defined]
-        except _REFUSALS:
-            return None
+    def _read_again(self, row: bytes, error: Exception) -> tuple[Plain | None, Weights]:
+        """A row that was refused; if for weights, or columns that were not known and now are, it may be read."""
+        weighted = False
+        for _ in range(2):  # it may be for both
+            unknown = _UNKNOWN.fullmatch(str(error))
+            if unknown is None:
+                break
+            key, inside = unknown.groups()
+            if inside:
+                weighted = key in self._weights.values()
+            if not (weighted if inside else self._is_new(row)):
+                break
+            try:
+                if weighted:
+                    return self._weighed(self._decode_weighted(row).messages)
+                return self._decode(row).messages, ()
+            except _REFUSALS as another:
+                error = another
+        return None, ()
 
-    def _is_new(self, error: str, row: bytes) -> bool:
+    def _weighed(self, messages: Plain) -> tuple[Plain | None, Weights]:
+        """Messages and what they weigh; nothing where one has two weights, which may not agree."""
+        weights: list[float | None] = []
+        for message in messages:
+            values = [(key, getattr(message, name)) for name, key in self._weights.items()]
+            given = [(key, value) for key, value in values if value is not UNSET and value is not None]
+            if len(given) > 1:
+                return None, ()
+            weights += [1.0 - value if key == INVERSE_WEIGHT_KEY else float(value) for key, value in given] or [None]
+        return messages, tuple(weights) if any(weight is not None for weight in weights) else ()
+
+    def _is_new(self, row: bytes) -> bool:
         """Whether a row has columns that were not known, and now are."""
-        if not error.startswith(_UNKNOWN) or " - at " in error:
-            return False
         try:
             columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
         except _REFUSALS:
             return False
         return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
+
+
+def _struct(name: str, fields: list[Any], keys: dict[str, str]) -> type[Struct]:
+    """A type of objects that have these fields, under other keys, and no more."""
+    return msgspec.defstruct(name, fields, rename=keys, forbid_unknown_fields=True, gc=False)
 
 
 def _is_doubtful(messages: Plain) -> bool:

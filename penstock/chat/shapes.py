@@ -8,8 +8,8 @@ messages are plain, 1 µs elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, compress
-from operator import attrgetter
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_not, not_
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -83,10 +83,8 @@ class Draft:
         flat = list(chain.from_iterable(lists))
         words = list(map(_content_of, flat))
         codes = list(map(self._shapes.plain.__getitem__, map(_role_of, flat)))
-        calls = map(_calls_of, flat)
-        odd = {
-            place for place, (said, made) in enumerate(zip(words, calls, strict=True)) if made is not UNSET or not said
-        }
+        places = range(len(flat))
+        odd = {*compress(places, map(is_not, map(_calls_of, flat), repeat(UNSET))), *compress(places, map(not_, words))}
         if any(map(str.isspace, filter(None, words))):
             odd |= {place for place, said in enumerate(words) if said and said.isspace()}
         for place in odd:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.chat.conversation import Message
 from penstock.chat.formats import ROLES, SHAREGPT_ROLES, WEIGHT_KEYS, Format, Mapping
 from penstock.chat.locality import Locality
-from penstock.chat.plain_rows import Plain, PlainRows, as_message
+from penstock.chat.plain_rows import Plain, PlainRows, Weights, as_message
 from penstock.chat.rows import Normaliser
 from penstock.chat.special_text import SpecialTextFinder
 from tests.chat.splitting import assistant, calls, returns, user
@@ -40,13 +40,20 @@ TEXT: Final = b'{"messages": [{"role": "user", "content": "%s"}, {"role": "assis
 
 def decode(plain: PlainRows, rows: Sequence[bytes], others: Container[int] = ()) -> dict[int, Plain]:
     """The rows that are decoded, by number."""
+    return weighed(plain, rows, others)[0]
+
+
+def weighed(
+    plain: PlainRows, rows: Sequence[bytes], others: Container[int] = ()
+) -> tuple[dict[int, Plain], dict[int, Weights]]:
+    """The same, and the weights of rows that give some."""
     found: dict[int, Plain] = {}
 
     def add(numbers: Sequence[int], lists: Sequence[Plain]) -> None:
         found.update(zip(numbers, lists, strict=True))
 
-    plain.read(rows, SpecialTextFinder(()).find(rows)[1], others, add)
-    return found
+    weights = plain.read(rows, SpecialTextFinder(()).find(rows)[1], others, add)
+    return found, weights
 
 
 def shown(message: Message) -> Message:
@@ -65,10 +72,12 @@ def exactly(value: object) -> str:
 def check(rows: Sequence[bytes], mapping: Mapping = MESSAGES, locality: Locality = READS_CALLS) -> list[int]:
     """The numbers of the rows that are decoded, each as the reader reads it."""
     plain, reader = PlainRows(mapping, locality), Normaliser(mapping)
-    found = decode(plain, rows)
+    found, weights = weighed(plain, rows)
+    assert weights.keys() <= found.keys()
     for number, messages in found.items():
         (conversation,) = reader.conversations(rows[number])
-        assert conversation.tools is None and conversation.variables is None and conversation.weights is None
+        assert conversation.tools is None and conversation.variables is None
+        assert exactly(conversation.weights) == exactly(weights.get(number))
         own = [as_message(message, plain.roles[message.role]) for message in messages]
         assert exactly(own) == exactly([shown(message) for message in conversation.messages])
     return list(found)
@@ -105,6 +114,10 @@ DECODED: Final[dict[str, bytes]] = {
     "escapes": TEXT % b"\\u00e9\\n\\t\\/\\\\\\ud83d\\ude00",
     "escapes in keys": b'{"mess\\u0061ges": [{"r\\u006fle": "user", "content": "q"}, '
     b'{"role": "assist\\u0061nt", "content": "a"}]}',
+    "a weight": row([user("q"), {**assistant("a"), "weight": 1}]),
+    "weights": row([{**user("q"), "train": False}, {**assistant("a"), "train": 0.25}, user("r"), assistant("b")]),
+    "a mask": row([{**user("q"), "masked": True}, {**assistant("a"), "masked": 0}]),
+    "null weights": row([{**user("q"), "train": None}, TURNS[1]]),
     "unicode": TEXT % "日本 \u2028 \U0010fe00 \ufeff".encode(),
 }
 LEFT: Final[dict[str, bytes]] = {
@@ -140,9 +153,10 @@ LEFT: Final[dict[str, bytes]] = {
     "no tools": row(TURNS, tools=None),
     "a system prompt": row(TURNS, system="s"),
     "variables": row(TURNS, chat_template_kwargs={}),
-    "a weight": row([user("q"), {**assistant("a"), "weight": 1}]),
-    "a mask": row([user("q"), {**assistant("a"), "masked": False}]),
-    "null weights": row([{**user("q"), "train": None}, TURNS[1]]),
+    "two weights": row([user("q"), {**assistant("a"), "weight": 1, "train": True}]),
+    "a negative weight": row([user("q"), {**assistant("a"), "weight": -1}]),
+    "a weight of words": row([user("q"), {**assistant("a"), "weight": "1"}]),
+    "a mask that is a number": row([user("q"), {**assistant("a"), "masked": 1.0}]),
     "reasoning": row([user("q"), assistant("a", reasoning_content="r")]),
     "another key": row([{**user("q"), "x": 1}, TURNS[1]]),
     "an unread key of another type": row([{**user("q"), "name": 5}, TURNS[1]]),

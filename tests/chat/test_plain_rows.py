@@ -31,6 +31,7 @@ from tests.chat.plain_row_cases import (
     check,
     decode,
     row,
+    weighed,
     with_column,
 )
 from tests.chat.splitting import assistant, calls, user
@@ -111,10 +112,26 @@ def test_other_columns_are_not_learned_with_new_ones() -> None:
 
 
 @pytest.mark.parametrize("key", WEIGHT_KEYS)
-def test_weights_are_left_to_the_reader(key: str) -> None:
-    assert check([row([user("q"), {**assistant("a"), key: 1}])]) == []
+def test_weights_are_told(key: str) -> None:
+    plain = PlainRows(MESSAGES, READS_CALLS)
+    rows = [row([user("q"), {**assistant("a"), key: value}]) for value in (1, 0, True, False, None)] + [row(TURNS)]
+    found, weights = weighed(plain, rows)
+    assert list(found) == list(range(6))
+    expected = [1.0, 0.0, 1.0, 0.0] if key != "masked" else [0.0, 1.0, 0.0, 1.0]
+    assert weights == {number: (None, weight) for number, weight in enumerate(expected)}
+    check(rows)
+
+
+def test_weights_and_new_columns_at_once() -> None:
+    messages = [user("q"), {**assistant("a"), "weight": 0.5}]
+    assert check([row(messages, x=1), json.dumps({"y": 1, "messages": messages}).encode()]) == [0, 1]
+
+
+def test_weights_under_a_key_that_is_ignored_otherwise() -> None:
     named = MESSAGES.__class__(**{**_fields(MESSAGES), "weight_keys": ("name",)})
-    assert check([row([user("q"), {**assistant("a"), "name": None}]), row(TURNS)], named) == [1]
+    rows = [row([user("q"), {**assistant("a"), "name": value}]) for value in (None, 0.5, "n")]
+    assert check(rows[:2], named) == [0, 1]
+    assert not decode(PlainRows(named, READS_CALLS), rows[2:])
 
 
 def _fields(mapping: Mapping) -> dict[str, Any]:

@@ -21,9 +21,16 @@ FUNCTIONS = st.fixed_dictionaries(
     {"name": st.sampled_from(("f", "", "ü\x01")), "arguments": st.dictionaries(st.text(max_size=3), JSON, max_size=2)}
 )
 CALLS = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTIONS}), max_size=2)
+WEIGHTS = st.none() | st.booleans() | st.integers(-1, 2) | st.floats(-1, 3) | st.sampled_from((10**400, 1e308, "1", []))
 SAYINGS = st.fixed_dictionaries(
     {"role": st.sampled_from(("user", "assistant", "tool", "system")), "content": st.text(max_size=5)},
-    optional={"name": st.text(max_size=2), "id": st.none() | st.just(1), "tool_calls": CALLS},
+    optional={
+        "name": st.text(max_size=2),
+        "id": st.none() | st.just(1),
+        "tool_calls": CALLS,
+        "weight": WEIGHTS,
+        "masked": WEIGHTS,
+    },
 )
 RECORDS = st.fixed_dictionaries(
     {"messages": st.lists(SAYINGS, max_size=4).map(lambda said: [*said, *TURNS])},
