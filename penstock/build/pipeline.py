@@ -164,14 +164,17 @@ class Pipeline:
                 return conversation or Conversation([])
 
         given = [c and whole(k, c) for k, c in enumerate(batch.conversations[k] for k in members)]
-        filled = self._filled(rendering, members, given, batch) if self.fast else None
+        filled, why = self._filled(rendering, members, given, batch)
         rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
         left = [given[k] or whole(k, None) for k in rest]
         texts, segments, found = self._split(rendering, left, state)
         refused = {rest[k]: error for k, error in found.items()}
-        why = rendering.stencils.why_not or "tools, or more that no stencil fits"
-        single = len(set(rest).difference(refused, failed))
-        state.stencil += Counter({why if self.fast else "stencils are switched off": single})
+        usual = rendering.stencils.why_not or "messages with more, or less, than words and calls"
+        state.stencil.update(
+            why.get(k, usual if self.fast else "stencils are switched off")
+            for k in rest
+            if k not in refused and k not in failed
+        )
         if filled is not None:
             order = np.argsort([*filled.rows, *rest])
             texts = list(map((filled.texts + texts).__getitem__, order.tolist()))
@@ -183,10 +186,10 @@ class Pipeline:
 
     def _filled(
         self, rendering: _Rendering, members: list[int], given: list[Conversation | None], batch: Batch
-    ) -> Filled | None:
-        """What stencils can serve, by place among the members."""
-        if not rendering.stencils.active:
-            return None
+    ) -> tuple[Filled | None, dict[int, str]]:
+        """What stencils can serve, by place among the members; and why they can't serve others."""
+        if not self.fast or not rendering.stencils.active:
+            return None, {}
         draft = rendering.stencils.draft()
         if batch.draft is not None and rendering is self.renderings["default"]:
             draft = batch.draft
@@ -195,7 +198,7 @@ class Pipeline:
         for place, conversation in enumerate(given):
             if conversation is not None:
                 draft.add(place, conversation)
-        return rendering.stencils.fill(draft)
+        return rendering.stencils.fill(draft), draft.left
 
     def _split(
         self, rendering: _Rendering, conversations: list[Conversation], state: SliceState

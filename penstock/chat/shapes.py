@@ -72,6 +72,7 @@ class Draft:
 
     def __init__(self, shapes: Shapes, adapt: Adapt) -> None:
         self.rows: list[int] = []
+        self.left: dict[int, str] = {}  # rows that stencils do not serve, and why, as far as it is known
         self._shapes, self._adapt = shapes, adapt
         self._words: list[Any] = []
         self._codes: list[int] = []
@@ -122,10 +123,12 @@ class Draft:
     def add(self, row: int, conversation: Conversation) -> None:
         """Add one row, if it may be served."""
         if conversation.tools is not None or conversation.variables or not conversation.messages:
+            self.left[row] = "tools, or template variables of the row"
             return
         suspect = suspects([conversation]).get(0)
         if suspect is not None and suspect.control and suspect.private:
-            return  # no marks are left for it, so the engine would not know its regions
+            self.left[row] = "control characters"  # no marks are left: the engine would not know its regions
+            return
         codes = self._shapes.codes(conversation)
         if codes is None:
             return

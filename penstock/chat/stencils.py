@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.parts import Splitter
-from penstock.chat.regions import Int64
+from penstock.chat.regions import Bool, Int64
 from penstock.chat.sentinels import HOLE_END, HOLE_SPACE, HOLE_START
 from penstock.chat.shapes import Adapt, Batch, Draft, Shape, Shapes
 from penstock.chat.stencil import Fill, Filled, Hole, Run, Stencil, Table
@@ -46,7 +47,8 @@ class Stencils:
         self.why_not = self._find_why_not()
         self._shapes = None if self.why_not or engine.locality is None else Shapes(engine.locality, names)
         self._table = Table()
-        self._failures: dict[bytes, str] = {}
+        self._failures: set[frozenset[int]] = set()  # contexts that could not be learned together
+        self._why: dict[int, str] = {}
 
     def _find_why_not(self) -> str:
         """Why the template does not allow for stencils, or ''."""
@@ -78,28 +80,38 @@ class Stencils:
             self._learn_missing(batch, contexts, numbers)
             numbers = self._table.find(contexts)
             served = np.minimum.reduceat(numbers, batch.offsets[:-1]) >= 0
+            draft.left |= self._reasons(batch, contexts, numbers, served)
             numbers = numbers[np.repeat(served, np.diff(batch.offsets))]
             batch = batch.taken(served)
             if not batch.rows:
                 return None
         try:
             return self._table.fill(batch, numbers)
-        except UnicodeEncodeError:  # lone surrogates in arguments
+        except UnicodeEncodeError:
+            draft.left |= dict.fromkeys(batch.rows, "lone surrogates in the arguments of calls nearby")
             return None
+
+    def _reasons(self, batch: Batch, contexts: Int64, numbers: Int64, served: Bool) -> dict[int, str]:
+        """Why rows are not served: each by the first context that has no stencil."""
+        places = np.where(numbers < 0, np.arange(len(numbers)), len(numbers))
+        firsts = contexts[np.minimum.reduceat(places, batch.offsets[:-1])[~served]].tolist()
+        rows = compress(batch.rows, (~served).tolist())
+        return {row: self._why[context] for row, context in zip(rows, firsts, strict=True) if context in self._why}
 
     def _learn_missing(self, batch: Batch, contexts: Int64, numbers: Int64) -> None:
         rows = np.unique(np.searchsorted(batch.offsets, np.flatnonzero(numbers < 0), side="right") - 1)
         for row in rows.tolist():
             own = slice(int(batch.offsets[row]), int(batch.offsets[row + 1]))
-            shape = batch.codes[own].tobytes()
-            if shape in self._failures or (self._table.find(contexts[own]) >= 0).all():
+            missing = frozenset(contexts[own][self._table.find(contexts[own]) < 0].tolist())
+            if not missing or missing in self._failures:
                 continue
             if len(self._failures) >= _MOST_FAILURES or len(self._table) >= _MOST_STENCILS:
                 return
             try:
                 learned = list(self._learn(batch.codes[own]))
             except Refused as reason:
-                self._failures[shape] = str(reason)
+                self._failures.add(missing)
+                self._why |= dict.fromkeys(missing.difference(self._why), str(reason))
                 continue
             self._table.add(contexts[own].tolist(), learned)
 
@@ -112,8 +124,10 @@ class Stencils:
         conversation = Conversation([_placeholder(number, shape) for number, shape in enumerate(shapes)])
         regions = self._engine.render([conversation])
         segments, errors = self._splitter.split([conversation], regions)
-        if errors or regions.errors or segments.notes or not segments.known.all():
-            raise Refused("the template refuses it, or drops some of it")
+        if errors or regions.errors:
+            raise Refused("the template refuses the conversation, or drops its tool calls")
+        if segments.notes or not segments.known.all():
+            raise Refused("the template has no stop, or none that is a special token of this tokenizer")
         ends = segments.ends.tolist()
         runs = list(
             zip(

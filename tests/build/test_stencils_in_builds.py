@@ -156,7 +156,7 @@ def test_the_bundled_rows(tokenizer: Path, examples: Path) -> None:
 
 # ---- why rows are rendered one by one
 
-MORE: Final = "tools, or more that no stencil fits"
+TOOLS: Final = "tools, or template variables of the row"
 TURN: Final = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 PROMPT: Final = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 LOOP: Final = f"{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}"
@@ -182,9 +182,20 @@ def test_rows_with_more_to_them_are_counted(write_rows: Callable[..., Path], tok
     plain = [{"messages": TURNS}, {"messages": TURNS * 2, "id": 1}]
     more = [{"messages": TURNS, "tools": [TOOL]}, {"messages": TURNS, "chat_template_kwargs": {"x": 1}}]
     assert reasons(write_rows(plain), tokenizer, tmp_path / "plain") == {}
-    assert reasons(write_rows([*plain, more[0]]), tokenizer, tmp_path / "tools") == {MORE: 1}
-    assert reasons(write_rows([*more, *plain]), tokenizer, tmp_path / "more") == {MORE: 2}
+    assert reasons(write_rows([*plain, more[0]]), tokenizer, tmp_path / "tools") == {TOOLS: 1}
+    assert reasons(write_rows([*more, *plain]), tokenizer, tmp_path / "more") == {TOOLS: 2}
     assert reasons(write_rows(more), tokenizer, tmp_path / "slow", fast=False) == {"stencils are switched off": 2}
+
+
+def test_rows_that_no_stencil_fits_are_told_with_their_reason(
+    write_rows: Callable[..., Path], tokenizer: Path, tmp_path: Path
+) -> None:
+    """Each by what is odd about it, however many odd ones came before it."""
+    path = tmp_path / "template.jinja"
+    path.write_text(LOOP.replace("<|im_end|>", "{% if m.role != 'assistant' or loop.last %}<|im_end|>{% endif %}"))
+    rows = [{"messages": TURNS * length} for length in (*range(2, 80), 1)] + [{"messages": [*TURNS, user("q")]}]
+    found = reasons(write_rows(rows), tokenizer, tmp_path / "cache", template=str(path))
+    assert found == {"the template has no stop, or none that is a special token of this tokenizer": 79}
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
