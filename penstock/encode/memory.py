@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,19 @@ def allocated_bytes() -> int:
 
 def release() -> None:
     """Give freed memory back to the system."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except AttributeError:  # not glibc: it goes back when the allocator sees fit
-        return
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:  # without glibc, memory goes back when the allocator sees fit
+        trim(0)
 
 
 def _mallinfo() -> Any:
-    try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except AttributeError:  # not glibc, or one before 2.33
+    mallinfo = getattr(_libc(), "mallinfo2", None)
+    if mallinfo is None:  # not glibc, or one before 2.33
         return None
     mallinfo.restype = _Mallinfo
     return mallinfo()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
