@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -28,6 +28,8 @@ from penstock.chat.formats_detect import detect
 from penstock.errors import WorkerError
 from penstock.sources import Rows, model_folder
 
+ROWS: Final = 25_000
+
 
 def conversation(number: int) -> dict[str, Any]:
     text = f"{number} and {number * 7919 % 1013}, " * 40
@@ -36,8 +38,8 @@ def conversation(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def source(write_rows: Callable[..., Path]) -> Path:
-    """Enough for a few slices."""
-    return write_rows([conversation(number) for number in range(12_000)])
+    """Enough for some slices."""
+    return write_rows([conversation(number) for number in range(ROWS)])
 
 
 def build(source: Path, tokenizer: Path, cache: Path, workers: int, on_progress: Any = None) -> Outcome:
@@ -86,14 +88,14 @@ def test_a_killed_worker_is_replaced(source: Path, tokenizer: Path, tmp_path: Pa
     killed: list[int] = []
 
     def kill(progress: Progress) -> None:
-        if progress.slices_done == 2 and not killed:
+        if progress.slices_done == 2 and not killed:  # of more than two for each worker
             killed.append(worker_processes()[0])
             os.kill(killed[0], signal.SIGKILL)
 
     outcome = build(source, tokenizer, tmp_path / "two", 2, kill)
     assert killed
     assert outcome.progress.retries == 1
-    assert outcome.progress.rows == 12_000
+    assert outcome.progress.rows == ROWS
     build(source, tokenizer, tmp_path / "one", 1)
     assert shards(tmp_path / "two") == shards(tmp_path / "one")
 
@@ -101,7 +103,7 @@ def test_a_killed_worker_is_replaced(source: Path, tokenizer: Path, tmp_path: Pa
 def test_workers_that_always_die_are_told_with_their_slice(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     with killer(0.02), pytest.raises(WorkerError, match=r"died twice on the same slice .*rows.jsonl, rows \d.*SIGKILL"):
         build(source, tokenizer, tmp_path / "cache", 2)
-    assert build(source, tokenizer, tmp_path / "cache", 2).progress.rows == 12_000
+    assert build(source, tokenizer, tmp_path / "cache", 2).progress.rows == ROWS
 
 
 def test_ends_run_behind_and_are_told_in_order() -> None:

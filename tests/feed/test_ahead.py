@@ -249,8 +249,10 @@ def test_the_interpreter_ends_while_a_feed_is_open(ending: str) -> None:
 def test_an_interrupt_reaches_the_one_who_waits() -> None:
     code = (
         "import _thread, threading, time\nfrom penstock.feed.ahead import Ahead\n"
-        "threading.Timer(0.3, _thread.interrupt_main).start()\n"
-        "with Ahead(lambda step: time.sleep(2), 0, 9, 1) as ahead:\n    ahead.get(0)\n"
+        "interrupted = threading.Event()\n"
+        "def later():\n    _thread.interrupt_main()\n    time.sleep(1.5)\n    interrupted.set()\n"
+        "threading.Timer(0.3, later).start()\n"
+        "with Ahead(lambda step: interrupted.wait(), 0, 9, 1) as ahead:\n    ahead.get(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert done.returncode != 0 and "KeyboardInterrupt" in done.stderr
