@@ -157,7 +157,12 @@ def encode_texts(
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     table = vocabulary.byte_lengths
     ends, inexact = segment_token_ends(
-        encoded.ids, encoded.offsets, lengths, segments, table, lambda row: encoder.token_ends(texts[row])
+        encoded.ids,
+        encoded.offsets,
+        lengths,
+        segments,
+        table,
+        lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
     )
     why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
     return ExampleBatch(

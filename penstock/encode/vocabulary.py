@@ -38,6 +38,8 @@ class AddedToken:
     id: int
     content: str
     special: bool
+    normalized: bool = False  # matched only after the text was normalised
+    choosy: bool = False  # takes white space before it along, or is no part of a word
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -60,7 +62,13 @@ class Vocabulary:
         # Only these parts are looked at later: the merges of a large tokenizer would take 30 MB.
         self._config: dict[str, Any] = {key: config.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")}
         added = config.get("added_tokens") or []
-        self.added = tuple(AddedToken(int(t["id"]), str(t["content"]), bool(t.get("special"))) for t in added)
+        self.added = tuple(
+            AddedToken(
+                int(t["id"]), str(t["content"]), bool(t.get("special")), bool(t.get("normalized")),
+                bool(t.get("lstrip") or t.get("single_word")),
+            )
+            for t in added
+        )  # fmt: skip
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
         )

@@ -71,6 +71,32 @@ def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> Non
     law()
 
 
+@pytest.mark.parametrize("name", ["small", "large", "nfc"])
+def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> None:
+    """However long a text is, only the turns with unusual characters go to the reference; the tokens stay the same."""
+    encoder: Encoder = request.getfixturevalue(name)
+    added = [token.content for token in encoder._vocabulary.added]
+    assert encoder._added is not None
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.lists(
+            st.one_of(hostile, st.sampled_from(added), st.sampled_from(("\U000323b0", "e\u0301 ", " a"))), max_size=9
+        )
+    )
+    def law(parts: list[str]) -> None:
+        data = "".join(parts).encode()
+        fast, slow = encoder.encode([data, b"x"]), encoder.reference([data, b"x"])
+        assert fast.ids.tolist() == slow.ids.tolist() and fast.offsets.tolist() == slow.offsets.tolist()
+        ids = slow.ids[: slow.offsets[1]]
+        ends = encoder.token_ends(data, ids)
+        without = Encoder(encoder._json, encoder._vocabulary, fast=False) if name == "small" else encoder
+        assert len(ends) == len(ids) and ends.tolist() == without.token_ends(data, ids).tolist()
+        assert not len(ends) or ends[-1] == len(data)
+
+    law()
+
+
 def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
     texts = ["plain", "new \U000323b0 ideograph", "käse"]
     encoded = large.encode([t.encode() for t in texts])
@@ -124,7 +150,7 @@ def test_token_ends_are_the_byte_sums_where_these_hold(name: str, request: pytes
         ids = encoder.encode([data]).ids
         sums = encoder._vocabulary.byte_lengths[ids].cumsum()
         assert sums[-1] == len(data)
-        ends = encoder.token_ends(data)
+        ends = encoder.token_ends(data, ids)
         # inside a character split over tokens, offsets name the whole character
         boundaries = {len(text[:k].encode()) for k in range(len(text) + 1)}
         assert [e for e in ends.tolist() if e in boundaries][-1] == sums[-1]
