@@ -248,7 +248,8 @@ def test_the_interpreter_ends_while_a_feed_is_open(ending: str) -> None:
 
 def test_an_interrupt_reaches_the_one_who_waits() -> None:
     code = (
-        "import _thread, threading, time\nfrom penstock.feed.ahead import Ahead\n"
+        "import _thread, signal, threading, time\nfrom penstock.feed.ahead import Ahead\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
         "interrupted = threading.Event()\n"
         "def later():\n    _thread.interrupt_main()\n    time.sleep(1.5)\n    interrupted.set()\n"
         "threading.Timer(0.3, later).start()\n"
