@@ -20,7 +20,7 @@ from penstock.encode.vocabulary import Vocabulary
 from penstock.store.columns import Columns
 
 Int64 = npt.NDArray[np.int64]
-Weights = Mapping[int, Sequence[float | None]]  # conversation -> the weights of its messages, where some are given
+GivenWeights = Mapping[int, Sequence[float | None]]  # conversation -> the weights of its messages, where some are given
 
 
 def _empty() -> Int64:
@@ -136,7 +136,7 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 # -- making them --------------------------------------------------------------------------------------------------
 
 
-def weights_of(conversations: Iterable[Conversation | None]) -> Weights:
+def given_weights(conversations: Iterable[Conversation | None]) -> GivenWeights:
     """The weights of those that give some."""
     return {place: c.weights for place, c in enumerate(conversations) if c is not None and c.weights}
 
@@ -144,7 +144,7 @@ def weights_of(conversations: Iterable[Conversation | None]) -> Weights:
 def encode_texts(
     texts: list[bytes],
     segments: Segments,
-    weights: Weights,
+    weights: GivenWeights,
     encoder: Encoder,
     normaliser: Normaliser,
     vocabulary: Vocabulary,
@@ -178,7 +178,7 @@ def encode_texts(
     )
 
 
-def _segment_weights(given: Weights, segments: Segments) -> npt.NDArray[np.float32]:
+def _segment_weights(given: GivenWeights, segments: Segments) -> npt.NDArray[np.float32]:
     weights = np.full(len(segments.ends), np.nan, np.float32)
     for row, of_messages in given.items():
         own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
@@ -199,7 +199,7 @@ def encode_pieces(
     """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
     texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
     batch = encode_texts(
-        texts, _piece_segments(conversations), weights_of(conversations), encoder, normaliser, vocabulary,
+        texts, _piece_segments(conversations), given_weights(conversations), encoder, normaliser, vocabulary,
         reference=reference,
     )  # fmt: skip
     return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch

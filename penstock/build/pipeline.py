@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered, weights_of
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, given_weights, joined, reordered
 from penstock.build.options import DroppedCalls
 from penstock.build.reading import Batch, Drafting, Reading, SliceState
 from penstock.build.recipe import NO_DATE, Recipe
@@ -180,7 +180,7 @@ class Pipeline:
             texts = list(map((filled.texts + texts).__getitem__, order.tolist()))
             segments = filled.segments.followed_by(segments).taken(order)
         state.notes += segments.notes
-        weights = {**weights_of(given), **{k: batch.weights[m] for k, m in enumerate(members) if m in batch.weights}}
+        weights = {**given_weights(given), **{k: batch.weights[m] for k, m in enumerate(members) if m in batch.weights}}
         part = encode_texts(texts, segments, weights, self.encoder, self.normaliser, self.vocabulary)
         return part, {**refused, **failed}
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, weights_of
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, given_weights
 from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Conversation, Part
 from penstock.chat.regions import Int64, Segments
@@ -86,7 +86,7 @@ def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> 
     segments, _ = rendering.splitter.split(conversations, regions)
     whole = regions.texts
     texts, segments = _beginnings(whole, segments)
-    batch = encode_texts(texts, segments, weights_of(conversations), *stages, reference=True)
+    batch = encode_texts(texts, segments, given_weights(conversations), *stages, reference=True)
     # The truth is the tokenizer on the text as rendered, whatever was normalised ahead of it.
     if not all(is_composed(text.decode()) for text in texts):
         truth = pipeline.encoder.reference(texts)

@@ -20,7 +20,7 @@ from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
 from penstock.sources import Slice
 
-_LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # the encoder reads its tables at random: 3% of the time
+_LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # the encoder reads its tables at random
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Worker:
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
         environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), _LARGE_PAGES)))
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (_LARGE_PAGES, os.environ.get("GLIBC_TUNABLES"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.build.worker"],
             stdin=subprocess.PIPE,

@@ -32,6 +32,7 @@ _HOLE: Final = re.compile(
 )
 _MOST_FAILURES: Final = 64
 _MOST_STENCILS: Final = 4096  # bounds memory, and the time spent on data of which no two rows are alike
+_TOO_MANY: Final = "more kinds of conversations than stencils are learned for"
 _MARKS: Final = frozenset((HOLE_START, HOLE_END, HOLE_SPACE))
 
 
@@ -96,7 +97,7 @@ class Stencils:
         places = np.where(numbers < 0, np.arange(len(numbers)), len(numbers))
         firsts = contexts[np.minimum.reduceat(places, batch.offsets[:-1])[~served]].tolist()
         rows = compress(batch.rows, (~served).tolist())
-        return {row: self._why[context] for row, context in zip(rows, firsts, strict=True) if context in self._why}
+        return {row: self._why.get(context, _TOO_MANY) for row, context in zip(rows, firsts, strict=True)}
 
     def _learn_missing(self, batch: Batch, contexts: Int64, numbers: Int64) -> None:
         rows = np.unique(np.searchsorted(batch.offsets, np.flatnonzero(numbers < 0), side="right") - 1)

@@ -38,8 +38,8 @@ class AddedToken:
     id: int
     content: str
     special: bool
-    normalized: bool = False  # matched only after the text was normalised
-    choosy: bool = False  # takes white space before it along, or is no part of a word
+    normalized: bool  # matched only after the text was normalised
+    choosy: bool  # what stands before it matters: it takes white space along, or is no part of a word
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -64,11 +64,14 @@ class Vocabulary:
         added = config.get("added_tokens") or []
         self.added = tuple(
             AddedToken(
-                int(t["id"]), str(t["content"]), bool(t.get("special")), bool(t.get("normalized")),
-                bool(t.get("lstrip") or t.get("single_word")),
+                id=int(t["id"]),
+                content=str(t["content"]),
+                special=bool(t.get("special")),
+                normalized=bool(t.get("normalized")),
+                choosy=bool(t.get("lstrip") or t.get("single_word")),
             )
             for t in added
-        )  # fmt: skip
+        )
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from penstock.encode.encoder import Encoder
+from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.unassigned import uncertain
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 
@@ -73,8 +74,9 @@ def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("name", ["small", "large", "nfc"])
 def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> None:
-    """However long a text is, only the turns with unusual characters go to the reference; the tokens stay the same."""
+    """The tokens, and where they end, are the reference's, however a text is cut."""
     encoder: Encoder = request.getfixturevalue(name)
+    without = Encoder(encoder._json, encoder._vocabulary, fast=False)
     added = [token.content for token in encoder._vocabulary.added]
     assert encoder._added is not None
 
@@ -90,11 +92,30 @@ def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> N
         assert fast.ids.tolist() == slow.ids.tolist() and fast.offsets.tolist() == slow.offsets.tolist()
         ids = slow.ids[: slow.offsets[1]]
         ends = encoder.token_ends(data, ids)
-        without = Encoder(encoder._json, encoder._vocabulary, fast=False) if name == "small" else encoder
         assert len(ends) == len(ids) and ends.tolist() == without.token_ends(data, ids).tolist()
         assert not len(ends) or ends[-1] == len(data)
 
     law()
+
+
+def test_only_turns_with_unusual_characters_go_to_the_reference(
+    large: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = large._vocabulary.added[0].content
+    turns = [f"{token}plain {number}" for number in range(50)]
+    turns[20] += " \U000323b0"
+    text = "".join(turns).encode()
+    expected = large.reference([text]).ids.tolist()
+    served: list[bytes] = []
+    reference = large.reference
+
+    def watched(texts: list[bytes], *why: Any) -> Encoded:
+        served.extend(texts)
+        return reference(texts, *why)
+
+    monkeypatch.setattr(large, "reference", watched)
+    assert large.encode([text]).ids.tolist() == expected
+    assert served == [turns[20].encode()]
 
 
 def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
