@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -19,8 +19,6 @@ from penstock import errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
 from penstock.sources import Slice
-
-_LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"  # the encoder reads its tables at random
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,6 @@ class Worker:
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
         environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        environment["GLIBC_TUNABLES"] = ":".join(filter(None, (_LARGE_PAGES, os.environ.get("GLIBC_TUNABLES"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.build.worker"],
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ class SliceSizes(NamedTuple):
 
     smallest: int = 1_000_000
     mean: int = 4_000_000
-    largest: int = 12_000_000
+    largest: int = 8_000_000
 
     @property
     def rate(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.sources.kinds import Kind
 
-SLICING_VERSION = 2  # raise it when the same bytes are cut or digested differently: stored plans become void
+SLICING_VERSION = 3  # raise it when the same bytes are cut or digested differently: stored plans become void
 MAX_ROW_BYTES = 32_000_000
 
 

@@ -231,6 +231,6 @@ def test_cuts_and_digests_are_pinned(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(b'{"n":%d,"text":"%s"}\n' % (n, b"%d" % (n * n) * 40) for n in range(50_000)))
     found = list(discover([path]).slices())
-    assert SLICING_VERSION == 2
+    assert SLICING_VERSION == 3
     assert [part.rows for part in found] == [4006, 3279, 5388, 7790, 7119, 10333, 8346, 2621, 1118]
     assert found[0].digest == "b3-1bffd34e952f91ccdf71201490b6ce4387ac6c6da8a00981964ee3bdfd7c2e85"
