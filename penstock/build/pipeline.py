@@ -167,7 +167,15 @@ class Pipeline:
         filled, why = self._filled(rendering, members, given, batch)
         rest = range(len(given)) if filled is None else sorted(set(range(len(given))).difference(filled.rows))
         left = [given[k] or whole(k, None) for k in rest]
-        texts, segments, found = self._split(rendering, left, state)
+        found: dict[int, RowError] = {}
+        if filled is None:
+            texts, segments, found = self._split(rendering, left, state)
+        else:
+            texts, segments = filled.texts, filled.segments
+            if left:
+                more, segments_of_more, found = self._split(rendering, left, state)
+                texts, segments = texts + more, segments.followed_by(segments_of_more)
+            texts, segments = _in_order(texts, segments, [*filled.rows, *rest])
         refused = {rest[k]: error for k, error in found.items()}
         usual = rendering.stencils.why_not or "messages with more, or less, than words and calls"
         state.stencil.update(
@@ -175,10 +183,6 @@ class Pipeline:
             for k in rest
             if k not in refused and k not in failed
         )
-        if filled is not None:
-            order = np.argsort([*filled.rows, *rest])
-            texts = list(map((filled.texts + texts).__getitem__, order.tolist()))
-            segments = filled.segments.followed_by(segments).taken(order)
         state.notes += segments.notes
         weights = {**given_weights(given), **{k: batch.weights[m] for k, m in enumerate(members) if m in batch.weights}}
         part = encode_texts(texts, segments, weights, self.encoder, self.normaliser, self.vocabulary)
@@ -212,6 +216,14 @@ class Pipeline:
             refused = {k: error for k, error in refused.items() if k not in kept}
         state.render += regions.reference
         return regions.texts, segments, {**refused, **regions.errors}
+
+
+def _in_order(texts: list[bytes], segments: Segments, places: list[int]) -> tuple[list[bytes], Segments]:
+    """The texts with their segments, each at its place."""
+    if places == sorted(places):
+        return texts, segments
+    order = np.argsort(places)
+    return list(map(texts.__getitem__, order.tolist())), segments.taken(order)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 A syntax tree enters; `Locality` leaves, or `NotLocal` with the reason. In a local template, what the loop over the
 messages prints for one of them is its content (and the names and arguments of its calls) between fixed texts; these
 texts depend on *facts* alone: the roles of the message and its neighbours, the kinds of the first three messages,
-whether it is the first or the last, its number's parity. Then texts learned on one conversation hold for all others
+whether it is the first or the last, its number's parity, and how many tools the row has. Tools may be printed anywhere,
+as JSON. Then texts learned on one conversation hold for all others
 (`stencils`). Every expression is given the sorts of values that it may hold; what is not known to be harmless is not
 local. Names are not told apart by scope or order, which errs on the safe side. Costs some milliseconds per template.
 """
@@ -30,10 +31,11 @@ class Locality(NamedTuple):
 
     read: frozenset[str]  # keys; a message that has one of them is not served
     calls: bool  # tool calls are printed call by call: names, and arguments as JSON
+    tools: bool  # the template is local for rows with tools, too
 
 
 def find_locality(tree: nodes.Template, variables: Mapping[str, Any]) -> Locality:
-    """The locality of a template under these variables (and no tools). Raises NotLocal."""
+    """The locality of a template under these variables. Raises NotLocal if it is not even local without tools."""
     loop = ordered_loop(tree, Taint(tree))
     if loop is None:
         raise NotLocal("it has no single loop over the messages")
@@ -42,16 +44,26 @@ def find_locality(tree: nodes.Template, variables: Mapping[str, Any]) -> Localit
     check_iterators(tree)
     truths = Truths(tree, {"tools": None, **variables})
     try:
-        return _Analysis(tree, loop, truths, calls=True).run()
+        found = _Analysis(tree, loop, truths, calls=True, tools=False).run()
     except NotLocal:
-        return _Analysis(tree, loop, truths, calls=False).run()
+        found = _Analysis(tree, loop, truths, calls=False, tools=False).run()
+    try:
+        others = [
+            _Analysis(
+                tree, loop, Truths(tree, {**variables, "tools": tools}), calls=found.calls, tools=bool(tools)
+            ).run()
+            for tools in ([], ["some"])
+        ]
+    except NotLocal:
+        return found
+    return found._replace(tools=all(other.read <= found.read for other in others))
 
 
 class _Analysis(Sorts):
     """Reads the statements."""
 
-    def __init__(self, tree: nodes.Template, loop: nodes.For, truths: Truths, *, calls: bool) -> None:
-        super().__init__(loop, truths, calls=calls)
+    def __init__(self, tree: nodes.Template, loop: nodes.For, truths: Truths, *, calls: bool, tools: bool) -> None:
+        super().__init__(loop, truths, calls=calls, tools=tools)
         self._tree = tree
         self._printable = TEXTS
 
@@ -62,7 +74,7 @@ class _Analysis(Sorts):
             self.block(self._tree.body)
         if sum(isinstance(node.arg, nodes.Slice) for node in find(self._tree, nodes.Getitem)) > SLICES:
             raise NotLocal("it leaves out messages in many places")
-        return Locality(frozenset(self._read), self._calls)
+        return Locality(frozenset(self._read), self._calls, tools=False)
 
     def block(self, body: Iterable[nodes.Node]) -> None:
         for node in body:
@@ -119,11 +131,11 @@ class _Analysis(Sorts):
             self.only(node.iter, Sort.LIST)
             self.put(node.target, Sort.OWN)
             self._in_loop, self._counter = True, Sort.LOOP
-            self._printable &= Sort.CONTENT | Sort.TEXT
+            self._printable &= Sort.CONTENT | Sort.TEXT | Sort.TOOL_TEXT
         else:
-            over = self.only(node.iter, Sort.CALLS)
-            if over:
-                self.put(node.target, Sort.CALL)
+            over = self.only(node.iter, Sort.CALLS | Sort.TOOLS)
+            for one in over:
+                self.put(node.target, Sort.CALL if one is Sort.CALLS else Sort.TOOL)
             self._counter = Sort.INNER_LOOP
         self.block(node.body)
         self._in_loop, self._counter, self._printable = outer

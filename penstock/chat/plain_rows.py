@@ -33,7 +33,7 @@ _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MASKED: Final = bool | Literal[0, 1] | UnsetType | None
 _WEIGHT: Final = bool | Annotated[float, Meta(ge=0, le=1e300)] | UnsetType | None
-_role_of = attrgetter("role")
+_role_of, _messages_of = attrgetter("role"), attrgetter("messages")
 
 
 class Function(Struct, forbid_unknown_fields=True, gc=False):
@@ -117,25 +117,37 @@ class PlainRows:
         """
         found: dict[int, Weights] = {}
         for start in range(0, len(rows), _AT_ONCE):
-            numbers, lists = [], []
-            for number, row in enumerate(rows[start : start + _AT_ONCE], start):
-                if number in others:
-                    continue
-                try:
-                    messages: Plain | None = self._decode(row).messages
-                    weights: Weights = ()
-                except _REFUSALS as error:
-                    messages, weights = self._read_again(row, error)
-                if messages is None or self._answers.isdisjoint(map(_role_of, messages)):
-                    continue
-                if number in escaped and _is_doubtful(messages):
-                    continue
-                if weights:
-                    found[number] = weights
-                numbers.append(number)
-                lists.append(messages)
-            add(numbers, lists)
+            lists, weights = self._decoded(rows[start : start + _AT_ONCE])
+            numbers = [
+                number
+                for number, messages in enumerate(lists, start)
+                if messages is not None
+                and self._has_answer(messages)
+                and number not in others
+                and not (number in escaped and _is_doubtful(messages))
+            ]
+            found |= {number: weights[number - start] for number in numbers if number - start in weights}
+            add(numbers, [messages for number in numbers if (messages := lists[number - start]) is not None])
         return found
+
+    def _decoded(self, rows: Sequence[bytes]) -> tuple[list[Plain | None], dict[int, Weights]]:
+        """The messages of each row, None where they can't be read so; and the weights of rows that give some."""
+        lists: list[Plain | None] = []
+        weights: dict[int, Weights] = {}
+        left = iter(rows)
+        while len(lists) < len(rows):
+            try:
+                lists.extend(map(_messages_of, map(self._decode, left)))
+            except _REFUSALS as error:  # of the row that comes now: those before it are in the list
+                number = len(lists)
+                messages, given = self._read_again(rows[number], error)
+                lists.append(messages)
+                if given:
+                    weights[number] = given
+        return lists, weights
+
+    def _has_answer(self, messages: Plain) -> bool:
+        return not self._answers.isdisjoint(map(_role_of, reversed(messages)))
 
     def _read_again(self, row: bytes, error: Exception) -> tuple[Plain | None, Weights]:
         """A row that was refused; if for weights, or columns that were not known and now are, it may be read."""

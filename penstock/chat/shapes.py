@@ -23,6 +23,7 @@ from penstock.chat.plain_rows import Plain, as_message
 from penstock.chat.regions import Bool, Int64, UInt8
 
 MOST_CODES: Final = 255
+MOST_TOOLS: Final = 126
 _ROLES: Final[dict[object, Role]] = dict(ROLE_OF_NAME.items())
 _CALL_KEYS: Final = frozenset(("id", "type", "function"))
 _role_of, _content_of, _calls_of = attrgetter("role"), attrgetter("content"), attrgetter("tool_calls")
@@ -42,6 +43,7 @@ class Given(NamedTuple):
 
     content: Any
     calls: Sequence[tuple[str, Any]] = ()  # names and arguments
+    tools: Sequence[Any] = ()  # of the row
 
 
 class Batch(NamedTuple):
@@ -52,6 +54,7 @@ class Batch(NamedTuple):
     odd: dict[int, Given]  # by their place there: messages that are more, or less, than words
     codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
+    tools: Int64  # how many the k-th row has, and 1; 0: none, not even an empty list
 
     def taken(self, keep: Bool) -> Batch:
         """Only some of the rows."""
@@ -64,6 +67,7 @@ class Batch(NamedTuple):
             {int(places[place]): given for place, given in self.odd.items() if of_messages[place]},
             self.codes[of_messages],
             np.concatenate(([0], np.cumsum(counts[keep]))),
+            self.tools[keep],
         )
 
 
@@ -77,6 +81,7 @@ class Draft:
         self._words: list[Any] = []
         self._codes: list[int] = []
         self._counts: list[int] = []
+        self._tools: list[int] = []
         self._odd: dict[int, Given] = {}
 
     def add_plain(self, rows: Sequence[int], lists: Sequence[Plain]) -> None:
@@ -96,6 +101,7 @@ class Draft:
         self._words += words
         self._codes += codes
         self._counts += map(len, lists)
+        self._tools += repeat(0, len(rows))
 
     def _looked_at(self, message: Any) -> tuple[int, Given | None]:
         """The code of an odd message, 0 where it has none, and what of it is filled in."""
@@ -122,8 +128,12 @@ class Draft:
 
     def add(self, row: int, conversation: Conversation) -> None:
         """Add one row, if it may be served."""
-        if conversation.tools is not None or conversation.variables or not conversation.messages:
-            self.left[row] = "tools, or template variables of the row"
+        tools = conversation.tools
+        if conversation.variables or not conversation.messages:
+            self.left[row] = "template variables of the row"
+            return
+        if tools is not None and not self._shapes.allow(tools):
+            self.left[row] = "tools, with which the template does more than print them, or very many"
             return
         suspect = suspects([conversation]).get(0)
         if suspect is not None and suspect.control and suspect.private:
@@ -132,17 +142,20 @@ class Draft:
         codes = self._shapes.codes(conversation)
         if codes is None:
             return
-        numbers = range(len(codes)) if conversation.odd is None else conversation.odd
-        self._odd.update((len(self._codes) + number, _given(conversation.messages[number])) for number in numbers)
+        numbers = range(len(codes)) if tools or conversation.odd is None else conversation.odd
+        for number in numbers:
+            self._odd[len(self._codes) + number] = _given(conversation.messages[number], tools or ())
         self.rows.append(row)
         self._words += [message["content"] for message in conversation.messages]
         self._codes += codes
         self._counts.append(len(codes))
+        self._tools.append(0 if tools is None else 1 + len(tools))
 
     def batch(self) -> Batch:
         """All rows whose messages have codes."""
         offsets = np.concatenate(([0], np.cumsum(np.array(self._counts, np.int64))))
-        batch = Batch(self.rows, self._words, self._odd, np.array(self._codes, np.int64), offsets)
+        codes, tools = np.array(self._codes, np.int64), np.array(self._tools, np.int64)
+        batch = Batch(self.rows, self._words, self._odd, codes, offsets, tools)
         if batch.rows and not batch.codes.all():
             return batch.taken(np.minimum.reduceat(batch.codes, batch.offsets[:-1]) > 0)
         return batch
@@ -158,8 +171,14 @@ class Shapes:
         self.names = names  # as plain rows name their roles
         self.plain = {name: self._usual[role] for name, role in names.items()}
         self.calling: dict[tuple[str, Any, int], int] = {}  # codes of plain messages with so many calls
-        self._watched = locality.read | {"tool_calls", *REASONING_FIELDS}
-        self._calls = locality.calls
+        # The template is given reasoning under all its names, if under one.
+        reasoning = REASONING_FIELDS if not locality.read.isdisjoint(REASONING_FIELDS) else ()
+        self._watched = locality.read | {"tool_calls", *reasoning}
+        self._calls, self._tools = locality.calls, locality.tools
+
+    def allow(self, tools: Sequence[Any]) -> bool:
+        """Whether rows with these tools may be served."""
+        return self._tools and len(tools) <= MOST_TOOLS and all(type(tool) is dict for tool in tools)
 
     def codes(self, conversation: Conversation) -> list[int] | None:
         """The codes of all messages, of which only the odd ones need be looked at; None where one has none."""
@@ -197,8 +216,10 @@ class Shapes:
         table = np.array([Role.NONE if shape is None else shape.role for shape in self.known], np.uint8)
         return table[codes]
 
-    def contexts(self, codes: Int64, offsets: Int64) -> Int64:
-        """For each message a number that tells its shape, its place, the roles around it and how its row begins."""
+    def contexts(self, batch: Batch) -> Int64:
+        """For each message a number that tells its shape, its place, the roles around it, how its row begins and how
+        many tools that has."""
+        codes, offsets = batch.codes, batch.offsets
         roles = self.roles(codes).astype(np.int64)
         counts = np.diff(offsets)
         first, last = offsets[:-1], offsets[1:] - 1
@@ -207,7 +228,7 @@ class Shapes:
         before[first] = after[last] = Role.NONE
         # The message "before" the first one is, to a template that counts down, the last one.
         around = np.where(index <= SLICES, np.repeat(roles[last], counts), Role.NONE)
-        beginning = np.zeros(len(counts), np.int64)
+        beginning = batch.tools
         for k in range(SLICES + 1):
             beginning = beginning << 8 | np.where(counts > k, codes[np.minimum(first + k, last)], 0)
         number = np.repeat(beginning, counts) << 8 | codes
@@ -216,9 +237,9 @@ class Shapes:
         return number << 3 | np.minimum(index, SLICES + 1) << 1 | index & 1
 
 
-def _given(message: Message) -> Given:
+def _given(message: Message, tools: Sequence[Any] = ()) -> Given:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return Given(message["content"], [(function["name"], function["arguments"]) for function in calls])
+    return Given(message["content"], [(function["name"], function["arguments"]) for function in calls], tools)
 
 
 def _usual_calls(calls: Any) -> int:

@@ -37,11 +37,14 @@ class Sort(Flag):
     ARGUMENTS = auto()
     TEXT = auto()  # some of the loop's message, with other text around it: to be printed
     FIRST_TEXT = auto()
+    TOOLS = auto()  # of the row: a list that is not empty
+    TOOL = auto()
+    TOOL_TEXT = auto()  # JSON of tools
 
 
 _CONTENTS = Sort.CONTENT | Sort.FIRST_CONTENT
-TEXTS = _CONTENTS | Sort.TEXT | Sort.FIRST_TEXT
-_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.LOOP | Sort.INNER_LOOP)  # what may be tested for truth
+TEXTS = _CONTENTS | Sort.TEXT | Sort.FIRST_TEXT | Sort.TOOL_TEXT
+_TRUE_OR_KNOWN = ~(Sort.ARGUMENTS | Sort.TOOL | Sort.LOOP | Sort.INNER_LOOP)  # what may be tested for truth
 _TYPE_TESTS: Final = frozenset(
     ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "number", "true", "false")
 )
@@ -53,9 +56,9 @@ _AROUND_FIRST: Final = {("eq", 0), ("ne", 0), ("gt", 0), ("lteq", 0), ("gteq", 1
 class Sorts:
     """Tells the sorts of expressions; what names hold is filled in by whoever reads the statements."""
 
-    def __init__(self, loop: nodes.For, truths: Truths, *, calls: bool) -> None:
+    def __init__(self, loop: nodes.For, truths: Truths, *, calls: bool, tools: bool) -> None:
         self._loop, self._truths, self._calls = loop, truths, calls
-        self._sorts = {"messages": Sort.LIST}
+        self._sorts = {"messages": Sort.LIST, "tools": Sort.TOOLS if tools else Sort.FACT}
         self._known: dict[
             int, tuple[nodes.Node, Sort]
         ] = {}  # of this reading; holds on to nodes, so that ids stay theirs
@@ -96,7 +99,7 @@ class Sorts:
                 return self.filtered(node)
             case nodes.Test():
                 if node.name in _TYPE_TESTS and not node.args:
-                    self.only(node.node, ~(Sort.LOOP | Sort.INNER_LOOP | Sort.TEXT | Sort.FIRST_TEXT))
+                    self.only(node.node, ~(Sort.LOOP | Sort.INNER_LOOP | TEXTS) | _CONTENTS)
                     return Sort.FACT
             case nodes.Not():
                 self.truth(node.node)
@@ -198,7 +201,9 @@ class Sorts:
             return sort
         if plain and node.name == "tojson" and sort == Sort.ARGUMENTS:
             return Sort.TEXT
-        if plain and node.name in ("length", "count") and sort == Sort.CALLS:
+        if plain and node.name == "tojson" and sort in (Sort.TOOLS, Sort.TOOL):
+            return Sort.TOOL_TEXT
+        if plain and node.name in ("length", "count") and sort in (Sort.CALLS, Sort.TOOLS):
             return Sort.FACT
         for child in node.iter_child_nodes():
             self.only(child, Sort.FACT)
@@ -216,8 +221,9 @@ class Sorts:
                 self.value(one, str(node.expr.value))
             return Sort.FACT
         elif not more and first.op in ("eq", "ne") and isinstance(first.expr, nodes.Const):
-            # contents are strings that are not blank, or their kind is among the facts
-            self.only(node.expr, Sort.FACT if first.expr.value not in ("", None, False, True) else _CONTENTS)
+            # contents are strings that are not blank, or their kind is among the facts; tools are neither
+            known = first.expr.value in ("", None, False, True)
+            self.only(node.expr, _CONTENTS | Sort.TOOLS if known else Sort.FACT)
             return Sort.FACT
         for part in (node.expr, *(operand.expr for operand in node.ops)):
             self.only(part, Sort.FACT)
@@ -254,4 +260,5 @@ def _joined(parts: Iterable[Sort]) -> Sort:
     for part in parts:
         found |= part
     own = Sort.TEXT if found & (Sort.TEXT | Sort.CONTENT) else Sort.FACT
-    return own | (Sort.FIRST_TEXT if found & (Sort.FIRST_TEXT | Sort.FIRST_CONTENT) else Sort.FACT)
+    first = Sort.FIRST_TEXT if found & (Sort.FIRST_TEXT | Sort.FIRST_CONTENT) else Sort.FACT
+    return own | first | found & Sort.TOOL_TEXT

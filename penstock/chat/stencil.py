@@ -28,13 +28,14 @@ class Fill(Enum):
     TRIMMED = auto()
     NAME = auto()
     ARGUMENTS = auto()
+    TOOL = auto()
 
 
 class Hole(NamedTuple):
     """A place where something of the message stands."""
 
     fill: Fill
-    call: int = 0
+    number: int = 0  # of the call, or the tool
 
     def filled(self, given: Given) -> str:
         match self.fill:
@@ -43,19 +44,22 @@ class Hole(NamedTuple):
             case Fill.TRIMMED:
                 return str(given.content).strip()
             case Fill.NAME:
-                return given.calls[self.call][0]
+                return given.calls[self.number][0]
             case Fill.ARGUMENTS:
-                return _to_json(given.calls[self.call][1])
+                return _to_json(given.calls[self.number][1])
+            case Fill.TOOL:
+                return _to_json(given.tools[self.number])
 
 
 class Run(NamedTuple):
-    """One segment: it ends after so many bytes of fixed text, before or after what is filled in."""
+    """One segment: it ends after so many bytes of fixed text, before or after what is filled in; or in the middle."""
 
     end: int
-    filled: bool
+    filled: bool  # after all that is filled in
     role: Role
     part: Part
     own: bool  # the message's, not glue
+    inside: int = 0  # it ends in the middle: after so many of the holes and the texts between them
 
 
 class Stencil(NamedTuple):
@@ -66,8 +70,16 @@ class Stencil(NamedTuple):
     after: bytes
     runs: tuple[Run, ...]
 
-    def filled(self, given: Given) -> str:
-        return "".join([item if isinstance(item, str) else item.filled(given) for item in self.holes])
+    def filled(self, given: Given) -> list[str]:
+        return [item if isinstance(item, str) else item.filled(given) for item in self.holes]
+
+    @property
+    def inner(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of the runs that end in the middle, and where."""
+        return tuple((number, run.inside) for number, run in enumerate(self.runs) if run.inside)
+
+
+Inner = tuple[int, int, int]  # a message, one of its runs, and so many of the bytes filled in lie before its end
 
 
 class Filled(NamedTuple):
@@ -106,6 +118,7 @@ class Table:
         self._trims = np.array([s.holes == (Hole(Fill.TRIMMED),) for s in ordered], np.bool_)
         as_is = np.array([s.holes == (Hole(Fill.CONTENT),) for s in ordered], np.bool_)
         self._is_more = ~(as_is | self._trims)
+        self._inner = [stencil.inner for stencil in ordered]
         self._counts = np.array([len(s.runs) for s in ordered], np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         runs = [run for stencil in ordered for run in stencil.runs]
@@ -124,7 +137,7 @@ class Table:
 
     def fill(self, batch: Batch, numbers: Int64) -> Filled:
         """Fill the stencils of these numbers, one per message."""
-        words = self._words(batch, numbers)
+        words, inner = self._words(batch, numbers)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         chosen = numbers.tolist()
         pieces = [b""] * (3 * len(words))
@@ -136,17 +149,25 @@ class Table:
         data = b"".join(pieces)
         bounds = [0, *text_ends.tolist()]
         texts = [data[start:end] for start, end in pairwise(bounds)]
-        return Filled(batch.rows, texts, self._segments(batch.offsets, numbers, sizes, ends, text_ends))
+        return Filled(batch.rows, texts, self._segments(batch.offsets, numbers, sizes, ends, text_ends, inner))
 
-    def _words(self, batch: Batch, numbers: Int64) -> list[bytes]:
+    def _words(self, batch: Batch, numbers: Int64) -> tuple[list[bytes], list[Inner]]:
+        """What is filled in, one for each message; and where runs end in it."""
         words = batch.words
+        inner: list[Inner] = []
         for place in np.flatnonzero(self._trims[numbers]).tolist():
             words[place] = words[place].strip()
         for place in np.flatnonzero(self._is_more[numbers]).tolist():
-            words[place] = self._ordered[numbers[place]].filled(batch.odd.get(place, Given(words[place])))
-        return list(map(str.encode, words))
+            number = numbers[place]
+            items = self._ordered[number].filled(batch.odd.get(place, Given(words[place])))
+            words[place] = "".join(items)
+            for run, inside in self._inner[number]:
+                inner.append((place, run, len("".join(items[:inside]).encode())))
+        return list(map(str.encode, words)), inner
 
-    def _segments(self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64) -> Segments:
+    def _segments(
+        self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64, inner: list[Inner]
+    ) -> Segments:
         counts = self._counts[numbers]
         upto = np.concatenate(([0], np.cumsum(counts)))
         owners = np.repeat(np.arange(len(numbers)), counts)
@@ -156,9 +177,12 @@ class Table:
             np.concatenate(([0], text_ends[:-1])), messages_of_rows
         )  # of messages in their texts
         index = np.arange(len(numbers)) - np.repeat(offsets[:-1], messages_of_rows)
+        run_ends = starts[owners] + self._ends[runs] + self._filled[runs] * sizes[owners]
+        for place, run, size in inner:
+            run_ends[upto[place] + run] += size
         return Segments(
             offsets=upto[offsets],
-            ends=starts[owners] + self._ends[runs] + self._filled[runs] * sizes[owners],
+            ends=run_ends,
             roles=self._roles[runs],
             parts=self._parts[runs],
             messages=np.where(self._own[runs], index[owners], -1).astype(np.int32),

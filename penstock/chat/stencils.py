@@ -10,6 +10,7 @@ same (`locality` says why, and the proof of each slice looks at it again). Costs
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import compress
 from typing import Final
@@ -26,7 +27,8 @@ from penstock.chat.stencil import Fill, Filled, Hole, Run, Stencil, Table
 
 _ABOUT: Final = f"{HOLE_START}([0-9]+)"
 _HOLE: Final = re.compile(
-    f'{{"{_ABOUT}a([0-9]+){HOLE_END}": 0}}'  # arguments
+    f'{{"{HOLE_START}t([0-9]+){HOLE_END}": 0}}'  # a tool
+    f'|{{"{_ABOUT}a([0-9]+){HOLE_END}": 0}}'  # arguments
     f"|{_ABOUT}n([0-9]+){HOLE_END}"  # a name
     f"|({HOLE_SPACE}?){_ABOUT}{HOLE_END}({HOLE_SPACE}?)"  # content
 )
@@ -75,7 +77,7 @@ class Stencils:
         batch = draft.batch()
         if not batch.rows:
             return None
-        contexts = self._shapes.contexts(batch.codes, batch.offsets)
+        contexts = self._shapes.contexts(batch)
         numbers = self._table.find(contexts)
         if (numbers < 0).any():
             self._learn_missing(batch, contexts, numbers)
@@ -109,7 +111,7 @@ class Stencils:
             if len(self._failures) >= _MOST_FAILURES or len(self._table) >= _MOST_STENCILS:
                 return
             try:
-                learned = list(self._learn(batch.codes[own]))
+                learned = list(self._learn(batch.codes[own], int(batch.tools[row])))
             except Refused as reason:
                 self._failures.add(missing)
                 self._why |= dict.fromkeys(missing.difference(self._why), str(reason))
@@ -118,11 +120,14 @@ class Stencils:
 
     # ---- learning
 
-    def _learn(self, codes: Int64) -> Iterator[Stencil]:
-        """The stencils of all messages of a row with these codes."""
+    def _learn(self, codes: Int64, tools: int) -> Iterator[Stencil]:
+        """The stencils of all messages of a row with these codes and so many tools (and 1)."""
         assert self._shapes is not None
         shapes = [shape for code in codes.tolist() if (shape := self._shapes.known[code]) is not None]
-        conversation = Conversation([_placeholder(number, shape) for number, shape in enumerate(shapes)])
+        conversation = Conversation(
+            [_placeholder(number, shape) for number, shape in enumerate(shapes)],
+            tools=[{f"{HOLE_START}t{number}{HOLE_END}": 0} for number in range(tools - 1)] if tools else None,
+        )
         regions = self._engine.render([conversation])
         segments, errors = self._splitter.split([conversation], regions)
         if errors or regions.errors:
@@ -147,7 +152,7 @@ class Stencils:
     def _is_certain(self, stencil: Stencil, previous: Role) -> bool:
         """Whether header and stop of an answer are the same whatever the answer says."""
         own = [run for run in stencil.runs if run.own]
-        if not own:
+        if not own or stencil.inner:
             return False
         glue = max((run.end for run in stencil.runs if not run.own and not run.filled), default=0)
         header, stop = own[0], next((run for run in own if run.part is Part.STOP), None)
@@ -197,45 +202,52 @@ def _placeholder(number: int, shape: Shape) -> Message:
 def _stencil(number: int, shape: Shape, share: _Share, data: bytes) -> Stencil:
     """The stencil that one share shows."""
     start, end = (share[0][0], share[-1][1]) if share else (0, 0)
-    before, holes, after = _taken_apart(number, data[start:end].decode())
+    (first, *holes), (low, *places) = _taken_apart(number, data[start:end].decode())
+    last = holes.pop() if holes else ""
     found = [hole for hole in holes if isinstance(hole, Hole)]
     wanted = {Hole(fill, k) for k in range(shape.calls) for fill in (Fill.NAME, Fill.ARGUMENTS)}
     has_content = any(hole.fill in (Fill.CONTENT, Fill.TRIMMED) for hole in found)
     if has_content != bool(shape.content) or not wanted <= set(found):
         raise Refused("the template drops something")
-    low, high = len(before), end - start - len(after)
+    high = places[-2] if holes else low
     runs: list[Run] = []
     for _, stop, role, part, message in share:
         at = stop - start
+        filled, inside = at >= high and bool(found), 0
         if low < at < high:
-            raise Refused("a part ends between words")
-        filled = at >= high and bool(found)
-        runs.append(Run(at - (high - low) if filled else at, filled, Role(role), Part(part), message >= 0))
+            inside = bisect_right(places, at)
+            beyond = at - (places[inside - 1] if inside else low)
+            if beyond and isinstance(holes[inside], Hole):
+                raise Refused("a part ends within words")
+            at = low + beyond
+        runs.append(Run(at - (high - low) if filled else at, filled, Role(role), Part(part), message >= 0, inside))
     own = [number for number, run in enumerate(runs) if run.own]
     parts = [runs[number].part for number in own]
     if parts != sorted(set(parts)) or (own and own[-1] - own[0] != len(own) - 1):
         raise Refused("a message is printed in pieces")
-    return Stencil(before, holes, after, tuple(runs))
+    return Stencil(str(first).encode(), tuple(holes), str(last).encode(), tuple(runs))
 
 
-def _taken_apart(number: int, text: str) -> tuple[bytes, tuple[Hole | str, ...], bytes]:
-    """The text before the first hole, the holes with what stands between them, and the text after the last one."""
+def _taken_apart(number: int, text: str) -> tuple[list[Hole | str], list[int]]:
+    """The holes, with what stands before, between and after them; and the byte where each of these ends."""
     items: list[Hole | str] = []
+    places: list[int] = []
     at = 0
     for match in _HOLE.finditer(text):
         items += [text[at : match.start()], _hole(match, number)]
+        places += [len(text[: match.start()].encode()), len(text[: match.end()].encode())]
         at = match.end()
     items.append(text[at:])
+    places.append(len(text.encode()))
     if any(isinstance(item, str) and not _MARKS.isdisjoint(item) for item in items):
         raise Refused("the template changes the words")
-    first, *middle = items
-    last = middle.pop() if middle else ""
-    assert isinstance(first, str) and isinstance(last, str)
-    return first.encode(), tuple(middle), last.encode()
+    return items, places
 
 
 def _hole(match: re.Match[str], number: int) -> Hole:
-    with_arguments, arguments, with_name, name, before, with_content, after = match.groups()
+    tool, with_arguments, arguments, with_name, name, before, with_content, after = match.groups()
+    if tool:
+        return Hole(Fill.TOOL, int(tool))
     if int(with_arguments or with_name or with_content) != number:
         raise Refused("a message is printed among others")
     if with_arguments:

@@ -25,8 +25,8 @@ def each_call(text: str) -> str:
     return f"{{% for m in messages %}}{PRINTED}{{% for c in m.tool_calls %}}{text}{CALL}{{% endfor %}}{{% endfor %}}"
 
 
-def reading(*keys: str, calls: bool = True) -> Locality:
-    return Locality(frozenset(keys), calls)
+def reading(*keys: str, calls: bool = True, tools: bool = True) -> Locality:
+    return Locality(frozenset(keys), calls, tools)
 
 
 def cases(table: dict[str, tuple[str, ...]]) -> list[Any]:
