@@ -83,6 +83,8 @@ class TemplateEngine:
 
     def _find_locality(self, plain: nodes.Template) -> tuple[Locality | None, str]:
         """What the template reads of messages, where it treats them locally; and why it does not."""
+        if self._suspect.control:
+            return None, "it contains control characters"
         known = [*literals(plain), *map(str, self._base.values())]
         if any(character in text for character in (HOLE_START, HOLE_END, HOLE_SPACE) for text in known):
             return None, "it contains the marks of placeholders"
@@ -213,6 +215,8 @@ class TemplateEngine:
     def _render_reference(
         self, rendered: Rendered, row: int, conversation: Conversation, suspect: Suspect, reason: str
     ) -> None:
+        if self._suspect.control:  # then rows must be searched for the second alphabet, too
+            suspect = examine((conversation.messages, conversation.tools, conversation.variables))
         try:
             check_types(conversation.messages, conversation.tools)
             messages = with_reasoning(conversation.messages)

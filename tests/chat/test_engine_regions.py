@@ -176,3 +176,19 @@ def test_which_rows_the_reference_served_is_counted_by_reason() -> None:
         "white space that engines disagree about": 2,
         "integers beyond 64 bits": 1,
     }
+
+
+@pytest.mark.parametrize("where", ["messages", "tools", "variables"])
+def test_marks_of_the_second_alphabet_where_the_template_has_those_of_the_first(where: str) -> None:
+    """No marks are left, so that regions are unknown; the text is whole."""
+    subject = engine("\x01{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson if tools }}{{ more }}")
+    assert subject.locality is None
+    odd = "\U0010ff00"
+    messages = [user(0), assistant(1) | ({"content": odd} if where == "messages" else {})]
+    tools, variables = [{"name": odd}] if where == "tools" else None, {"more": odd} if where == "variables" else None
+    regions = subject.render(
+        [Conversation(messages, tools, variables=variables), Conversation([user(0), assistant(1)])]
+    )
+    assert regions.texts[0].decode() == subject.plain(messages, tools, variables)
+    assert odd in regions.texts[0].decode()
+    assert regions.known.tolist() == [False, True]
