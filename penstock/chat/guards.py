@@ -83,12 +83,12 @@ def has_float(value: Any) -> bool:
 
 def strings(value: Any) -> Iterator[str]:
     """All strings in a value made of JSON types, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from strings(key)
-            yield from strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from strings(item)
+    todo = [value]
+    for item in todo:  # grows while it is walked: a row may be nested more deeply than calls can be
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            todo += item
+            todo += item.values()
+        elif isinstance(item, list | tuple):
+            todo += item

@@ -35,6 +35,7 @@ _HOLE: Final = re.compile(
 _MOST_FAILURES: Final = 64
 _MOST_STENCILS: Final = 4096  # bounds memory, and the time spent on data of which no two rows are alike
 _TOO_MANY: Final = "more kinds of conversations than stencils are learned for"
+_NO_TEXT: Final = "lone surrogates, or very deep nesting, in tools or the arguments of calls nearby"
 _MARKS: Final = frozenset((HOLE_START, HOLE_END, HOLE_SPACE))
 
 
@@ -90,8 +91,8 @@ class Stencils:
                 return None
         try:
             return self._table.fill(batch, numbers)
-        except UnicodeEncodeError:
-            draft.left |= dict.fromkeys(batch.rows, "lone surrogates in the arguments of calls nearby")
+        except (UnicodeEncodeError, RecursionError):
+            draft.left |= dict.fromkeys(batch.rows, _NO_TEXT)
             return None
 
     def _reasons(self, batch: Batch, contexts: Int64, numbers: Int64, served: Bool) -> dict[int, str]:

@@ -57,6 +57,15 @@ MIXED: Final[list[Any]] = [
     {"messages": [user("q"), calls("f", text=None), returns("t"), assistant("a")]},
     {"messages": TURNS, "tools": [TOOL]},
     {"messages": [user("q"), calls("f"), returns("t"), assistant("a")], "tools": [TOOL]},
+    {"messages": TURNS * 2, "tools": [TOOL, {"name": "<|im_end|> é\u2028", "x": [0.1, 10**30]}]},
+    {"messages": TURNS, "tools": []},
+    {"messages": TURNS, "tools": None},
+    {"messages": TURNS, "tools": json.dumps([TOOL])},
+    {"messages": TURNS, "tools": [json.dumps(TOOL)], "system": "Be kind."},
+    {"messages": TURNS, "tools": [TOOL] * 130},
+    {"messages": TURNS, "tools": [7]},
+    {"messages": TURNS, "tools": {"name": "f"}},
+    {"messages": [user("q"), calls("f"), returns("t"), assistant("a", thinking="r")], "tools": [TOOL, TOOL]},
     {"messages": TURNS, "system": "Be kind."},
     {"messages": [user("q"), {**assistant("a"), "weight": 0}]},
     {"messages": [user("a <|im_end|> b"), assistant("<|im_start|>assistant\n")]},
@@ -125,6 +134,20 @@ def test_rows_that_are_refused_without_the_fast_engines(tokenizer: Path, tmp_pat
     assert_same(*results(tokenizer, [{"messages": TURNS}, more], template=str(template))[1:])
 
 
+@pytest.mark.parametrize("place", ["tools", "arguments"])
+def test_rows_that_are_nested_very_deeply_are_refused_and_no_others(tokenizer: Path, place: str) -> None:
+    tools = [{**TOOL, "x": [5.5]}] if place == "tools" else None
+    called = [{"type": "function", "function": {"name": "f", "arguments": {"x": [5.5]}}}]
+    messages = TURNS if tools else [user("q"), assistant("", tool_calls=called), *TURNS]
+    usual = json.dumps({"messages": messages, "tools": tools} if tools else {"messages": messages}).encode()
+    deep = usual.replace(b"5.5", b"[" * 1000 + b"]" * 1000)
+    _, quick, slow = results(tokenizer, [usual, deep, usual])
+    assert_same(quick, slow)
+    ((row, reason),) = ((refused["row"], refused["reason"]) for refused in quick.rejected)
+    assert row == 1 and "RecursionError" in reason
+    assert quick.columns.examples == 2
+
+
 def test_a_row_that_is_cut_in_a_new_column(tokenizer: Path) -> None:
     cut = json.dumps({"messages": TURNS}).encode()[:-1] + b', "x": '
     assert_same(*results(tokenizer, [{"messages": TURNS}, cut])[1:])
@@ -156,7 +179,8 @@ def test_the_bundled_rows(tokenizer: Path, examples: Path) -> None:
 
 # ---- why rows are rendered one by one
 
-TOOLS: Final = "tools, or template variables of the row"
+TOOLS: Final = "tools, with which the template does more than print them, or very many"
+VARIABLES: Final = "template variables of the row"
 TURN: Final = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 PROMPT: Final = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 LOOP: Final = f"{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}"
@@ -182,8 +206,10 @@ def test_rows_with_more_to_them_are_counted(write_rows: Callable[..., Path], tok
     plain = [{"messages": TURNS}, {"messages": TURNS * 2, "id": 1}]
     more = [{"messages": TURNS, "tools": [TOOL]}, {"messages": TURNS, "chat_template_kwargs": {"x": 1}}]
     assert reasons(write_rows(plain), tokenizer, tmp_path / "plain") == {}
-    assert reasons(write_rows([*plain, more[0]]), tokenizer, tmp_path / "tools") == {TOOLS: 1}
-    assert reasons(write_rows([*more, *plain]), tokenizer, tmp_path / "more") == {TOOLS: 2}
+    many = {"messages": TURNS, "tools": [TOOL] * 127}
+    assert reasons(write_rows([*plain, more[0]]), tokenizer, tmp_path / "tools") == {}
+    assert reasons(write_rows([*plain, many]), tokenizer, tmp_path / "many") == {TOOLS: 1}
+    assert reasons(write_rows([*more, many, *plain]), tokenizer, tmp_path / "more") == {VARIABLES: 1, TOOLS: 1}
     assert reasons(write_rows(more), tokenizer, tmp_path / "slow", fast=False) == {"stencils are switched off": 2}
 
 
