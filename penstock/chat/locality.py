@@ -42,7 +42,7 @@ def find_locality(tree: nodes.Template, variables: Mapping[str, Any]) -> Localit
     if any(name.name == "loop" and name.ctx != "load" for name in find(tree, nodes.Name)):
         raise NotLocal("it has another thing named loop")
     check_iterators(tree)
-    truths = Truths(tree, {"tools": None, **variables})
+    truths = Truths(tree, {**variables, "tools": None})  # rows decide about tools, whatever a variable says
     try:
         found = _Analysis(tree, loop, truths, calls=True, tools=False).run()
     except NotLocal:

@@ -64,7 +64,7 @@ LOCAL: Final[dict[str, tuple[str, ...]]] = {
         "{{ (m if loop.first else (messages[0] if loop.last else m)).role }}",
         "{% set ns = namespace(a=1) %}{% for i in range(3) %}{% set ns.a = ns.a + 1 %}{% endfor %} ¦ {{ ns.a }}",
         "{% macro head(r) %}<{{ r | upper }}>{% endmacro %} ¦ {{ head(m.role) }}",
-        "{% set head %}<{{ m.role }}>{% endset %}{{ head }}", "{% if tools %}{{ messages | length }}{% endif %}",
+        "{% set head %}<{{ m.role }}>{% endset %}{{ head }}",
     ),
 }  # fmt: skip
 LOCAL_AND_MORE: Final = {

@@ -260,5 +260,6 @@ def test_what_never_runs_does_not_count() -> None:
     assert locality(dead, x="b") == reading()
     assert locality(dead, x="b", y=1) is None
     assert locality("{% set x = 'b' %}" + dead, x="b") is None
-    assert locality(each("{{ tools and messages | length }}")) == reading()
+    assert locality(each("{% if tools %}{{ messages | length }}{% endif %}")) == reading(tools=False)
+    assert locality(each("{{ tools and messages | length }}")) == reading(tools=False)
     assert locality(each("{{ tools or messages | length }}")) is None
