@@ -31,9 +31,9 @@ SHAREGPT: Final = Mapping(
     tuple(sorted(SHAREGPT_ROLES.items())),
     WEIGHT_KEYS,
 )
-READS_CALLS: Final = Locality(frozenset(), True)
-READS_NONE: Final = Locality(frozenset(("tool_calls",)), False)
-READS_NAMES: Final = Locality(frozenset(("name",)), True)
+READS_CALLS: Final = Locality(frozenset(), True, True)
+READS_NONE: Final = Locality(frozenset(("tool_calls",)), False, False)
+READS_NAMES: Final = Locality(frozenset(("name",)), True, True)
 TURNS: Final = [user("q"), assistant("a")]
 TEXT: Final = b'{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "a"}]}'
 

@@ -70,7 +70,7 @@ def test_rows_keep_their_order_and_others_are_left_out() -> None:
     parts = made("calls")
     plain, calling = chat(user("q"), assistant("a")), chat(user("q"), calls("f", "g"), returns("t"), assistant("a"))
     blank, missing = chat(user(" "), assistant("a")), chat(user("q"), {"role": "assistant"})
-    tools, variables = plain._replace(tools=[{"name": "f"}]), plain._replace(variables={"x": 1})
+    tools, variables = plain._replace(tools=[{"name": "f"}] * 127), plain._replace(variables={"x": 1})
     developer = chat({"role": "developer", "content": "d"}, assistant("a"))
     ids = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}, "more": 1}}]
     unusual = chat(user("q"), assistant("", tool_calls=ids), assistant("a"))
@@ -78,7 +78,7 @@ def test_rows_keep_their_order_and_others_are_left_out() -> None:
     given = [tools, calling, blank, plain, missing, variables, calling, developer, chat(), unusual, plain, reasoning]
     adapted = [parts.adapter.adapt(conversation) for conversation in given]
     stencils = parts.stencils()
-    assert check(parts, stencils.fill(added(stencils.draft(), adapted)), adapted) == [1, 3, 6, 10]
+    assert check(parts, stencils.fill(added(stencils.draft(), adapted)), adapted) == [1, 3, 6, 10, 11]
     assert stencils.fill(added(stencils.draft(), [tools, blank])) is None
     assert stencils.fill(stencils.draft()) is None
 
