@@ -33,6 +33,15 @@ OWN: Final = {
     "all but a system prompt": "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}"
     "^{{ messages[0].content }}^{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}"
     + TURN + "{% endfor %}" + PROMPT,
+    "tools first": "{% if tools %}# Tools{% for tool in tools %}\n{{ loop.index }} {{ tool | tojson }}{% endfor %}"
+    "{% elif tools is not none %}none{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}: {{ c.function.arguments | tojson }}]{% endfor %}<|end|>"
+    "{% endfor %}" + PROMPT,
+    "tools beside messages": "{% if messages[0].role == 'system' %}^{{ messages[0].content }}^"
+    "{{ tools | tojson if tools }}{% endif %}{% for m in messages %}{% if m.role != 'assistant' %}"
+    "{{ tools | tojson if tools and loop.first }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content | trim }}{{ tools | tojson if tools and m.role == 'tool' }}<|end|>"
+    "{% endfor %}" + PROMPT,
 }  # fmt: skip
 SAID: Final = (
     None, "", " ", "\n\n", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>", "<end_of_turn>", "<|im_start|>assistant\n",

@@ -8,8 +8,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.chat.plain_rows import Plain, PlainRows
 from penstock.errors import RowError
-from tests.chat.plain_row_cases import DECODED, TURNS, check, row
+from tests.chat.plain_row_cases import (
+    DECODED,
+    HOSTILE,
+    LEFT,
+    MESSAGES,
+    READS_CALLS,
+    TURNS,
+    check,
+    decode,
+    row,
+    weighed,
+)
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**66), 2**66), st.floats(allow_nan=False, allow_infinity=False))
@@ -55,3 +67,24 @@ def test_any_damage(data: bytes, at: int, put: bytes, cut: int) -> None:
         assert "null" in error.reason  # see test_null_contents_are_decoded_but_not_drafted
         return
     assert found[0] == 0
+
+
+MIXED = st.sampled_from(sorted({**DECODED, **LEFT, **HOSTILE}.values()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MIXED, max_size=150), st.sets(st.integers(0, 149)))
+def test_rows_are_read_alike_among_any_others(data: list[bytes], others: set[int]) -> None:
+    """Whatever is refused before, between and after them."""
+    known = PlainRows(MESSAGES, READS_CALLS)
+    decode(known, [row(TURNS, x=1, id=1, source=1, **{"ключ": 1, "": 1})])
+    together, weights = weighed(known, data, others)
+    assert list(together) == sorted(together) and others.isdisjoint(together) and weights.keys() <= together.keys()
+    for number, one in enumerate(data):
+        alone, weight = weighed(known, [one])
+        assert shown_by(together.get(number)) == (None if number in others else shown_by(alone.get(0)))
+        assert weights.get(number) == (weight.get(0) if number in together else None)
+
+
+def shown_by(messages: Plain | None) -> str | None:
+    return None if messages is None else repr(messages)

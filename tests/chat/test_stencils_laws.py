@@ -18,6 +18,7 @@ from penstock.chat.special_text import SpecialTextFinder
 from penstock.errors import RowError
 from tests.chat.splitting import assistant, returns, user
 from tests.chat.stencil_probes import MAPPING, SAID, TEMPLATES, Made, check, made, served
+from tests.chat.tools_cases import HOSTILE_TOOLS
 
 CONTENTS = st.one_of(st.sampled_from(SAID), st.text(max_size=8), st.text("ab \n<|end>", max_size=8))
 NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False, allow_infinity=False))
@@ -49,7 +50,7 @@ def messages(draw: st.DrawFn) -> Message:
     if role == "assistant" and draw(st.integers(0, 3)) == 0:
         message["tool_calls"] = draw(tool_calls())
     if draw(st.integers(0, 5)) == 0:
-        message[draw(st.sampled_from(("name", "tool_call_id", "id", "rating", "reasoning_content")))] = "x"
+        message[draw(st.sampled_from(("name", "tool_call_id", "id", "rating", "reasoning_content", "thinking")))] = "x"
     return message
 
 
@@ -68,15 +69,19 @@ def orderly(draw: st.DrawFn) -> list[Message]:
     return said
 
 
-ROWS = st.lists(st.one_of(orderly(), st.lists(messages(), min_size=1, max_size=12)), min_size=1, max_size=5)
+SAID_IN_ROWS = st.one_of(orderly(), st.lists(messages(), min_size=1, max_size=12))
+TOOLS = st.none() | st.lists(st.sampled_from(HOSTILE_TOOLS) | ARGUMENTS, max_size=4)
+ROWS = st.lists(
+    st.fixed_dictionaries({"messages": SAID_IN_ROWS}, optional={"tools": TOOLS, "x": VALUES}), min_size=1, max_size=5
+)
 
 
-def read(lists: Sequence[list[Message]]) -> tuple[list[bytes], list[Conversation]]:
+def read(records: Sequence[dict[str, Any]]) -> tuple[list[bytes], list[Conversation]]:
     """The rows that can be read, and what is read from them."""
     reader = Normaliser(MAPPING)
     rows: list[bytes] = []
     found: list[Conversation] = []
-    for row in (json.dumps({"messages": said}, ensure_ascii=False).encode() for said in lists):
+    for row in (json.dumps(record, ensure_ascii=False).encode() for record in records):
         try:
             found += reader.conversations(row)
             rows.append(row)
@@ -95,24 +100,27 @@ def is_adaptable(parts: Made, conversation: Conversation) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(TEMPLATES), ROWS)
-def test_any_conversations(name: str, lists: list[list[Message]]) -> None:
+def test_any_conversations(name: str, records: list[dict[str, Any]]) -> None:
     parts = made(name)
-    served(parts, [found for found in read(lists)[1] if is_adaptable(parts, found)])
+    served(parts, [found for found in read(records)[1] if is_adaptable(parts, found)])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(TEMPLATES), ROWS)
-def test_any_rows_that_are_decoded_as_plain(name: str, lists: list[list[Message]]) -> None:
+def test_any_rows_those_that_are_plain_decoded_as_such(name: str, records: list[dict[str, Any]]) -> None:
     parts = made(name)
-    rows, conversations = read(lists)
+    rows, conversations = read(records)
     assert parts.engine.locality is not None
     plain = PlainRows(MAPPING, parts.engine.locality)
     stencils = parts.stencils(plain.roles)
     draft = stencils.draft()
     plain.read(rows, SpecialTextFinder(()).find(rows)[1], (), draft.add_plain)
+    adapted = [parts.adapter.adapt(c) if is_adaptable(parts, c) else c for c in conversations]
+    for row in set(range(len(rows))).difference(draft.rows):
+        if is_adaptable(parts, conversations[row]):
+            draft.add(row, adapted[row])
     filled = stencils.fill(draft)
     assert filled is None or all(is_adaptable(parts, conversations[row]) for row in filled.rows)
-    adapted = [parts.adapter.adapt(c) if is_adaptable(parts, c) else c for c in conversations]
     check(parts, filled, adapted)
 
 
@@ -126,6 +134,6 @@ def bundled() -> Made:
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS)
-def test_any_rows_of_the_bundled_tokenizer(lists: list[list[Message]]) -> None:
+def test_any_rows_of_the_bundled_tokenizer(records: list[dict[str, Any]]) -> None:
     parts = bundled()
-    served(parts, [found for found in read(lists)[1] if is_adaptable(parts, found)])
+    served(parts, [found for found in read(records)[1] if is_adaptable(parts, found)])
