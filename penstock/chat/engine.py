@@ -23,7 +23,7 @@ from penstock.chat.context import ODD_SPACE, check_types, refusal, reserved, wit
 from penstock.chat.conversation import Conversation, Message
 from penstock.chat.emit import emit
 from penstock.chat.emit_rules import NotServed
-from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, suspects
+from penstock.chat.guards import Suspect, examine, has_float, has_odd_space, strings, suspects
 from penstock.chat.locality import Locality, find_locality
 from penstock.chat.probes import PROBES
 from penstock.chat.regions import Regions
@@ -85,7 +85,7 @@ class TemplateEngine:
         """What the template reads of messages, where it treats them locally; and why it does not."""
         if self._suspect.control:
             return None, "it contains control characters"
-        known = [*literals(plain), *map(str, self._base.values())]
+        known = [*literals(plain), *strings(self._base)]
         if any(character in text for character in (HOLE_START, HOLE_END, HOLE_SPACE) for text in known):
             return None, "it contains the marks of placeholders"
         try:
