@@ -95,19 +95,22 @@ class Table:
 
     def __init__(self) -> None:
         self._stencils: dict[int, Stencil] = {}
-        self._index()
+        self.index()
 
     def __len__(self) -> int:
-        return len(self._ordered)
+        return len(self._stencils)
+
+    def lacks(self, contexts: Sequence[int]) -> frozenset[int]:
+        """Those of these contexts that have no stencil."""
+        return frozenset(contexts).difference(self._stencils)
 
     def add(self, contexts: Sequence[int], stencils: Sequence[Stencil]) -> None:
-        """Add stencils, which agree with those known already."""
+        """Add stencils, which agree with those known already. They are found once `index` was called."""
         for context, stencil in zip(contexts, stencils, strict=True):
             known = self._stencils.setdefault(context, stencil)
             assert known == stencil, f"the template is not local: {known} and {stencil}"
-        self._index()
 
-    def _index(self) -> None:
+    def index(self) -> None:
         """The stencils as columns, in the order of their contexts."""
         contexts = sorted(self._stencils)
         self._contexts = np.array(contexts, np.int64)

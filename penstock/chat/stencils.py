@@ -106,11 +106,11 @@ class Stencils:
         rows = np.unique(np.searchsorted(batch.offsets, np.flatnonzero(numbers < 0), side="right") - 1)
         for row in rows.tolist():
             own = slice(int(batch.offsets[row]), int(batch.offsets[row + 1]))
-            missing = frozenset(contexts[own][self._table.find(contexts[own]) < 0].tolist())
+            missing = self._table.lacks(contexts[own].tolist())
             if not missing or missing in self._failures:
                 continue
             if len(self._failures) >= _MOST_FAILURES or len(self._table) >= _MOST_STENCILS:
-                return
+                break
             try:
                 learned = list(self._learn(batch.codes[own], int(batch.tools[row])))
             except Refused as reason:
@@ -118,6 +118,7 @@ class Stencils:
                 self._why |= dict.fromkeys(missing.difference(self._why), str(reason))
                 continue
             self._table.add(contexts[own].tolist(), learned)
+        self._table.index()
 
     # ---- learning
 

@@ -12,6 +12,7 @@ from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
 from penstock.chat.parts import RegionsMode
 from penstock.chat.rows import Normaliser
+from penstock.chat.stencil import Table
 from penstock.chat.stencils import Stencils
 from tests.chat.splitting import assistant, calls, recipe, returns, user
 from tests.chat.stencil_probes import (
@@ -124,6 +125,20 @@ def test_a_template_with_an_empty_text() -> None:
     parts = Made(engine, splitter, Adapter(engine.plain))
     chats = [chat(user("q")), chat(user("")), chat(user(""), user(""))]
     assert served(parts, chats) in ([], [1, 2])
+
+
+@pytest.mark.parametrize("extra", ["\U0010fe000\U0010fe01", ["\U0010fe000\U0010fe01"], {"\U0010fe00t0\U0010fe01": 0}])
+def test_placeholders_among_the_variables(extra: Any) -> None:
+    engine, splitter = recipe(f"{{{{ extra }}}}{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}", extra=extra)
+    assert not Stencils(engine, splitter, {}, Adapter(engine.plain).adapt_message).active
+
+
+def test_many_kinds_of_conversations_are_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, index = [], Table.index
+    monkeypatch.setattr(Table, "index", lambda table: (times.append(1), index(table))[1])
+    rows = [chat(user("q"), assistant("a"))._replace(tools=[{}] * count) for count in range(50)]
+    assert served(made("tools first"), rows) == list(range(50))
+    assert len(times) == 2  # when there is none yet, and when all are there
 
 
 def test_a_template_that_is_not_local_or_is_tagged_has_none() -> None:
