@@ -72,9 +72,9 @@ class _Rendering:
         )
         plain = None
         if self.engine.locality is not None and PlainRows.can_read(recipe.mapping) and not self.adapter.needs.no_text:
-            plain = PlainRows(recipe.mapping, self.engine.locality)
+            plain = PlainRows(recipe.mapping, self.engine.locality, tools="tool_use" not in recipe.templates)
         names = {} if plain is None else plain.roles
-        self.stencils = Stencils(self.engine, self.splitter, names, self.adapter.adapt_message)
+        self.stencils = Stencils(self.engine, self.splitter, names, self.adapter)
         self.drafting = Drafting(plain, self.stencils.draft) if plain is not None and self.stencils.active else None
 
 
@@ -199,6 +199,7 @@ class Pipeline:
             draft = batch.draft
             places = {batch.rows[member]: place for place, member in enumerate(members)}
             draft.rows = [places[batch.start + number] for number in draft.rows]
+            draft.left = {places[batch.start + number]: reason for number, reason in draft.left.items()}
         for place, conversation in enumerate(given):
             if conversation is not None:
                 draft.add(place, conversation)

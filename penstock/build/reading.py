@@ -7,7 +7,7 @@ straight into a draft for them, and the batch only knows that they are there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -53,6 +53,21 @@ class Batch:
     draft: Draft | None = None  # for stencils to fill in
     weights: dict[int, Weights] = field(default_factory=dict)  # of plain conversations that give some, by their number
 
+    def add(self, number: int, conversations: Sequence[Conversation]) -> None:
+        """Add the conversations of one row, by its number among those of the batch."""
+        self.conversations += conversations
+        self.rows += repeat(self.start + number, len(conversations))
+        self.sides += range(len(conversations))
+
+    def add_plain(self, numbers: range, weights: Mapping[int, Weights]) -> None:
+        """Add rows that are in the draft."""
+        if weights:
+            first = len(self.conversations) - numbers.start
+            self.weights |= {first + number: weights[number] for number in numbers if number in weights}
+        self.conversations += repeat(None, len(numbers))
+        self.rows += range(self.start + numbers.start, self.start + numbers.stop)
+        self.sides += repeat(0, len(numbers))
+
     def taken(self, members: Sequence[int]) -> list[Conversation]:
         """Some of the conversations, none of which is plain."""
         return [c for k in members if (c := self.conversations[k]) is not None]
@@ -91,25 +106,20 @@ class Reading:
         if self._drafting is not None:
             batch.draft = self._drafting.draft()
             weights = self._drafting.plain.read(own, escaped, special, batch.draft.add_plain)
-        plain = frozenset(batch.draft.rows if batch.draft is not None else ())
-        for number, row in enumerate(own):
-            if number in plain:
-                if number in weights:
-                    batch.weights[len(batch.conversations)] = weights[number]
-                batch.conversations.append(None)
-                batch.rows.append(stretch.start + number)
-                batch.sides.append(0)
-                continue
+        plain = batch.draft.rows if batch.draft is not None else ()
+        at = 0
+        for number in sorted(set(range(len(own))).difference(plain)):
+            batch.add_plain(range(at, number), weights)
+            at = number + 1
             try:
-                found = self._conversations(stretch.start + number, row, rows)
+                found = self._conversations(stretch.start + number, own[number], rows)
                 if number in special:
                     self._meet_special(special[number], state)
             except RowError as error:
                 state.reject(stretch.start + number, error)
                 continue
-            batch.conversations += found
-            batch.rows += repeat(stretch.start + number, len(found))
-            batch.sides += range(len(found))
+            batch.add(number, found)
+        batch.add_plain(range(at, len(own)), weights)
         return batch
 
     def _conversations(self, number: int, row: bytes, rows: Rows) -> tuple[Conversation, ...]:

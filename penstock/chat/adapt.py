@@ -39,7 +39,7 @@ class Adapter:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
         if self._takes_all or conversation.pieces is not None or (conversation.plain and not self.needs.no_text):
             return conversation
-        tools = None if conversation.tools is None else self._tools(conversation.tools)
+        tools = None if conversation.tools is None else self.adapt_tools(conversation.tools)
         changed = self._changed(conversation)
         if not changed and tools is conversation.tools:
             return conversation
@@ -149,7 +149,8 @@ class Adapter:
             'Give them as an object, or as a string such as {"city": "Bern"}',
         )
 
-    def _tools(self, given: list[Any]) -> list[Any]:
+    def adapt_tools(self, given: list[Any]) -> list[Any]:
+        """The tools as the template can take them."""
         if self.needs.wrapped_tools and any(_is_bare(tool) for tool in given):
             return [_wrapped(tool) if _is_bare(tool) else tool for tool in given]
         if self.needs.bare_tools and any("function" in tool for tool in given):

@@ -1,8 +1,8 @@
 """Rows of usual messages, decoded straight into what stencils need.
 
-The bytes of rows enter; for each row a list of messages leaves, or None: the row has more to it (tools, reasoning,
-control characters, an error), and is to be read by `rows`. What is decoded here would have been read equally there, but
-for messages that say nothing and should: these the draft lets go.
+The bytes of rows enter; for each row its messages and tools leave, or None: the row has more to it (reasoning, a system
+prompt beside the messages, control characters, an error), and is to be read by `rows`. What is decoded here would have
+been read equally there, but for messages that say nothing and should: these the draft lets go.
 Keys that the template never reads are let pass; weights are told apart. The decoder checks types and names as it
 parses, which costs less than parsing into dicts: some 1.5 µs a KB.
 """
@@ -22,7 +22,7 @@ from penstock.chat.formats import INVERSE_WEIGHT_KEY, ROLES, Format, Mapping
 from penstock.chat.formats_columns import ChatColumns
 from penstock.chat.locality import Locality
 
-Plain = list[Any]  # messages, each with `role` (as the row names it), `content` and `tool_calls` (UNSET: none)
+Plain = Any  # `messages`, each with `role` (as the row names it), `content`, `tool_calls` (UNSET: none); and `tools`
 Add = Callable[[Sequence[int], Sequence[Plain]], None]
 Weights = tuple[float | None, ...]  # one per message
 _AT_ONCE: Final = 64  # rows
@@ -33,7 +33,7 @@ _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MASKED: Final = bool | Literal[0, 1] | UnsetType | None
 _WEIGHT: Final = bool | Annotated[float, Meta(ge=0, le=1e300)] | UnsetType | None
-_role_of, _messages_of = attrgetter("role"), attrgetter("messages")
+_role_of = attrgetter("role")
 
 
 class Function(Struct, forbid_unknown_fields=True, gc=False):
@@ -64,13 +64,15 @@ def as_message(message: Any, role: str) -> Message:
 
 
 class PlainRows:
-    """Decodes rows as a mapping says, for a local template."""
+    """Decodes rows as a mapping says, for a local template; rows with tools too, if that template is to render them."""
 
-    def __init__(self, mapping: Mapping, locality: Locality) -> None:
+    def __init__(self, mapping: Mapping, locality: Locality, *, tools: bool = True) -> None:
         self.roles = {name: role for name, role in (dict(mapping.roles) or ROLES).items() if role in ROLE_OF_NAME}
         self._answers = frozenset(name for name, role in self.roles.items() if role == "assistant")
         self._messages = dict(mapping.columns)["messages"]
-        self._others = ChatColumns(mapping).names
+        self._tools = dict(mapping.columns).get("tools", "") if tools and locality.tools else ""
+        self._known = {self._messages, self._tools} - {""}
+        self._others = ChatColumns(mapping).names - self._known
         names = {"role": mapping.role_key or "role", "content": mapping.content_key or "content"}
         calls = Annotated[list[Call], Meta(min_length=1)] if locality.calls else UnsetType
         fields: list[Any] = [("role", Literal[tuple(self.roles)]), ("content", str | None)]
@@ -90,7 +92,7 @@ class PlainRows:
 
     def _learn(self, columns: Iterable[str]) -> bool:
         """Let rows have these columns besides their messages: they are parsed, since they might be broken."""
-        new = set(columns) - {self._messages, *self._columns}
+        new = set(columns) - {*self._known, *self._columns}
         if not new.isdisjoint(self._others) or len(self._columns) + len(new) > _MOST_COLUMNS:
             return False
         self._columns += sorted(new)
@@ -104,8 +106,13 @@ class PlainRows:
 
     def _decoder(self, message: type[Struct]) -> Callable[[bytes], Any]:
         columns = {f"column_{number}": column for number, column in enumerate(self._columns)}
-        fields = [("messages", list[message]), *((name, Any, None) for name in columns)]  # type: ignore[valid-type]
-        return msgspec.json.Decoder(_struct("Row", fields, {"messages": self._messages, **columns})).decode
+        fields: list[Any] = [("messages", list[message])]  # type: ignore[valid-type]
+        fields += [(name, Any, None) for name in columns]
+        keys = {"messages": self._messages, **columns}
+        if self._tools:
+            fields.append(("tools", list[dict[str, Any]] | None, None))
+            keys["tools"] = self._tools
+        return msgspec.json.Decoder(_struct("Row", fields, keys, tools=None)).decode
 
     def read(
         self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add
@@ -117,37 +124,34 @@ class PlainRows:
         """
         found: dict[int, Weights] = {}
         for start in range(0, len(rows), _AT_ONCE):
-            lists, weights = self._decoded(rows[start : start + _AT_ONCE])
+            decoded, weights = self._decoded(rows[start : start + _AT_ONCE])
             numbers = [
                 number
-                for number, messages in enumerate(lists, start)
-                if messages is not None
-                and self._has_answer(messages)
+                for number, row in enumerate(decoded, start)
+                if row is not None
+                and not self._answers.isdisjoint(map(_role_of, reversed(row.messages)))
                 and number not in others
-                and not (number in escaped and _is_doubtful(messages))
+                and not (number in escaped and _is_doubtful(row))
             ]
             found |= {number: weights[number - start] for number in numbers if number - start in weights}
-            add(numbers, [messages for number in numbers if (messages := lists[number - start]) is not None])
+            add(numbers, [decoded[number - start] for number in numbers])
         return found
 
     def _decoded(self, rows: Sequence[bytes]) -> tuple[list[Plain | None], dict[int, Weights]]:
-        """The messages of each row, None where they can't be read so; and the weights of rows that give some."""
-        lists: list[Plain | None] = []
+        """What each row holds, None where it can't be read so; and the weights of rows that give some."""
+        decoded: list[Plain | None] = []
         weights: dict[int, Weights] = {}
         left = iter(rows)
-        while len(lists) < len(rows):
+        while len(decoded) < len(rows):
             try:
-                lists.extend(map(_messages_of, map(self._decode, left)))
+                decoded.extend(map(self._decode, left))
             except _REFUSALS as error:  # of the row that comes now: those before it are in the list
-                number = len(lists)
-                messages, given = self._read_again(rows[number], error)
-                lists.append(messages)
+                number = len(decoded)
+                row, given = self._read_again(rows[number], error)
+                decoded.append(row)
                 if given:
                     weights[number] = given
-        return lists, weights
-
-    def _has_answer(self, messages: Plain) -> bool:
-        return not self._answers.isdisjoint(map(_role_of, reversed(messages)))
+        return decoded, weights
 
     def _read_again(self, row: bytes, error: Exception) -> tuple[Plain | None, Weights]:
         """A row that was refused; if for weights, or columns that were not known and now are, it may be read."""
@@ -163,22 +167,22 @@ class PlainRows:
                 break
             try:
                 if weighted:
-                    return self._weighed(self._decode_weighted(row).messages)
-                return self._decode(row).messages, ()
+                    return self._weighed(self._decode_weighted(row))
+                return self._decode(row), ()
             except _REFUSALS as another:
                 error = another
         return None, ()
 
-    def _weighed(self, messages: Plain) -> tuple[Plain | None, Weights]:
-        """Messages and what they weigh; nothing where one has two weights, which may not agree."""
+    def _weighed(self, row: Plain) -> tuple[Plain | None, Weights]:
+        """A row and what its messages weigh; nothing where one has two weights, which may not agree."""
         weights: list[float | None] = []
-        for message in messages:
+        for message in row.messages:
             values = [(key, getattr(message, name)) for name, key in self._weights.items()]
             given = [(key, value) for key, value in values if value is not UNSET and value is not None]
             if len(given) > 1:
                 return None, ()
             weights += [1.0 - value if key == INVERSE_WEIGHT_KEY else float(value) for key, value in given] or [None]
-        return messages, tuple(weights) if any(weight is not None for weight in weights) else ()
+        return row, tuple(weights) if any(weight is not None for weight in weights) else ()
 
     def _is_new(self, row: bytes) -> bool:
         """Whether a row has columns that were not known, and now are."""
@@ -186,13 +190,17 @@ class PlainRows:
             columns = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
         except _REFUSALS:
             return False
-        return not set(columns) <= {self._messages, *self._columns} and self._learn(columns)
+        return not set(columns) <= {*self._known, *self._columns} and self._learn(columns)
 
 
-def _struct(name: str, fields: list[Any], keys: dict[str, str]) -> type[Struct]:
-    """A type of objects that have these fields, under other keys, and no more."""
-    return msgspec.defstruct(name, fields, rename=keys, forbid_unknown_fields=True, gc=False)
+def _struct(name: str, fields: list[Any], keys: dict[str, str], **constants: Any) -> type[Struct]:
+    """A type of objects that have these fields, under other keys, and no more; constants they have where no field."""
+    names = {field[0] for field in fields}
+    constants = {name: value for name, value in constants.items() if name not in names}
+    return msgspec.defstruct(name, fields, rename=keys, forbid_unknown_fields=True, gc=False, namespace=constants)
 
 
-def _is_doubtful(messages: Plain) -> bool:
-    return any(message.tool_calls is not UNSET or _DOUBTFUL.search(message.content or "") for message in messages)
+def _is_doubtful(row: Plain) -> bool:
+    return bool(row.tools) or any(
+        message.tool_calls is not UNSET or _DOUBTFUL.search(message.content or "") for message in row.messages
+    )

@@ -7,7 +7,7 @@ messages are plain, 1 µs elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_not, not_
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
+from penstock.chat.adapt import Adapter
 from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
 from penstock.chat.guards import suspects
@@ -25,9 +26,10 @@ from penstock.chat.regions import Bool, Int64, UInt8
 MOST_CODES: Final = 255
 MOST_TOOLS: Final = 126
 _ROLES: Final[dict[object, Role]] = dict(ROLE_OF_NAME.items())
+_MORE_WITH_TOOLS: Final = "tools, with which the template does more than print them, or very many"
 _CALL_KEYS: Final = frozenset(("id", "type", "function"))
 _role_of, _content_of, _calls_of = attrgetter("role"), attrgetter("content"), attrgetter("tool_calls")
-Adapt = Callable[[Message], Message | None]
+_messages_of, _tools_of = attrgetter("messages"), attrgetter("tools")
 
 
 class Shape(NamedTuple):
@@ -38,12 +40,15 @@ class Shape(NamedTuple):
     calls: int = 0
 
 
+Tools = Sequence[Any]
+
+
 class Given(NamedTuple):
     """What of a message is filled in."""
 
     content: Any
     calls: Sequence[tuple[str, Any]] = ()  # names and arguments
-    tools: Sequence[Any] = ()  # of the row
+    tools: Tools = ()  # of the row, where they are printed with this message
 
 
 class Batch(NamedTuple):
@@ -54,7 +59,7 @@ class Batch(NamedTuple):
     odd: dict[int, Given]  # by their place there: messages that are more, or less, than words
     codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
-    tools: Int64  # how many the k-th row has, and 1; 0: none, not even an empty list
+    tools: list[Tools | None]  # of the k-th row
 
     def taken(self, keep: Bool) -> Batch:
         """Only some of the rows."""
@@ -67,25 +72,26 @@ class Batch(NamedTuple):
             {int(places[place]): given for place, given in self.odd.items() if of_messages[place]},
             self.codes[of_messages],
             np.concatenate(([0], np.cumsum(counts[keep]))),
-            self.tools[keep],
+            list(compress(self.tools, keep.tolist())),
         )
 
 
 class Draft:
-    """Rows on their way to a batch; `adapt` gives a message the form that the template takes."""
+    """Rows on their way to a batch; the adapter gives messages and tools the form that the template takes."""
 
-    def __init__(self, shapes: Shapes, adapt: Adapt) -> None:
+    def __init__(self, shapes: Shapes, adapter: Adapter) -> None:
         self.rows: list[int] = []
         self.left: dict[int, str] = {}  # rows that stencils do not serve, and why, as far as it is known
-        self._shapes, self._adapt = shapes, adapt
+        self._shapes, self._adapter = shapes, adapter
         self._words: list[Any] = []
         self._codes: list[int] = []
         self._counts: list[int] = []
-        self._tools: list[int] = []
+        self._tools: list[Tools | None] = []
         self._odd: dict[int, Given] = {}
 
-    def add_plain(self, rows: Sequence[int], lists: Sequence[Plain]) -> None:
+    def add_plain(self, rows: Sequence[int], decoded: Sequence[Plain]) -> None:
         """Add rows that were decoded as plain."""
+        lists = list(map(_messages_of, decoded))
         flat = list(chain.from_iterable(lists))
         words = list(map(_content_of, flat))
         codes = list(map(self._shapes.plain.__getitem__, map(_role_of, flat)))
@@ -97,11 +103,21 @@ class Draft:
             codes[place], given = self._looked_at(flat[place])
             if given is not None:
                 self._odd[len(self._codes) + place] = given
+        tools = list(map(_tools_of, decoded))
+        if any(map(is_not, tools, repeat(None))):
+            first = 0
+            for number, given_tools in enumerate(tools):
+                if given_tools is not None:
+                    tools[number] = self._adapter.adapt_tools(given_tools)
+                    if not self._shapes.allow(tools[number]):
+                        codes[first] = 0
+                        self.left[rows[number]] = _MORE_WITH_TOOLS
+                first += len(lists[number])
         self.rows += rows
         self._words += words
         self._codes += codes
         self._counts += map(len, lists)
-        self._tools += repeat(0, len(rows))
+        self._tools += tools
 
     def _looked_at(self, message: Any) -> tuple[int, Given | None]:
         """The code of an odd message, 0 where it has none, and what of it is filled in."""
@@ -122,7 +138,7 @@ class Draft:
         role = self._shapes.names[message.role]
         if message.content is None and message.tool_calls is UNSET and role != "tool":
             return 0, None
-        adapted = self._adapt(as_message(message, role))
+        adapted = self._adapter.adapt_message(as_message(message, role))
         code = None if adapted is None else self._shapes.code(adapted)
         return (0, None) if adapted is None or not code else (code, _given(adapted))
 
@@ -133,7 +149,7 @@ class Draft:
             self.left[row] = "template variables of the row"
             return
         if tools is not None and not self._shapes.allow(tools):
-            self.left[row] = "tools, with which the template does more than print them, or very many"
+            self.left[row] = _MORE_WITH_TOOLS
             return
         suspect = suspects([conversation]).get(0)
         if suspect is not None and suspect.control and suspect.private:
@@ -142,20 +158,18 @@ class Draft:
         codes = self._shapes.codes(conversation)
         if codes is None:
             return
-        numbers = range(len(codes)) if tools or conversation.odd is None else conversation.odd
-        for number in numbers:
-            self._odd[len(self._codes) + number] = _given(conversation.messages[number], tools or ())
+        numbers = range(len(codes)) if conversation.odd is None else conversation.odd
+        self._odd.update((len(self._codes) + number, _given(conversation.messages[number])) for number in numbers)
         self.rows.append(row)
         self._words += [message["content"] for message in conversation.messages]
         self._codes += codes
         self._counts.append(len(codes))
-        self._tools.append(0 if tools is None else 1 + len(tools))
+        self._tools.append(tools)
 
     def batch(self) -> Batch:
         """All rows whose messages have codes."""
         offsets = np.concatenate(([0], np.cumsum(np.array(self._counts, np.int64))))
-        codes, tools = np.array(self._codes, np.int64), np.array(self._tools, np.int64)
-        batch = Batch(self.rows, self._words, self._odd, codes, offsets, tools)
+        batch = Batch(self.rows, self._words, self._odd, np.array(self._codes, np.int64), offsets, self._tools)
         if batch.rows and not batch.codes.all():
             return batch.taken(np.minimum.reduceat(batch.codes, batch.offsets[:-1]) > 0)
         return batch
@@ -228,7 +242,7 @@ class Shapes:
         before[first] = after[last] = Role.NONE
         # The message "before" the first one is, to a template that counts down, the last one.
         around = np.where(index <= SLICES, np.repeat(roles[last], counts), Role.NONE)
-        beginning = batch.tools
+        beginning = np.array([0 if tools is None else 1 + len(tools) for tools in batch.tools], np.int64)
         for k in range(SLICES + 1):
             beginning = beginning << 8 | np.where(counts > k, codes[np.minimum(first + k, last)], 0)
         number = np.repeat(beginning, counts) << 8 | codes
@@ -237,9 +251,9 @@ class Shapes:
         return number << 3 | np.minimum(index, SLICES + 1) << 1 | index & 1
 
 
-def _given(message: Message, tools: Sequence[Any] = ()) -> Given:
+def _given(message: Message) -> Given:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return Given(message["content"], [(function["name"], function["arguments"]) for function in calls], tools)
+    return Given(message["content"], [(function["name"], function["arguments"]) for function in calls])
 
 
 def _usual_calls(calls: Any) -> int:

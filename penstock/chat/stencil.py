@@ -74,6 +74,10 @@ class Stencil(NamedTuple):
         return [item if isinstance(item, str) else item.filled(given) for item in self.holes]
 
     @property
+    def prints_tools(self) -> bool:
+        return any(isinstance(item, Hole) and item.fill is Fill.TOOL for item in self.holes)
+
+    @property
     def inner(self) -> tuple[tuple[int, int], ...]:
         """The numbers of the runs that end in the middle, and where."""
         return tuple((number, run.inside) for number, run in enumerate(self.runs) if run.inside)
@@ -121,6 +125,7 @@ class Table:
         self._trims = np.array([s.holes == (Hole(Fill.TRIMMED),) for s in ordered], np.bool_)
         as_is = np.array([s.holes == (Hole(Fill.CONTENT),) for s in ordered], np.bool_)
         self._is_more = ~(as_is | self._trims)
+        self._prints_tools = [stencil.prints_tools for stencil in ordered]
         self._inner = [stencil.inner for stencil in ordered]
         self._counts = np.array([len(s.runs) for s in ordered], np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -161,10 +166,14 @@ class Table:
         for place in np.flatnonzero(self._trims[numbers]).tolist():
             words[place] = words[place].strip()
         for place in np.flatnonzero(self._is_more[numbers]).tolist():
-            number = numbers[place]
-            items = self._ordered[number].filled(batch.odd.get(place, Given(words[place])))
+            stencil = self._ordered[numbers[place]]
+            given = batch.odd.get(place) or Given(words[place])
+            if self._prints_tools[numbers[place]]:
+                row = int(np.searchsorted(batch.offsets, place, side="right")) - 1
+                given = given._replace(tools=batch.tools[row] or ())
+            items = stencil.filled(given)
             words[place] = "".join(items)
-            for run, inside in self._inner[number]:
+            for run, inside in self._inner[numbers[place]]:
                 inner.append((place, run, len("".join(items[:inside]).encode())))
         return list(map(str.encode, words)), inner
 

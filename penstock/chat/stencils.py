@@ -17,12 +17,13 @@ from typing import Final
 
 import numpy as np
 
+from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.parts import Splitter
 from penstock.chat.regions import Bool, Int64
 from penstock.chat.sentinels import HOLE_END, HOLE_SPACE, HOLE_START
-from penstock.chat.shapes import Adapt, Batch, Draft, Shape, Shapes
+from penstock.chat.shapes import Batch, Draft, Shape, Shapes, Tools
 from penstock.chat.stencil import Fill, Filled, Hole, Run, Stencil, Table
 
 _ABOUT: Final = f"{HOLE_START}([0-9]+)"
@@ -46,8 +47,8 @@ class Refused(Exception):
 class Stencils:
     """The stencils of one template."""
 
-    def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str], adapt: Adapt) -> None:
-        self._engine, self._splitter, self._adapt = engine, splitter, adapt
+    def __init__(self, engine: TemplateEngine, splitter: Splitter, names: Mapping[str, str], adapter: Adapter) -> None:
+        self._engine, self._splitter, self._adapter = engine, splitter, adapter
         self.why_not = self._find_why_not()
         self._shapes = None if self.why_not or engine.locality is None else Shapes(engine.locality, names)
         self._table = Table()
@@ -70,7 +71,7 @@ class Stencils:
     def draft(self) -> Draft:
         """An empty draft, to be filled in."""
         assert self._shapes is not None
-        return Draft(self._shapes, self._adapt)
+        return Draft(self._shapes, self._adapter)
 
     def fill(self, draft: Draft) -> Filled | None:
         """Serve what can be served; None where that is nothing."""
@@ -112,7 +113,7 @@ class Stencils:
             if len(self._failures) >= _MOST_FAILURES or len(self._table) >= _MOST_STENCILS:
                 break
             try:
-                learned = list(self._learn(batch.codes[own], int(batch.tools[row])))
+                learned = list(self._learn(batch.codes[own], batch.tools[row]))
             except Refused as reason:
                 self._failures.add(missing)
                 self._why |= dict.fromkeys(missing.difference(self._why), str(reason))
@@ -122,13 +123,13 @@ class Stencils:
 
     # ---- learning
 
-    def _learn(self, codes: Int64, tools: int) -> Iterator[Stencil]:
-        """The stencils of all messages of a row with these codes and so many tools (and 1)."""
+    def _learn(self, codes: Int64, tools: Tools | None) -> Iterator[Stencil]:
+        """The stencils of all messages of a row with these codes and so many tools."""
         assert self._shapes is not None
         shapes = [shape for code in codes.tolist() if (shape := self._shapes.known[code]) is not None]
         conversation = Conversation(
             [_placeholder(number, shape) for number, shape in enumerate(shapes)],
-            tools=[{f"{HOLE_START}t{number}{HOLE_END}": 0} for number in range(tools - 1)] if tools else None,
+            tools=None if tools is None else [{f"{HOLE_START}t{k}{HOLE_END}": 0} for k in range(len(tools))],
         )
         regions = self._engine.render([conversation])
         segments, errors = self._splitter.split([conversation], regions)

@@ -74,11 +74,11 @@ def check(rows: Sequence[bytes], mapping: Mapping = MESSAGES, locality: Locality
     plain, reader = PlainRows(mapping, locality), Normaliser(mapping)
     found, weights = weighed(plain, rows)
     assert weights.keys() <= found.keys()
-    for number, messages in found.items():
+    for number, decoded in found.items():
         (conversation,) = reader.conversations(rows[number])
-        assert conversation.tools is None and conversation.variables is None
+        assert exactly(conversation.tools) == exactly(decoded.tools) and conversation.variables is None
         assert exactly(conversation.weights) == exactly(weights.get(number))
-        own = [as_message(message, plain.roles[message.role]) for message in messages]
+        own = [as_message(message, plain.roles[message.role]) for message in decoded.messages]
         assert exactly(own) == exactly([shown(message) for message in conversation.messages])
     return list(found)
 
@@ -118,6 +118,10 @@ DECODED: Final[dict[str, bytes]] = {
     "weights": row([{**user("q"), "train": False}, {**assistant("a"), "train": 0.25}, user("r"), assistant("b")]),
     "a mask": row([{**user("q"), "masked": True}, {**assistant("a"), "masked": 0}]),
     "null weights": row([{**user("q"), "train": None}, TURNS[1]]),
+    "tools": row(TURNS, tools=[{"name": "f", "more": [1, 1.5, 10**20, None, {"é": "日本"}]}, {}]),
+    "an empty list of tools": row(TURNS, tools=[]),
+    "no tools": row(TURNS, tools=None),
+    "tools, calls, weights and more": row([user("q"), {**calls("f"), "weight": 0}], tools=[{"a": 1}], more=1),
     "unicode": TEXT % "日本 \u2028 \U0010fe00 \ufeff".encode(),
 }
 LEFT: Final[dict[str, bytes]] = {
@@ -149,8 +153,11 @@ LEFT: Final[dict[str, bytes]] = {
     "a null byte after it": row(TURNS) + b"\x00",
     "invalid UTF-8 in a column's name": row(TURNS)[:-1] + b', "\xff": 1}',
     "invalid UTF-8 in an unread key": TEXT.replace(b'"role": "user"', b'"role": "user", "name": "\xff"') % b"q",
-    "tools": row(TURNS, tools=[]),
-    "no tools": row(TURNS, tools=None),
+    "tools as text": row(TURNS, tools='[{"name": "f"}]'),
+    "tools that are text": row(TURNS, tools=['{"name": "f"}']),
+    "tools that are no objects": row(TURNS, tools=[1]),
+    "tools that are no list": row(TURNS, tools={"name": "f"}),
+    "control characters in tools": row(TURNS, tools=[{"name": "\x07"}]),
     "a system prompt": row(TURNS, system="s"),
     "variables": row(TURNS, chat_template_kwargs={}),
     "two weights": row([user("q"), {**assistant("a"), "weight": 1, "train": True}]),

@@ -65,7 +65,7 @@ class Made(NamedTuple):
     adapter: Adapter
 
     def stencils(self, names: dict[str, str] | None = None) -> Stencils:
-        return Stencils(self.engine, self.splitter, names or {}, self.adapter.adapt_message)
+        return Stencils(self.engine, self.splitter, names or {}, self.adapter)
 
 
 @cache

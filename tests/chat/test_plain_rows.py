@@ -35,6 +35,7 @@ from tests.chat.plain_row_cases import (
     with_column,
 )
 from tests.chat.splitting import assistant, calls, user
+from tests.chat.stencil_probes import made
 
 
 @pytest.mark.parametrize("name", DECODED)
@@ -70,7 +71,7 @@ def test_null_contents_are_decoded_but_not_drafted(role: str) -> None:
     with pytest.raises(RowError, match="content is null"):
         Normaliser(MESSAGES).conversations(data)
     plain = PlainRows(MESSAGES, READS_CALLS)
-    draft = Draft(Shapes(READS_CALLS, plain.roles), lambda message: {**message, "content": message["content"] or ""})
+    draft = Draft(Shapes(READS_CALLS, plain.roles), made("whole").adapter)
     plain.read([data, row(TURNS)], (), (), draft.add_plain)
     assert draft.batch().rows == [1]
 
@@ -107,8 +108,15 @@ def test_columns_are_learned_up_to_a_limit() -> None:
 
 def test_other_columns_are_not_learned_with_new_ones() -> None:
     plain = PlainRows(MESSAGES, READS_CALLS)
-    assert not decode(plain, [row(TURNS, x=1, tools=[]), row(TURNS, images=[]), row(TURNS, system="s")])
+    assert not decode(plain, [row(TURNS, x=1, system="s"), row(TURNS, images=[]), row(TURNS, system="s")])
     assert list(decode(plain, [row(TURNS, x=1)])) == [0]
+
+
+@pytest.mark.parametrize("tools", [[], [{"name": "f"}], None])
+def test_tools_where_they_are_not_to_be_read(tools: object) -> None:
+    data = [row(TURNS, tools=tools), row(TURNS)]
+    for plain in (PlainRows(MESSAGES, READS_CALLS, tools=False), PlainRows(MESSAGES, READS_NONE)):
+        assert list(decode(plain, data)) == [1]
 
 
 @pytest.mark.parametrize("key", WEIGHT_KEYS)

@@ -86,5 +86,5 @@ def test_rows_are_read_alike_among_any_others(data: list[bytes], others: set[int
         assert weights.get(number) == (weight.get(0) if number in together else None)
 
 
-def shown_by(messages: Plain | None) -> str | None:
-    return None if messages is None else repr(messages)
+def shown_by(decoded: Plain | None) -> str | None:
+    return None if decoded is None else repr((decoded.messages, decoded.tools))

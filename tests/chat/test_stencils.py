@@ -130,7 +130,7 @@ def test_a_template_with_an_empty_text() -> None:
 @pytest.mark.parametrize("extra", ["\U0010fe000\U0010fe01", ["\U0010fe000\U0010fe01"], {"\U0010fe00t0\U0010fe01": 0}])
 def test_placeholders_among_the_variables(extra: Any) -> None:
     engine, splitter = recipe(f"{{{{ extra }}}}{{% for m in messages %}}{TURN}{{% endfor %}}{PROMPT}", extra=extra)
-    assert not Stencils(engine, splitter, {}, Adapter(engine.plain).adapt_message).active
+    assert not Stencils(engine, splitter, {}, Adapter(engine.plain)).active
 
 
 def test_many_kinds_of_conversations_are_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +146,4 @@ def test_a_template_that_is_not_local_or_is_tagged_has_none() -> None:
     far = "{% for m in messages %}{{ m.content | length }}{% endfor %}"
     for template, active in ((tagged, False), (far, False), (OWN["whole"], True)):
         engine, splitter = recipe(template, RegionsMode.AUTO)
-        assert Stencils(engine, splitter, {}, Adapter(engine.plain).adapt_message).active is active
+        assert Stencils(engine, splitter, {}, Adapter(engine.plain)).active is active
