@@ -109,10 +109,10 @@ class PlainRows:
         fields: list[Any] = [("messages", list[message])]  # type: ignore[valid-type]
         fields += [(name, Any, None) for name in columns]
         keys = {"messages": self._messages, **columns}
-        if self._tools:
-            fields.append(("tools", list[dict[str, Any]] | None, None))
-            keys["tools"] = self._tools
-        return msgspec.json.Decoder(_struct("Row", fields, keys, tools=None)).decode
+        if not self._tools:
+            return msgspec.json.Decoder(_struct("Row", fields, keys, {"tools": None})).decode
+        fields.append(("tools", list[dict[str, Any]] | None, None))
+        return msgspec.json.Decoder(_struct("Row", fields, {**keys, "tools": self._tools})).decode
 
     def read(
         self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add
@@ -193,10 +193,10 @@ class PlainRows:
         return not set(columns) <= {*self._known, *self._columns} and self._learn(columns)
 
 
-def _struct(name: str, fields: list[Any], keys: dict[str, str], **constants: Any) -> type[Struct]:
-    """A type of objects that have these fields, under other keys, and no more; constants they have where no field."""
-    names = {field[0] for field in fields}
-    constants = {name: value for name, value in constants.items() if name not in names}
+def _struct(
+    name: str, fields: list[Any], keys: dict[str, str], constants: dict[str, Any] | None = None
+) -> type[Struct]:
+    """A type of objects that have these fields, under other keys, and no more; and the same constants each."""
     return msgspec.defstruct(name, fields, rename=keys, forbid_unknown_fields=True, gc=False, namespace=constants)
 
 

@@ -58,7 +58,7 @@ class Encoder:
         # Templates write their own special tokens; and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
         self._added = _cutting(vocabulary)
-        if not self._cuts_are_safe():
+        if self._added is not None and not self._cuts_are_safe():
             self._added = None
         self._fast: Any = None
         self._grown = 0  # bytes that the fast engine has come to keep,
