@@ -6,13 +6,15 @@ PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo test check conformance bench clean
 
-$(VENV)/train: pyproject.toml constraints.txt
+COMPILED := $(wildcard penstock/native/*.c penstock/native/*.h)
+
+$(VENV)/train: pyproject.toml constraints.txt $(COMPILED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
-$(VENV)/dev: pyproject.toml constraints.txt
+$(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from penstock.chat import plain_rows, special_text, stencil
+from penstock.encode import code_points
+from penstock.native import native
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,3 +70,15 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The inner loops once as they were compiled, once in Python."""
+    if request.param == "compiled" and native is None:
+        pytest.skip("installed without a compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            for module in (plain_rows, special_text, stencil, code_points):
+                patch.setattr(module, "native", None)
+        yield

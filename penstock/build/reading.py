@@ -105,7 +105,7 @@ class Reading:
         weights: dict[int, Weights] = {}
         if self._drafting is not None:
             batch.draft = self._drafting.draft()
-            weights = self._drafting.plain.read(own, escaped, special, batch.draft.add_plain)
+            weights = self._drafting.plain.read(own, escaped, special, batch.draft)
         plain = batch.draft.rows if batch.draft is not None else ()
         at = 0
         for number in sorted(set(range(len(own))).difference(plain)):

@@ -22,6 +22,7 @@ from penstock.build.behind import Behind
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slice_job import SliceJob
+from penstock.encode.memory import keep_large_apart
 from penstock.errors import PenstockError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
@@ -31,6 +32,7 @@ def main() -> None:
     """Serve slices until the input ends."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not mix with our replies
+    keep_large_apart()
     setup = _read(stdin)
     if setup is None:
         return

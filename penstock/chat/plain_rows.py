@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,9 +21,9 @@ from penstock.chat.conversation import ROLE_OF_NAME, Message
 from penstock.chat.formats import INVERSE_WEIGHT_KEY, ROLES, Format, Mapping
 from penstock.chat.formats_columns import ChatColumns
 from penstock.chat.locality import Locality
+from penstock.native import Layout, Native, native
 
 Plain = Any  # `messages`, each with `role` (as the row names it), `content`, `tool_calls` (UNSET: none); and `tools`
-Add = Callable[[Sequence[int], Sequence[Plain]], None]
 Weights = tuple[float | None, ...]  # one per message
 _AT_ONCE: Final = 64  # rows
 _MOST_COLUMNS: Final = 200
@@ -63,6 +63,32 @@ def as_message(message: Any, role: str) -> Message:
     return {"role": role, "content": message.content, "tool_calls": [call.as_json() for call in calls]}
 
 
+class Odd(NamedTuple):
+    """A message that is more, or less, than words."""
+
+    role: str
+    content: str | None
+    tool_calls: list[Call] | UnsetType
+
+
+class Flat(NamedTuple):
+    """Rows whose messages stand one after the other."""
+
+    rows: list[int]
+    counts: list[int]  # messages of each
+    roles: bytes  # the number of each message's role among the names
+    names: tuple[str, ...]
+    words: list[bytes | None]
+    odd: dict[int, Odd | None]  # by place; None: a message that can't be read
+
+
+class Takes(Protocol):
+    """What takes the rows that are plain."""
+
+    def add_flat(self, flat: Flat) -> None: ...
+    def add_plain(self, rows: Sequence[int], decoded: Sequence[Plain]) -> None: ...
+
+
 class PlainRows:
     """Decodes rows as a mapping says, for a local template; rows with tools too, if that template is to render them."""
 
@@ -83,6 +109,18 @@ class PlainRows:
         keys = set(mapping.weight_keys) - set(names.values()) - locality.read
         self._weights = {f"weight_{number}": key for number, key in enumerate(sorted(keys))}
         self._columns: list[str] = []
+        self._role_names = tuple(sorted(self.roles, key=lambda name: name not in self._answers))
+        self._layout = Layout(
+            messages=self._messages.encode(),
+            role=names["role"].encode(),
+            content=names["content"].encode(),
+            calls=b"tool_calls" if locality.calls else b"",
+            ignored=_encoded(sorted(ignored)),
+            columns=(),
+            roles=_encoded(self._role_names),
+            answers=len(self._answers),
+        )
+        self._decode_calls = msgspec.json.Decoder(calls).decode
         self._learn(())
 
     @staticmethod
@@ -98,6 +136,7 @@ class PlainRows:
         self._columns += sorted(new)
         types = {name: _MASKED if key == INVERSE_WEIGHT_KEY else _WEIGHT for name, key in self._weights.items()}
         weights = [(name, kind, UNSET) for name, kind in types.items()]
+        self._layout = self._layout._replace(columns=_encoded(self._columns))
         self._decode = self._decoder(_struct("Message", self._fields, self._names))
         self._decode_weighted = self._decoder(
             _struct("WeightedMessage", self._fields + weights, {**self._names, **self._weights})
@@ -115,27 +154,49 @@ class PlainRows:
         return msgspec.json.Decoder(_struct("Row", fields, {**keys, "tools": self._tools})).decode
 
     def read(
-        self, rows: Sequence[bytes], escaped: Container[int], others: Container[int], add: Add
+        self, rows: list[bytes], escaped: Container[int], others: Container[int], draft: Takes
     ) -> dict[int, Weights]:
-        """Add all rows that are plain and not among the others. `escaped` have escapes such as \\u0007. The answer are
-        the weights of rows that give some.
+        """Give a draft all rows that are plain and not among the others. `escaped` have escapes such as \\u0007. The
+        answer are the weights of rows that give some.
 
-        Adds a few rows at a time, while they are still in the processor's caches.
+        A few rows at a time, while they are still in the processor's caches.
         """
+        numbers: Sequence[int] = range(len(rows))
+        if native is not None:
+            flat = self._flat(native, rows, others)
+            draft.add_flat(flat)
+            numbers = sorted(set(numbers).difference(flat.rows))
         found: dict[int, Weights] = {}
-        for start in range(0, len(rows), _AT_ONCE):
-            decoded, weights = self._decoded(rows[start : start + _AT_ONCE])
-            numbers = [
-                number
-                for number, row in enumerate(decoded, start)
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            decoded, weights = self._decoded([rows[number] for number in some])
+            kept = [
+                place
+                for place, row in enumerate(decoded)
                 if row is not None
                 and not self._answers.isdisjoint(map(_role_of, reversed(row.messages)))
-                and number not in others
-                and not (number in escaped and _is_doubtful(row))
+                and some[place] not in others
+                and not (some[place] in escaped and _is_doubtful(row))
             ]
-            found |= {number: weights[number - start] for number in numbers if number - start in weights}
-            add(numbers, [decoded[number - start] for number in numbers])
+            found |= {some[place]: weights[place] for place in kept if place in weights}
+            draft.add_plain([some[place] for place in kept], [decoded[place] for place in kept])
         return found
+
+    def _flat(self, native: Native, rows: list[bytes], others: Container[int]) -> Flat:
+        """The rows that the compiled decoder reads."""
+        left = bytes(number in others for number in range(len(rows)))
+        found, counts, roles, words, odd = native.read(rows, left, self._layout)
+        names = self._role_names
+        return Flat(
+            found, counts, roles, names, words, {k: self._odd(names[roles[k]], words[k], calls) for k, calls in odd}
+        )
+
+    def _odd(self, role: str, content: bytes | None, calls: bytes | None) -> Odd | None:
+        try:
+            given = UNSET if calls is None else self._decode_calls(calls)
+        except _REFUSALS:
+            return None
+        return Odd(role, None if content is None else content.decode(), given)
 
     def _decoded(self, rows: Sequence[bytes]) -> tuple[list[Plain | None], dict[int, Weights]]:
         """What each row holds, None where it can't be read so; and the weights of rows that give some."""
@@ -191,6 +252,10 @@ class PlainRows:
         except _REFUSALS:
             return False
         return not set(columns) <= {*self._known, *self._columns} and self._learn(columns)
+
+
+def _encoded(names: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(name.encode() for name in names)
 
 
 def _struct(

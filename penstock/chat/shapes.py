@@ -20,7 +20,7 @@ from penstock.chat.context import REASONING_FIELDS
 from penstock.chat.conversation import ROLE_OF_NAME, Conversation, Message, Role
 from penstock.chat.guards import suspects
 from penstock.chat.locality import SLICES, Locality
-from penstock.chat.plain_rows import Plain, as_message
+from penstock.chat.plain_rows import Flat, Plain, as_message
 from penstock.chat.regions import Bool, Int64, UInt8
 
 MOST_CODES: Final = 255
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
     """The rows of a batch that may be served."""
 
     rows: list[int]
-    words: list[Any]  # the contents of the messages of all these rows, one after the other
+    words: list[Any]  # the contents of the messages of all these rows, one after the other: str, bytes, None
     odd: dict[int, Given]  # by their place there: messages that are more, or less, than words
     codes: Int64  # one per message; 0: it has none, and its row can't be served
     offsets: Int64  # the k-th row has messages offsets[k]:offsets[k+1]
@@ -88,6 +88,19 @@ class Draft:
         self._counts: list[int] = []
         self._tools: list[Tools | None] = []
         self._odd: dict[int, Given] = {}
+
+    def add_flat(self, flat: Flat) -> None:
+        """Add rows whose messages stand one after the other."""
+        codes = list(flat.roles.translate(bytes(map(self._shapes.plain.__getitem__, flat.names)).ljust(256)))
+        for place, message in flat.odd.items():
+            codes[place], given = (0, None) if message is None else self._looked_at(message)
+            if given is not None:
+                self._odd[len(self._codes) + place] = given
+        self.rows += flat.rows
+        self._words += flat.words
+        self._codes += codes
+        self._counts += flat.counts
+        self._tools += repeat(None, len(flat.rows))
 
     def add_plain(self, rows: Sequence[int], decoded: Sequence[Plain]) -> None:
         """Add rows that were decoded as plain."""

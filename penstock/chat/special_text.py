@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
+from itertools import product
 
 import numpy as np
 import orjson
 
 from penstock.chat.formats_json import with_huge_integers
+from penstock.native import native
 
 _ESCAPES = (b"\\u", b"\\/")
 
@@ -29,13 +31,12 @@ class SpecialTextFinder:
         # Many files escape all that is not ASCII; such an escape hides nothing of a token that is.
         self._hiding = re.compile(rb"\\u00[0-7]|\\/" if all(map(bytes.isascii, needles)) else rb"\\[u/]")
 
-    def find(self, rows: Sequence[bytes]) -> tuple[dict[int, str], set[int]]:
+    def find(self, rows: list[bytes]) -> tuple[dict[int, str], set[int]]:
         """The rows whose text has special tokens: number -> the first of them. And the rows with escapes."""
-        pairs = _Pairs(rows)
-        escaped = pairs.rows_with(_ESCAPES)
+        escaped, suspect = _rows_with(rows, _ESCAPES, self._beginnings)
         if self._pattern is None:
             return {}, escaped
-        found = {number: self._first(rows[number]) for number in sorted(escaped | pairs.rows_with(self._beginnings))}
+        found = {number: self._first(rows[number]) for number in sorted(escaped | suspect)}
         return {number: token for number, token in found.items() if token is not None}, escaped
 
     def _first(self, row: bytes) -> str | None:
@@ -52,20 +53,19 @@ class SpecialTextFinder:
         return found[0].decode() if found else None
 
 
-class _Pairs:
-    """Every two bytes that stand side by side in rows."""
-
-    def __init__(self, rows: Sequence[bytes]) -> None:
-        self._ends = np.cumsum([len(row) + 1 for row in rows])
-        data = b"\n".join([*rows, b"\n\n"])
-        self._views = [np.frombuffer(data, np.uint16, (len(data) - start) // 2, start) for start in (0, 1)]
-
-    def rows_with(self, pairs: Iterable[bytes]) -> set[int]:
-        """The numbers of the rows that have one of these pairs."""
-        found: set[int] = set()
-        for pair in pairs:
-            wanted = np.frombuffer(pair, np.uint16)[0]
-            for shift, view in enumerate(self._views):
-                places = np.flatnonzero(view == wanted) * 2 + shift
-                found.update(np.searchsorted(self._ends, places, side="right").tolist())
-        return found
+def _rows_with(rows: list[bytes], *groups: Collection[bytes]) -> list[set[int]]:
+    """For each group of pairs of bytes, the numbers of the rows that have one of them."""
+    if native is not None:
+        wanted = sorted((pair, 1 << number) for number, group in enumerate(groups) for pair in group)
+        found = native.pairs(rows, b"".join(pair for pair, _ in wanted), bytes(bit for _, bit in wanted))
+        kinds = np.frombuffer(found, np.uint8)
+        return [set(np.flatnonzero(kinds & 1 << number).tolist()) for number in range(len(groups))]
+    ends = np.cumsum([len(row) + 1 for row in rows])
+    data = b"\n".join([*rows, b"\n\n"])
+    views = [np.frombuffer(data, np.uint16, (len(data) - start) // 2, start) for start in (0, 1)]
+    numbers: list[set[int]] = [set() for _ in groups]
+    for own, group in zip(numbers, groups, strict=True):
+        for wanted, (shift, view) in product(np.frombuffer(b"".join(group), np.uint16), enumerate(views)):
+            places = np.flatnonzero(view == wanted) * 2 + shift
+            own.update(np.searchsorted(ends, places, side="right").tolist())
+    return numbers

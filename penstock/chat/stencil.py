@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Int64, Segments
+from penstock.chat.regions import Bool, Int64, Segments
 from penstock.chat.shapes import Batch, Given
+from penstock.native import native
 
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -145,29 +146,19 @@ class Table:
 
     def fill(self, batch: Batch, numbers: Int64) -> Filled:
         """Fill the stencils of these numbers, one per message."""
-        words, inner = self._words(batch, numbers)
-        sizes = np.fromiter(map(len, words), np.int64, len(words))
-        chosen = numbers.tolist()
-        pieces = [b""] * (3 * len(words))
-        pieces[0::3] = map(self._before.__getitem__, chosen)
-        pieces[1::3] = words
-        pieces[2::3] = map(self._after.__getitem__, chosen)
+        inner = self._complete(batch, numbers)
+        texts, sizes = _put_together(batch, numbers, self._before, self._after, self._trims)
         ends = np.cumsum(sizes + self._fixed[numbers].sum(axis=1))
         text_ends = ends[batch.offsets[1:] - 1]
-        data = b"".join(pieces)
-        bounds = [0, *text_ends.tolist()]
-        texts = [data[start:end] for start, end in pairwise(bounds)]
         return Filled(batch.rows, texts, self._segments(batch.offsets, numbers, sizes, ends, text_ends, inner))
 
-    def _words(self, batch: Batch, numbers: Int64) -> tuple[list[bytes], list[Inner]]:
-        """What is filled in, one for each message; and where runs end in it."""
+    def _complete(self, batch: Batch, numbers: Int64) -> list[Inner]:
+        """Let the words of a message be all that is filled in; the answer is where runs end in them."""
         words = batch.words
         inner: list[Inner] = []
-        for place in np.flatnonzero(self._trims[numbers]).tolist():
-            words[place] = words[place].strip()
         for place in np.flatnonzero(self._is_more[numbers]).tolist():
             stencil = self._ordered[numbers[place]]
-            given = batch.odd.get(place) or Given(words[place])
+            given = batch.odd.get(place) or Given(_text(words[place]))
             if self._prints_tools[numbers[place]]:
                 row = int(np.searchsorted(batch.offsets, place, side="right")) - 1
                 given = given._replace(tools=batch.tools[row] or ())
@@ -175,7 +166,7 @@ class Table:
             words[place] = "".join(items)
             for run, inside in self._inner[numbers[place]]:
                 inner.append((place, run, len("".join(items[:inside]).encode())))
-        return list(map(str.encode, words)), inner
+        return inner
 
     def _segments(
         self, offsets: Int64, numbers: Int64, sizes: Int64, ends: Int64, text_ends: Int64, inner: list[Inner]
@@ -201,3 +192,28 @@ class Table:
             inclusive=np.zeros(len(runs), np.bool_),
             known=np.ones(len(offsets) - 1, np.bool_),
         )
+
+
+def _text(words: str | bytes) -> str:
+    return words.decode() if isinstance(words, bytes) else words
+
+
+def _put_together(
+    batch: Batch, numbers: Int64, before: list[bytes], after: list[bytes], trims: Bool
+) -> tuple[list[bytes], Int64]:
+    """The text of each row, and how many bytes of each message are in it."""
+    words = batch.words
+    if native is not None:
+        texts, own = native.fill(words, numbers, batch.offsets, before, after, trims)
+        return texts, np.frombuffer(own, np.int64)
+    for place in np.flatnonzero(trims[numbers]).tolist():
+        words[place] = words[place].strip()
+    encoded = list(map(str.encode, words))
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    chosen = numbers.tolist()
+    pieces = [b""] * (3 * len(encoded))
+    pieces[0::3] = map(before.__getitem__, chosen)
+    pieces[1::3] = encoded
+    pieces[2::3] = map(after.__getitem__, chosen)
+    bounds = (3 * batch.offsets).tolist()
+    return [b"".join(pieces[start:end]) for start, end in pairwise(bounds)], sizes

@@ -8,7 +8,6 @@ normalisation would change, is normalisation tried, on these and their neighbour
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.unassigned import uncertain
+from penstock.native import native
 
 NEWER: Final = 1
 COMPOSES: Final = 2  # may compose with what precedes it, or is not NFC by itself
@@ -33,26 +33,45 @@ class Findings(NamedTuple):
     decomposed: list[int]  # not in NFC
 
 
-def inspect_texts(texts: Sequence[bytes]) -> Findings:
-    """Which of the texts need care. Only words of eight bytes with more than ASCII in them are looked at: no character
-    lies partly outside of them."""
+def inspect_texts(texts: list[bytes]) -> Findings:
+    """Which of the texts need care."""
+    kinds = _kinds_in(texts)
+    having = {kind: np.flatnonzero(kinds & kind).tolist() for kind in (NEWER, COMPOSES)}
+    decomposed = [n for n in having[COMPOSES] if not is_composed(texts[n].decode())]
+    # Without characters that may compose, Python tells by a quick look.
+    for n in np.flatnonzero(kinds & (COMPOSES | REORDERS) == REORDERS).tolist():
+        if not unicodedata.is_normalized("NFC", texts[n].decode()):
+            decomposed.append(n)
+    return Findings(having[NEWER], sorted(decomposed))
+
+
+def _kinds_in(texts: list[bytes]) -> npt.NDArray[np.uint8]:
+    """For each text the kinds of its characters, together."""
+    if native is None:
+        return _kinds_in_words(texts)
+    kinds = np.frombuffer(native.kinds(texts, _kinds), np.uint8)
+    unseen = np.flatnonzero(kinds & _UNSEEN).tolist()
+    if not unseen:
+        return kinds
+    for n in unseen:
+        _kinds_of(code_points(texts[n].decode()))
+    return np.frombuffer(native.kinds(texts, _kinds), np.uint8)
+
+
+def _kinds_in_words(texts: list[bytes]) -> npt.NDArray[np.uint8]:
+    """The same. Only words of eight bytes with more than ASCII in them are looked at: no character lies partly outside
+    of them."""
+    found = np.zeros(len(texts), np.uint8)
     data = b"".join([*texts, bytes(7)])
     words = np.frombuffer(data, np.uint64, len(data) // 8)
     foreign = np.flatnonzero(_has_more_than_ascii(words))
     points = code_points(words[foreign].tobytes().decode())
     kinds = _kinds_of(points)
     places = np.flatnonzero(kinds != 0)
-    if not len(places):
-        return Findings([], [])
     at = np.cumsum(utf8_widths(points), dtype=np.int64)[places] - 1  # the last byte of each, in these words
     owners = np.searchsorted(np.cumsum([len(text) for text in texts]), foreign[at // 8] * 8 + at % 8, side="right")
-    having = {kind: np.unique(owners[(kinds[places] & kind) > 0]) for kind in (NEWER, COMPOSES, REORDERS)}
-    decomposed = [n for n in having[COMPOSES].tolist() if not is_composed(texts[n].decode())]
-    # Without characters that may compose, Python tells by a quick look.
-    for n in np.setdiff1d(having[REORDERS], having[COMPOSES]).tolist():
-        if not unicodedata.is_normalized("NFC", texts[n].decode()):
-            decomposed.append(n)
-    return Findings(having[NEWER].tolist(), sorted(decomposed))
+    np.bitwise_or.at(found, owners, kinds[places])
+    return found
 
 
 def is_composed(text: str) -> bool:

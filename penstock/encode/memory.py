@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -40,6 +41,15 @@ def release() -> None:
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:  # without glibc, memory goes back when the allocator sees fit
         trim(0)
+
+
+def keep_large_apart() -> None:
+    """Let the largest blocks of memory always be apart from the others, so that they go back to the system when they
+    are freed. Left to itself, glibc puts them among the others as soon as it has seen one freed."""
+    mallopt = getattr(_libc(), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 16 << 20)
+        mallopt(_TRIM_THRESHOLD, 32 << 20)
 
 
 def _mallinfo() -> Any:

@@ -122,6 +122,15 @@ def test_without_the_fast_engines_installed(write_rows: Rows, tokenizer: Path, t
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 
+def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(many_rows(300))
+    build(source, tokenizer, tmp_path / "with")
+    program = "import sys; sys.modules['penstock.native._native'] = None; from penstock.cli import main; main()"
+    command = [sys.executable, "-c", program, "prepare", str(source), "--tokenizer", str(tokenizer)]
+    subprocess.run([*command, "--cache", str(tmp_path / "without")], capture_output=True, check=True)
+    assert tree(tmp_path / "with") == tree(tmp_path / "without")
+
+
 def test_forms_of_the_same_rows_share_shards(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     rows = many_rows(200)
     source = write_rows(rows)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Sequence
+from itertools import count, islice
+from types import SimpleNamespace
 from typing import Any, Final
+
+from msgspec import UNSET
 
 from penstock.chat.conversation import Message
 from penstock.chat.formats import ROLES, SHAREGPT_ROLES, WEIGHT_KEYS, Format, Mapping
 from penstock.chat.locality import Locality
-from penstock.chat.plain_rows import Plain, PlainRows, Weights, as_message
+from penstock.chat.plain_rows import Flat, Odd, Plain, PlainRows, Weights, as_message
 from penstock.chat.rows import Normaliser
 from penstock.chat.special_text import SpecialTextFinder
 from tests.chat.splitting import assistant, calls, returns, user
@@ -47,13 +51,29 @@ def weighed(
     plain: PlainRows, rows: Sequence[bytes], others: Container[int] = ()
 ) -> tuple[dict[int, Plain], dict[int, Weights]]:
     """The same, and the weights of rows that give some."""
-    found: dict[int, Plain] = {}
+    taken = Taken()
+    weights = plain.read(list(rows), SpecialTextFinder(()).find(list(rows))[1], others, taken)
+    return dict(sorted(taken.rows.items())), weights
 
-    def add(numbers: Sequence[int], lists: Sequence[Plain]) -> None:
-        found.update(zip(numbers, lists, strict=True))
 
-    weights = plain.read(rows, SpecialTextFinder(()).find(rows)[1], others, add)
-    return found, weights
+class Taken:
+    """What was decoded, by row, whichever way it came."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Plain] = {}
+
+    def add_plain(self, rows: Sequence[int], decoded: Sequence[Plain]) -> None:
+        self.rows.update(zip(rows, decoded, strict=True))
+
+    def add_flat(self, flat: Flat) -> None:
+        said = iter(zip(count(), flat.roles, flat.words, strict=False))
+        for row, size in zip(flat.rows, flat.counts, strict=True):
+            messages = [
+                flat.odd.get(place, Odd(flat.names[role], words and words.decode(), UNSET))
+                for place, role, words in islice(said, size)
+            ]
+            if None not in messages:  # such a row is left to the reader
+                self.rows[row] = SimpleNamespace(messages=messages, tools=None)
 
 
 def shown(message: Message) -> Message:

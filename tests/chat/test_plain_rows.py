@@ -37,6 +37,8 @@ from tests.chat.plain_row_cases import (
 from tests.chat.splitting import assistant, calls, user
 from tests.chat.stencil_probes import made
 
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
 
 @pytest.mark.parametrize("name", DECODED)
 def test_decoded(name: str) -> None:
@@ -72,7 +74,7 @@ def test_null_contents_are_decoded_but_not_drafted(role: str) -> None:
         Normaliser(MESSAGES).conversations(data)
     plain = PlainRows(MESSAGES, READS_CALLS)
     draft = Draft(Shapes(READS_CALLS, plain.roles), made("whole").adapter)
-    plain.read([data, row(TURNS)], (), (), draft.add_plain)
+    plain.read([data, row(TURNS)], (), (), draft)
     assert draft.batch().rows == [1]
 
 

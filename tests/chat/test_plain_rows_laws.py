@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from tests.chat.plain_row_cases import (
     row,
     weighed,
 )
+
+pytestmark = pytest.mark.usefixtures("inner_loops")
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**66), 2**66), st.floats(allow_nan=False, allow_infinity=False))

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.chat.special_text import SpecialTextFinder
 
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
 ASCII = ("<|im_end|>", "<|im_start|>", "</s>", "[INST]", "\n", "x")
 TOKENS = {"ascii": ASCII, "more": (*ASCII, "<｜end｜>", "é$")}
 PIECES = st.sampled_from([*TOKENS["more"], "<", "|", "\\", "u003c", "/s>", "a", "ü", "日本", "\u0007", '"', "😀"])

@@ -30,6 +30,8 @@ from tests.chat.stencil_probes import (
     served,
 )
 
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_hostile_contents_one_by_one(name: str) -> None:

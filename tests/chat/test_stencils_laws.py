@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from penstock.errors import RowError
 from tests.chat.splitting import assistant, returns, user
 from tests.chat.stencil_probes import MAPPING, SAID, TEMPLATES, Made, check, made, served
 from tests.chat.tools_cases import HOSTILE_TOOLS
+
+pytestmark = pytest.mark.usefixtures("inner_loops")
 
 CONTENTS = st.one_of(st.sampled_from(SAID), st.text(max_size=8), st.text("ab \n<|end>", max_size=8))
 NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False, allow_infinity=False))
@@ -114,7 +117,7 @@ def test_any_rows_those_that_are_plain_decoded_as_such(name: str, records: list[
     plain = PlainRows(MAPPING, parts.engine.locality)
     stencils = parts.stencils(plain.roles)
     draft = stencils.draft()
-    plain.read(rows, SpecialTextFinder(()).find(rows)[1], (), draft.add_plain)
+    plain.read(rows, SpecialTextFinder(()).find(rows)[1], (), draft)
     adapted = [parts.adapter.adapt(c) if is_adaptable(parts, c) else c for c in conversations]
     for row in set(range(len(rows))).difference(draft.rows):
         if is_adaptable(parts, conversations[row]):

@@ -24,6 +24,8 @@ from tests.chat.tools_cases import (
     printing,
 )
 
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
 SYSTEM: Final[Message] = {"role": "system", "content": "Be kind."}
 TURNS: Final = [user("q"), assistant("a")]
 CALLING: Final = [user("q"), calls("f", "g"), returns("r"), returns("s", 1), assistant("a")]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.encode.code_points import inspect_texts, is_composed
 from penstock.encode.unassigned import uncertain
+
+pytestmark = pytest.mark.usefixtures("inner_loops")
 
 MARKS = [chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)).startswith("M")]
 SECONDS = "\u0301\u0308\u093c\u09be\u0bbe\u102e\u1161\u11a8\u3099\U00011127\U0001133e"
