@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo test check conformance bench clean
 
-COMPILED := $(wildcard penstock/native/*.c penstock/native/*.h)
+COMPILED := setup.py $(wildcard penstock/native/*.c penstock/native/*.h)
 
 $(VENV)/train: pyproject.toml constraints.txt $(COMPILED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
