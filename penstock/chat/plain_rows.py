@@ -3,8 +3,9 @@
 The bytes of rows enter; for each row its messages and tools leave, or None: the row has more to it (reasoning, a system
 prompt beside the messages, control characters, an error), and is to be read by `rows`. What is decoded here would have
 been read equally there, but for messages that say nothing and should: these the draft lets go.
-Keys that the template never reads are let pass; weights are told apart. The decoder checks types and names as it
-parses, which costs less than parsing into dicts: some 1.5 µs a KB.
+Keys that the template never reads are let pass; weights are told apart. Rows of words and calls alone are read by
+`native`, others by a decoder that checks types and names as it parses, which costs less than parsing into dicts: some
+3 µs a KB, 2 µs by `native`.
 """
 
 from __future__ import annotations
@@ -157,17 +158,14 @@ class PlainRows:
         self, rows: list[bytes], escaped: Container[int], others: Container[int], draft: Takes
     ) -> dict[int, Weights]:
         """Give a draft all rows that are plain and not among the others. `escaped` have escapes such as \\u0007. The
-        answer are the weights of rows that give some.
-
-        A few rows at a time, while they are still in the processor's caches.
-        """
+        answer are the weights of rows that give some."""
         numbers: Sequence[int] = range(len(rows))
         if native is not None:
             flat = self._flat(native, rows, others)
             draft.add_flat(flat)
             numbers = sorted(set(numbers).difference(flat.rows))
         found: dict[int, Weights] = {}
-        for start in range(0, len(numbers), _AT_ONCE):
+        for start in range(0, len(numbers), _AT_ONCE):  # few, so that they stay in the processor's caches
             some = numbers[start : start + _AT_ONCE]
             decoded, weights = self._decoded([rows[number] for number in some])
             kept = [
@@ -183,7 +181,7 @@ class PlainRows:
         return found
 
     def _flat(self, native: Native, rows: list[bytes], others: Container[int]) -> Flat:
-        """The rows that the compiled decoder reads."""
+        """The rows that are read by what is compiled."""
         left = bytes(number in others for number in range(len(rows)))
         found, counts, roles, words, odd = native.read(rows, left, self._layout)
         names = self._role_names

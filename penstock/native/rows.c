@@ -209,9 +209,8 @@ static bool take_list(Row *row, Span *list) {
 
 /* The number of a text among others, or -1. */
 static Py_ssize_t number_among(Span text, PyObject *others) {
-    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(others); k++) {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(others); k++)
         if (equal(text, span_of(PyTuple_GET_ITEM(others, k)))) return k;
-    }
     return -1;
 }
 
@@ -301,14 +300,18 @@ static bool add(Found *found, Py_ssize_t number, const Row *row) {
     if (found->messages + row->count > found->capacity) {
         const Py_ssize_t capacity = 2 * found->capacity + row->count;
         byte *roles = PyMem_Realloc(found->roles, (size_t)capacity);
-        if (roles == NULL) return PyErr_NoMemory() != NULL;
+        if (roles == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
         found->roles = roles;
         found->capacity = capacity;
     }
     for (Py_ssize_t k = 0; k < row->count; k++) {
         const Message message = row->messages[k];
         if (!append(found->words, bytes_or_none(message.content))) return false;
-        if (message.calls.start != NULL || stripped(message.content).size == 0) {
+        const bool has_words = message.content.start != NULL && stripped(message.content).size > 0;
+        if (!has_words || message.calls.start != NULL) {
             if (!append(found->odd, Py_BuildValue("nN", found->messages, bytes_or_none(message.calls)))) return false;
         }
         found->roles[found->messages++] = message.role;
@@ -317,38 +320,25 @@ static bool add(Found *found, Py_ssize_t number, const Row *row) {
 }
 
 static bool read_all(PyObject *rows, const char *left, const Layout *layout, Found *found) {
+    Py_ssize_t largest = 0;
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(rows); k++)
+        largest = Py_MAX(largest, PyBytes_GET_SIZE(PyList_GET_ITEM(rows, k)));
     Row row = {.layout = layout};
-    byte *room = NULL;
-    Py_ssize_t size = 0;
-    bool done = true;
-    for (Py_ssize_t number = 0; done && number < PyList_GET_SIZE(rows); number++) {
-        PyObject *own = PyList_GET_ITEM(rows, number);
-        if (left[number] || !PyBytes_CheckExact(own)) continue;
-        if (PyBytes_GET_SIZE(own) > size) {
-            size = 2 * PyBytes_GET_SIZE(own);
-            PyMem_Free(room);
-            room = PyMem_Malloc((size_t)size);
-            if (room == NULL) {
-                PyErr_NoMemory();
-                done = false;
-                break;
-            }
-        }
-        row.at = (const byte *)PyBytes_AS_STRING(own);
-        row.end = row.at + PyBytes_GET_SIZE(own);
+    byte *room = PyMem_Malloc((size_t)largest);
+    bool done = room != NULL;
+    if (!done) PyErr_NoMemory();
+    for (Py_ssize_t k = 0; done && k < PyList_GET_SIZE(rows); k++) {
+        if (left[k]) continue;
+        const Span own = span_of(PyList_GET_ITEM(rows, k));
+        row.at = own.start;
+        row.end = own.start + own.size;
         row.room = room;
         row.count = 0;
-        if (take_row(&row)) done = add(found, number, &row);
+        if (take_row(&row)) done = add(found, k, &row);
     }
     PyMem_Free(row.messages);
     PyMem_Free(room);
     return done;
-}
-
-static bool all_bytes(PyObject *items) {
-    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(items); k++)
-        if (!PyBytes_CheckExact(PyTuple_GET_ITEM(items, k))) return false;
-    return true;
 }
 
 PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *arguments) {
@@ -362,9 +352,9 @@ PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *arguments) {
                           &PyTuple_Type, &layout.ignored, &PyTuple_Type, &layout.columns, &PyTuple_Type, &layout.roles,
                           &layout.answers))
         return NULL;
-    if (size != PyList_GET_SIZE(rows) || PyTuple_GET_SIZE(layout.roles) > 255 || !all_bytes(layout.ignored) ||
-        !all_bytes(layout.columns) || !all_bytes(layout.roles)) {
-        PyErr_SetString(PyExc_ValueError, "one flag per row, and names as bytes, at most 255 of roles");
+    if (size != PyList_GET_SIZE(rows) || !all_bytes(rows) || !all_bytes(layout.ignored) ||
+        !all_bytes(layout.columns) || !all_bytes(layout.roles) || PyTuple_GET_SIZE(layout.roles) > 255) {
+        PyErr_SetString(PyExc_ValueError, "rows and names as bytes, a flag for each row, at most 255 roles");
         return NULL;
     }
     Found found = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), NULL, 0, 0};

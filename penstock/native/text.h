@@ -20,6 +20,13 @@ static inline Span span_of(PyObject *bytes) {
     return (Span){(const byte *)PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes)};
 }
 
+/* Whether all items of a list or tuple are bytes. */
+static inline bool all_bytes(PyObject *items) {
+    for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(items); k++)
+        if (!PyBytes_CheckExact(PySequence_Fast_GET_ITEM(items, k))) return false;
+    return true;
+}
+
 static inline bool equal(Span one, Span other) {
     return one.size == other.size && memcmp(one.start, other.start, (size_t)one.size) == 0;
 }

@@ -47,12 +47,6 @@ static PyObject *text_of(PyObject *words, PyObject *before, PyObject *after, con
     return text;
 }
 
-static bool is_list_of_bytes(PyObject *items) {
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(items); k++)
-        if (!PyBytes_CheckExact(PyList_GET_ITEM(items, k))) return false;
-    return true;
-}
-
 /* Whether numbers and offsets stay within their bounds; the most messages of a row. */
 static bool are_valid(const int64_t *numbers, Py_ssize_t count, Py_ssize_t stencils, const int64_t *offsets,
                       Py_ssize_t rows, Py_ssize_t *most) {
@@ -77,7 +71,7 @@ PyObject *fill(PyObject *Py_UNUSED(module), PyObject *arguments) {
     const Py_ssize_t count = numbers.len / 8, rows = offsets.len / 8 - 1, stencils = PyList_GET_SIZE(before);
     Py_ssize_t most = 0;
     if (count != PyList_GET_SIZE(words) || stencils != PyList_GET_SIZE(after) || stencils != trims.len ||
-        !is_list_of_bytes(before) || !is_list_of_bytes(after) ||
+        !all_bytes(before) || !all_bytes(after) ||
         !are_valid(numbers.buf, count, stencils, offsets.buf, rows, &most)) {
         PyErr_SetString(PyExc_ValueError, "a stencil for each word, and rows that own all words");
         goto done;
@@ -152,7 +146,7 @@ PyObject *pairs(PyObject *Py_UNUSED(module), PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "O!y#y#", &PyList_Type, &texts, &wanted.start, &wanted.size, &bits.start,
                           &bits.size))
         return NULL;
-    if (wanted.size != 2 * bits.size || !is_list_of_bytes(texts)) {
+    if (wanted.size != 2 * bits.size || !all_bytes(texts)) {
         PyErr_SetString(PyExc_ValueError, "texts as bytes, and a bit for each pair");
         return NULL;
     }
@@ -167,7 +161,7 @@ PyObject *kinds(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *texts, *answer = NULL;
     Py_buffer table;
     if (!PyArg_ParseTuple(arguments, "O!y*", &PyList_Type, &texts, &table)) return NULL;
-    if (table.len != 0x110000 || !is_list_of_bytes(texts)) {
+    if (table.len != 0x110000 || !all_bytes(texts)) {
         PyErr_SetString(PyExc_ValueError, "texts as bytes, and the kind of each code point");
         goto done;
     }

@@ -149,6 +149,7 @@ def test_very_deep_nesting_is_left_or_given_on() -> None:
     [
         (b"", b"", LAYOUT),
         ([b"{}"], b"", LAYOUT),
+        (["{}"], b"\0", LAYOUT),
         ([], b"\0", LAYOUT),
         ([], b"", LAYOUT[:-1]),
         ([], b"", LAYOUT._replace(roles=("user",))),  # type: ignore[arg-type]
@@ -160,10 +161,6 @@ def test_wrong_arguments_of_read(arguments: tuple[Any, ...]) -> None:
     assert native is not None
     with pytest.raises((TypeError, ValueError)):
         native.read(*arguments)
-
-
-def test_rows_of_another_type_are_left() -> None:
-    assert read([PLAIN, "text", None, bytearray(PLAIN)]).keys() == {0}  # type: ignore[list-item]
 
 
 # ---- texts
