@@ -226,7 +226,7 @@ class Shapes:
                 return None
         elif type(content) is str and content and not content.isspace():
             return self._usual.get(message["role"])
-        if "content" not in message or (content and (type(content) is not str or content.isspace())):
+        if "content" not in message or (content is not None and (type(content) is not str or content.isspace())):
             return None
         role = _ROLES.get(message["role"])
         if role is None:
