@@ -122,14 +122,6 @@ def test_without_the_fast_engines_installed(write_rows: Rows, tokenizer: Path, t
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 
-def test_an_empty_list_of_parts(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
-    answer = {"role": "assistant", "content": "a"}
-    source = write_rows([{"messages": [{"role": "user", "content": said}, answer]} for said in ([], "", "q")])
-    build(source, tokenizer, tmp_path / "fast")
-    build(source, tokenizer, tmp_path / "slow", fast=False)
-    assert tree(tmp_path / "fast") == tree(tmp_path / "slow")
-
-
 def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows(many_rows(300))
     build(source, tokenizer, tmp_path / "with")

@@ -78,6 +78,11 @@ def test_null_contents_are_decoded_but_not_drafted(role: str) -> None:
     assert draft.batch().rows == [1]
 
 
+@pytest.mark.parametrize("content", [[], {}, 0, False, [{"type": "text", "text": "q"}]])
+def test_contents_that_are_no_text_have_no_shape(content: object) -> None:
+    assert Shapes(READS_CALLS, {}).code({"role": "user", "content": content}) is None
+
+
 HUGE: Final = b"9" * 310  # an integer beyond any float
 
 
