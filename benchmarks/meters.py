@@ -1,17 +1,16 @@
 """What Penstock is compared with, each in a process of its own that works on command and reports its time.
 
-    python -m benchmarks.meters peer TOKENIZER TEMPLATE | limit TOKENIZER | loop
+    python -m benchmarks.meters peer TOKENIZER TEMPLATE | limit TOKENIZER
 
 In: lines of JSON, {"path", "offset", "bytes"}: a stretch of a JSON lines file. Out: lines of JSON with seconds (wall
 and CPU) and bytes. `peer` is transformers' `apply_chat_template(tokenize=True)` with its masks, row by row, parsing not
 counted; it also gives a hash of each row's tokens. `limit` is gigatoken alone on text that is rendered already and that
-it has seen once before (warm). `loop` is plain work that needs nothing but a core.
+it has seen once before (warm).
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -42,19 +41,12 @@ class Meter:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self._read()  # it says when it is ready
 
-    def start(self, **request: Any) -> None:
-        """Ask for a stretch of work."""
+    def measure(self, **request: Any) -> Answer:
+        """Ask for a stretch of work, and wait for it to be done."""
         assert self._process.stdin is not None
         self._process.stdin.write(orjson.dumps(request) + b"\n")
         self._process.stdin.flush()
-
-    def result(self) -> Answer:
-        """Wait for it to be done."""
         return self._read()
-
-    def measure(self, **request: Any) -> Answer:
-        self.start(**request)
-        return self.result()
 
     def close(self) -> None:
         self._process.communicate()
@@ -63,26 +55,6 @@ class Meter:
         assert self._process.stdout is not None
         answer: Answer = json.loads(self._process.stdout.readline())
         return answer
-
-
-class Pair:
-    """Two such processes of one kind."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._meters = Meter(*arguments), Meter(*arguments)
-
-    def speed_up(self, **request: Any) -> float:
-        """How much faster two are together than one alone: the first before, the second after."""
-        first, second = self._meters
-        alone = first.measure(**request)["seconds"]
-        for meter in self._meters:
-            meter.start(**request)
-        together = max(meter.result()["seconds"] for meter in self._meters)
-        return 2 * statistics.mean((alone, second.measure(**request)["seconds"])) / together
-
-    def close(self) -> None:
-        for meter in self._meters:
-            meter.close()
 
 
 def token_hash(ids: Any) -> int:
@@ -164,21 +136,8 @@ def limit(tokenizer: str) -> Callable[[Answer], Answer]:
     return work
 
 
-def loop() -> Callable[[Answer], Answer]:
-    """Work without memory, disk or locks."""
-
-    def work(_: Answer) -> Answer:
-        begin, cpu = time.perf_counter(), time.process_time()
-        total = 0
-        for number in range(20_000_000):
-            total += number & 7
-        return {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu, "bytes": 1}
-
-    return work
-
-
 def main() -> None:
-    make: dict[str, Callable[..., Callable[[Answer], Answer]]] = {"peer": peer, "limit": limit, "loop": loop}
+    make: dict[str, Callable[..., Callable[[Answer], Answer]]] = {"peer": peer, "limit": limit}
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints must not mix with our answers
     work = make[sys.argv[1]](*sys.argv[2:])
     print("{}", file=out, flush=True)

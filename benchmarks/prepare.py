@@ -5,7 +5,8 @@
 Data is grown from the files by seeded word shuffles. While one worker prepares it, the run stops the clock every few
 slices and lets transformers (with masks) and gigatoken (alone, warm, on rendered text) work on a stretch of the same
 file: so all three see the same noise. Every row that transformers encoded is compared token by token. The clock starts
-after each worker's first slice: start-up (imports, engines, calibration, cold caches) is reported apart.
+after the first slice: start-up (imports, engines, calibration, cold caches) is reported apart. One worker and two, one
+loop and two take turns, for the same reason.
 Targets: 20 times transformers, on `--traces` too; 0.25 of the encoder; two workers 0.8 of what two copies of a plain
 loop reach; 400-message conversations at most 1.3 times the cost per byte of 4-message ones. Exit code 1 if one fails.
 """
@@ -32,21 +33,21 @@ from jinja2 import TemplateError
 import penstock as ps
 from benchmarks.conformance import reference_tokenizer, trl_templates
 from benchmarks.grow import MATERIAL, grow, grown, material
-from benchmarks.meters import Meter, Pair, token_hash
+from benchmarks.meters import Meter, token_hash
+from benchmarks.turns import rates
 from penstock.build.progress import Progress
 from penstock.sources import model_folder
 
 PEER_BYTES, LIMIT_BYTES = 700_000, 24_000_000
 TURN_BYTES = 30_000_000
 WARM_BYTES = 50_000_000
+LOOPS = 60_000_000
 
 
 @dataclass
 class Clock:
-    """When slices were done; time spent in `pauses` does not count."""
+    """When slices were done; time spent in `pauses` does not count. The first slice belongs to the start."""
 
-    skipped: int  # slices that belong to the start
-    warm: float = 0.0  # and bytes
     marks: list[tuple[float, float, int]] = field(default_factory=list)  # wall, CPU, bytes
     paused: float = 0.0
     begin: float = field(default_factory=time.perf_counter)
@@ -60,31 +61,22 @@ class Clock:
         self.paused += time.perf_counter() - begin
 
     @property
-    def start(self) -> tuple[float, float, int]:
-        """The mark at which the start is over."""
-        return next(mark for mark in self.marks[self.skipped - 1 :] if mark[2] >= self.warm)
-
-    @property
     def start_up(self) -> float:
-        """Seconds until every worker had done one slice, less the time such slices take later on."""
-        return max(0.0, self.start[0] - self.start[2] * self.seconds_per_byte())
+        """Seconds until the first slice was done, less the time such a slice takes later on."""
+        return max(0.0, self.marks[0][0] - self.marks[0][2] * self.seconds_per_byte())
 
     def seconds_per_byte(self, cpu: bool = False) -> float:
-        first, last = self.start, self.marks[-1]
+        first, last = self.marks[0], self.marks[-1]
         return (last[cpu] - first[cpu]) / (last[2] - first[2])
 
 
 def timed(
-    files: Sequence[Path],
-    tokenizer: Path,
-    workers: int,
-    every: int = 0,
-    pause: Callable[[int], None] | None = None,
-    warm: float = 0.0,
+    file: Path, tokenizer: Path, every: int = 0, pause: Callable[[int], None] | None = None
 ) -> tuple[Clock, ps.Dataset, Progress]:
-    """Prepare files in a new cache. `pause(bytes so far)` is called every so many bytes with the clock stopped."""
-    cache = Path(tempfile.mkdtemp(prefix="bench-", dir=files[0].parent))
-    clock = Clock(workers, warm)
+    """One worker prepares a file in a new cache. `pause(bytes so far)` is called every so many bytes with the clock
+    stopped."""
+    cache = Path(tempfile.mkdtemp(prefix="bench-", dir=file.parent))
+    clock = Clock()
     last: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:
@@ -95,9 +87,8 @@ def timed(
             clock.pause(lambda: pause(progress.bytes_seen))
 
     dataset = ps.prepare(
-        *files, tokenizer=str(tokenizer), cache=cache, workers=str(workers), dropped_tool_calls="keep",
-        on_progress=on_progress,
-    )  # fmt: skip
+        file, tokenizer=str(tokenizer), cache=cache, workers="1", dropped_tool_calls="keep", on_progress=on_progress
+    )
     clock.mark(last[0].bytes_seen)
     return clock, dataset, last[0]
 
@@ -140,7 +131,7 @@ def against(file: Path, tokenizer: Path, peer: Meter, limit: Meter, pauses: int)
         theirs.append(peer.measure(path=str(file), offset=min(seen, size - PEER_BYTES), bytes=PEER_BYTES))
         encoder.append(limit.measure(path=str(file), offset=room, bytes=LIMIT_BYTES))
 
-    clock, dataset, progress = timed([file], tokenizer, 1, size // (pauses + 1), pause)
+    clock, dataset, progress = timed(file, tokenizer, size // (pauses + 1), pause)
     equal, compared = same_tokens(dataset, file, theirs)
     shutil.rmtree(dataset.cache.root)
     ours = {kind: clock.seconds_per_byte(kind == "cpu") for kind in ("seconds", "cpu")}
@@ -153,11 +144,11 @@ def against(file: Path, tokenizer: Path, peer: Meter, limit: Meter, pauses: int)
         "rows": progress.rows,
         "tokens": progress.tokens,
         "start_up_seconds": clock.start_up,
-        "megabytes_per_second": rates(ours),
+        "megabytes_per_second": per_second(ours),
         "rows_per_second": progress.rows / size / ours["seconds"],
         "tokens_per_second": progress.tokens / size / ours["seconds"],
-        "transformers_megabytes_per_second": rates(cost["transformers"]),
-        "encoder_megabytes_per_second": rates(cost["encoder"]),
+        "transformers_megabytes_per_second": per_second(cost["transformers"]),
+        "encoder_megabytes_per_second": per_second(cost["encoder"]),
         "times_transformers": {kind: cost["transformers"][kind] / ours[kind] for kind in ours},
         "of_the_encoder": {kind: cost["encoder"][kind] / ours[kind] for kind in ours},
         "compared_rows": compared,
@@ -167,7 +158,7 @@ def against(file: Path, tokenizer: Path, peer: Meter, limit: Meter, pauses: int)
     }
 
 
-def rates(costs: dict[str, float]) -> dict[str, float]:
+def per_second(costs: dict[str, float]) -> dict[str, float]:
     return {kind: 1e-6 / cost for kind, cost in costs.items()}
 
 
@@ -180,37 +171,26 @@ def same_tokens(dataset: ps.Dataset, file: Path, theirs: list[dict[str, Any]]) -
     return equal, len(numbers)
 
 
-def speed_up(files: Sequence[Path], tokenizer: Path) -> dict[str, Any]:
-    """Two workers against one, and two copies of a loop against one, turn by turn. Two copies of the encoder alone
-    tell how much of what is missing is the machine's memory.
+def speed_up(file: Path, tokenizer: Path, rounds: int) -> dict[str, Any]:
+    """Two workers against one, and two copies of a loop against one, all by turns.
 
     Each worker's encoder has to meet the words of the data first, so the clock starts after `WARM_BYTES` a worker.
     """
-    loop_meters, encoder_meters = Pair("loop"), Pair("limit", str(tokenizer))
+    warm = min(WARM_BYTES, file.stat().st_size / 4)
+    loop = ("loop", str(LOOPS))
     workers: list[float] = []
     loops: list[float] = []
-    encoders: list[float] = []
-    starts: list[float] = []
-    for file in files:
-        warm = min(WARM_BYTES, file.stat().st_size / 4)
-        one, dataset, _ = timed([file], tokenizer, 1, warm=warm)
-        shutil.rmtree(dataset.cache.root)
-        loops.append(loop_meters.speed_up())
-        encoders.append(encoder_meters.speed_up(path=str(file), offset=0, bytes=min(LIMIT_BYTES, file.stat().st_size)))
-        two, dataset, _ = timed([file], tokenizer, 2, warm=2 * warm)
-        shutil.rmtree(dataset.cache.root)
-        workers.append(one.seconds_per_byte() / two.seconds_per_byte())
-        starts.append(two.start_up)
-    loop_meters.close()
-    encoder_meters.close()
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=file.parent) as caches:
+            one, two = (
+                ("prepare", str(file), str(tokenizer), f"{caches}/{count}", str(count), str(count * warm))
+                for count in (1, 2)
+            )
+            found = rates({"one": [one], "two": [two], "loop": [loop], "loops": [loop, loop]})
+        workers.append(found["two"] / found["one"])
+        loops.append(found["loops"] / found["loop"])
     shares = [w / loop for w, loop in zip(workers, loops, strict=True)]
-    return {
-        "workers": workers,
-        "loops": loops,
-        "encoders": encoders,
-        "start_up_seconds": statistics.median(starts),
-        "share_of_loops": statistics.median(shares),
-    }
+    return {"workers": workers, "loops": loops, "share_of_loops": statistics.median(shares)}
 
 
 def turns(rows: Sequence[dict[str, Any]], length: int, size: int) -> Iterator[bytes]:
@@ -234,7 +214,7 @@ def long_conversations(rows: Sequence[dict[str, Any]], tokenizer: Path, folder: 
     costs: dict[int, list[float]] = {4: [], 400: []}
     for _ in range(rounds):
         for length, file in files.items():
-            clock, dataset, _ = timed([file], tokenizer, 1)
+            clock, dataset, _ = timed(file, tokenizer)
             shutil.rmtree(dataset.cache.root)
             costs[length].append(clock.seconds_per_byte(cpu=True))
     return {"400_messages_against_4": statistics.median(costs[400]) / statistics.median(costs[4])}
@@ -264,15 +244,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     mixed = grow(arguments.data, size, folder / "mixed.jsonl")
     result: dict[str, Any] = {"transformers_template": name}
     result["mixed"] = against(mixed, arguments.tokenizer, peer, limit, arguments.pauses)
-    mixed.unlink()
     if arguments.traces:
         traces = grow(arguments.traces, size // 4, folder / "traces.jsonl", seed=1)
         result["traces"] = against(traces, arguments.tokenizer, peer, limit, arguments.pauses)
         traces.unlink()
     peer.close()
     limit.close()
-    pieces = [grow(arguments.data, size // 2, folder / f"piece_{k}.jsonl", seed=2 + k) for k in range(arguments.rounds)]
-    result["two_workers"] = speed_up(pieces, arguments.tokenizer)
+    result["two_workers"] = speed_up(mixed, arguments.tokenizer, arguments.rounds)
     result["turns"] = long_conversations(rows, arguments.tokenizer, folder, arguments.rounds)
     return result
 

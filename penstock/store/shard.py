@@ -107,7 +107,15 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     column = batch.column(name)
-    return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy(zero_copy_only=True)
+    return _numpy(column.values), _numpy(column.offsets)
+
+
+def _numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """The values of an array, not copied. Arrow's own way would import pandas first, if it is there: 0.3 s, 50 MB."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.zeros(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
 def _columns(batch: pa.RecordBatch) -> Columns:
@@ -123,7 +131,7 @@ def _columns(batch: pa.RecordBatch) -> Columns:
         segment_parts=_values(batch, "segment_parts")[0],
         segment_messages=_values(batch, "segment_messages")[0],
         segment_weights=_values(batch, "segment_weights")[0] if "segment_weights" in names else None,
-        rows=batch.column("row").to_numpy(zero_copy_only=True),
-        row_hashes=batch.column("row_hash").to_numpy(zero_copy_only=True),
-        sides=batch.column("side").to_numpy(zero_copy_only=True) if "side" in names else None,
+        rows=_numpy(batch.column("row")),
+        row_hashes=_numpy(batch.column("row_hash")),
+        sides=_numpy(batch.column("side")) if "side" in names else None,
     )
