@@ -12,6 +12,7 @@ import pytest
 from penstock.chat import plain_rows, special_text, stencil
 from penstock.encode import code_points
 from penstock.native import native
+from penstock.sources import lines
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +80,6 @@ def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("installed without a compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for module in (plain_rows, special_text, stencil, code_points):
+            for module in (lines, plain_rows, special_text, stencil, code_points):
                 patch.setattr(module, "native", None)
         yield

@@ -5,6 +5,7 @@ static PyMethodDef methods[] = {
     {"fill", fill, METH_VARARGS, NULL},
     {"pairs", pairs, METH_VARARGS, NULL},
     {"kinds", kinds, METH_VARARGS, NULL},
+    {"split", split, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

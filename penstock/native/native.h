@@ -10,5 +10,6 @@ PyObject *read_rows(PyObject *module, PyObject *arguments);
 PyObject *fill(PyObject *module, PyObject *arguments);
 PyObject *pairs(PyObject *module, PyObject *arguments);
 PyObject *kinds(PyObject *module, PyObject *arguments);
+PyObject *split(PyObject *module, PyObject *text);
 
 #endif

@@ -1,4 +1,4 @@
-/* Texts put together from words and stencils, and looked through for what needs care. */
+/* Texts put together from words and stencils, looked through for what needs care, and split into lines. */
 
 #include "native.h"
 #include "text.h"
@@ -177,4 +177,24 @@ PyObject *kinds(PyObject *Py_UNUSED(module), PyObject *arguments) {
 done:
     PyBuffer_Release(&table);
     return answer;
+}
+
+PyObject *split(PyObject *Py_UNUSED(module), PyObject *text) {
+    if (!PyBytes_CheckExact(text)) {
+        PyErr_SetString(PyExc_TypeError, "a text as bytes");
+        return NULL;
+    }
+    const Span all = span_of(text);
+    const byte *at = all.start, *end = all.start + all.size;
+    PyObject *lines = PyList_New(0);
+    while (lines != NULL) {
+        const byte *newline = memchr(at, '\n', (size_t)(end - at));
+        const byte *stop = newline == NULL ? end : newline;
+        PyObject *line = PyBytes_FromStringAndSize((const char *)at, stop - at);
+        if (line == NULL || PyList_Append(lines, line) < 0) Py_CLEAR(lines);
+        Py_XDECREF(line);
+        if (newline == NULL) break;
+        at = newline + 1;
+    }
+    return lines;
 }

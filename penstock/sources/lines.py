@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
+from penstock.native import native
 from penstock.sources.kinds import UTF8_BOM
 from penstock.sources.text_rows import BLANK, Giant, PartialRow, Run
 
@@ -19,7 +20,7 @@ def line_runs(chunks: Iterable[bytes], largest: int, limit: int) -> Iterator[Run
     position = 0  # where the line in `partial` starts
     for chunk, skipped in _without_bom(chunks):
         position += skipped
-        text, lines = memoryview(chunk), chunk.split(b"\n")
+        text, lines = memoryview(chunk), _split(chunk)
         last = lines.pop()
         if lines and partial.size:
             begun = lines.pop(0)
@@ -39,10 +40,14 @@ def line_runs(chunks: Iterable[bytes], largest: int, limit: int) -> Iterator[Run
 
 def split_lines(text: bytes) -> list[bytes]:
     """The lines of a text that fits in memory, without line ends; b"" where a line is blank."""
-    lines = text.split(b"\n")
+    lines = _split(text)
     if not lines[-1]:  # not a line: what follows the last line end
         lines.pop()
     return lines if _are_rows(lines, b"\r" in text) else [_row(line) for line in lines]
+
+
+def _split(text: bytes) -> list[bytes]:
+    return text.split(b"\n") if native is None else native.split(text)
 
 
 def _without_bom(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:

@@ -256,6 +256,18 @@ def test_wrong_arguments_of_pairs_and_kinds() -> None:
             native.kinds(texts, table)  # type: ignore[arg-type]
 
 
+@given(st.binary(max_size=30) | st.text("a\n\r", max_size=12).map(str.encode))
+def test_split(text: bytes) -> None:
+    assert native is not None
+    assert native.split(text) == text.split(b"\n")
+
+
+def test_split_takes_bytes_alone() -> None:
+    assert native is not None
+    with pytest.raises(TypeError):
+        native.split(bytearray(b"a"))  # type: ignore[arg-type]
+
+
 def test_nothing_is_kept() -> None:
     assert native is not None
     rows = [PLAIN, PLAIN[:50], PLAIN] * 10
@@ -265,6 +277,7 @@ def test_nothing_is_kept() -> None:
         fill(["a", b" \xff"], [0, 1], [0, 2], [True] * 3)
         native.pairs(rows, b"<|", b"\1")
         native.kinds(rows, TABLE)
+        native.split(b"a\nb" * 100)
         for wrong in ("\ud800", None):
             with pytest.raises((TypeError, ValueError)):
                 fill(["a", wrong], [0, 1], [0, 1, 2], [False] * 3)

@@ -21,6 +21,8 @@ from penstock.sources.cutting import SliceSizes
 from penstock.sources.lines import line_runs
 from penstock.sources.text_slices import cut_text
 
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
 TINY = SliceSizes(smallest=20, mean=60, largest=120)
 NAMED = Path("rows.jsonl")
 
