@@ -29,6 +29,7 @@ Weights = tuple[float | None, ...]  # one per message
 _AT_ONCE: Final = 64  # rows
 _MOST_COLUMNS: Final = 200
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`( - at .*)?", re.DOTALL)
+_UNFIT: Final = re.compile(r'["\\\x00-\x1f]')  # no key that the decoder knows has one of these
 _BESIDE: Final = ("tool_call_id", "name", "id")  # of a message: for few templates to read
 _DOUBTFUL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\ud800-\udfff]")
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -127,12 +128,15 @@ class PlainRows:
     @staticmethod
     def can_read(mapping: Mapping) -> bool:
         """Whether rows of this mapping are messages that can be read so."""
-        return mapping.format in (Format.MESSAGES, Format.SHAREGPT)
+        keys = (*dict(mapping.columns).values(), mapping.role_key, mapping.content_key, *mapping.weight_keys)
+        return mapping.format in (Format.MESSAGES, Format.SHAREGPT) and not any(map(_UNFIT.search, filter(None, keys)))
 
     def _learn(self, columns: Iterable[str]) -> bool:
         """Let rows have these columns besides their messages: they are parsed, since they might be broken."""
         new = set(columns) - {*self._known, *self._columns}
         if not new.isdisjoint(self._others) or len(self._columns) + len(new) > _MOST_COLUMNS:
+            return False
+        if any(map(_UNFIT.search, new)):
             return False
         self._columns += sorted(new)
         types = {name: _MASKED if key == INVERSE_WEIGHT_KEY else _WEIGHT for name, key in self._weights.items()}

@@ -122,6 +122,14 @@ def test_without_the_fast_engines_installed(write_rows: Rows, tokenizer: Path, t
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 
+def test_keys_with_quotes(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+    messages = [{'r"': "user", "c\\": "q"}, {'r"': "assistant", "c\\": "a"}]
+    source = write_rows([{"m\t": messages, 'x"y': 1}])
+    keys = {"messages_key": "m\t", "role_key": 'r"', "content_key": "c\\"}
+    ds = ps.prepare(source, tokenizer=tokenizer, cache=tmp_path, **keys)
+    assert [message["content"] for message in ds.conversation(0)["messages"]] == ["q", "a"]
+
+
 def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows(many_rows(300))
     build(source, tokenizer, tmp_path / "with")
