@@ -85,14 +85,15 @@ class Job:
 def rates(commands: Mapping[str, Sequence[Command]]) -> dict[str, float]:
     """The rates of jobs, by name."""
     jobs = {name: Job(own) for name, own in commands.items()}
-    while not all(job.is_done for job in jobs.values()):
+    try:
+        while not all(job.is_done for job in jobs.values()):
+            for job in jobs.values():
+                if not job.is_done:
+                    job.go_on()
+        return {name: job.rate for name, job in jobs.items()}
+    finally:  # whatever happens, nothing that stands still is left behind
         for job in jobs.values():
-            if not job.is_done:
-                job.go_on()
-    found = {name: job.rate for name, job in jobs.items()}
-    for job in jobs.values():
-        job.close()
-    return found
+            job.close()
 
 
 def say(how_far: float) -> None:

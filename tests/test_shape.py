@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
+import pytest
+
 import penstock
+from penstock.native import native
 
 ROOT = Path(penstock.__file__).parent
 STAGES = ("sources", "chat", "encode", "store", "build", "view", "pack", "feed", "train")
@@ -24,6 +28,12 @@ def test_a_stage_imports_only_what_is_to_its_left() -> None:
         for path in sorted((ROOT / stage).rglob("*.py")):
             wrong = imports(path) - {*STAGES[: number + 1], "errors", "native"}
             assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_what_is_compiled_was_compiled() -> None:
+    """All else passes without it, in Python."""
+    assert native is not None
 
 
 def test_public_names() -> None:

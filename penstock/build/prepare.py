@@ -30,6 +30,7 @@ from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError
+from penstock.native import native
 from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
@@ -47,6 +48,10 @@ log = logging.getLogger("penstock")
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
 ATTEMPTS = 3
+NOT_COMPILED = (
+    "Penstock was installed without a compiler, so its inner loops run in Python: the result is the same, only slower. "
+    "With a C compiler at hand, install it again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,8 @@ class Builder:
         """Build and commit; again what vanished meanwhile (a gc that ran beside us) or turned out to be damaged."""
         from penstock.build.commit import commit_dataset
 
+        if native is None and self.options.fast:
+            self._notice(NOT_COMPILED)
         for attempt in range(ATTEMPTS):
             force = self.options.force and attempt == 0
             try:

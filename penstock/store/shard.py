@@ -86,6 +86,8 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             reader = pa.ipc.open_file(mapped)
             batch = reader.get_batch(0)
             described = orjson.loads(reader.schema.metadata[_META])
+        check_format(described.get("format"), path)
+        columns = _columns(batch)
     except FileNotFoundError:
         raise CorruptError(
             f"{path}: the shard is gone, though a dataset needs it. "
@@ -100,9 +102,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
         raise CorruptError(
             f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
-    check_format(described.get("format"), path)
-    meta = ShardMeta(described["ledger"], described["rejected"], described["proof"])
-    return _columns(batch), meta
+    return columns, ShardMeta(described["ledger"], described["rejected"], described["proof"])
 
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -113,6 +113,8 @@ def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDA
 def _numpy(array: pa.Array) -> npt.NDArray[Any]:
     """The values of an array, not copied. Arrow's own way would import pandas first, if it is there: 0.3 s, 50 MB."""
     dtype = np.dtype(array.type.to_pandas_dtype())
+    if array.null_count:
+        raise ValueError("values are missing")
     if not len(array):
         return np.zeros(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)

@@ -135,7 +135,9 @@ def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: P
     build(source, tokenizer, tmp_path / "with")
     program = "import sys; sys.modules['penstock.native._native'] = None; from penstock.cli import main; main()"
     command = [sys.executable, "-c", program, "prepare", str(source), "--tokenizer", str(tokenizer)]
-    subprocess.run([*command, "--cache", str(tmp_path / "without")], capture_output=True, check=True)
+    command += ["--cache", str(tmp_path / "without")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "without a compiler" in " ".join((done.stdout + done.stderr).split())
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 

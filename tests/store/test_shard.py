@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,31 @@ def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
         writer.write_table(table)
     with pytest.raises(CorruptError):
         read_shard(path)
+
+
+@pytest.mark.parametrize("column", ["row", "input_ids"])
+def test_missing_values_are_told(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "a.arrow"
+    whole = pa.ipc.open_file(encode_shard(columns(), META)).read_all()
+    kind = whole.schema.field(column).type
+    holes = pa.array([[None], [1]] if column == "input_ids" else [None, 1], kind)
+    table = whole.set_column(whole.schema.get_field_index(column), column, holes).replace_schema_metadata(
+        whole.schema.metadata
+    )
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorruptError, match="values are missing"):
+        read_shard(path)
+
+
+def test_opening_a_shard_does_not_import_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(encode_shard(columns(), META))
+    program = (
+        "import sys; from pathlib import Path; from penstock.store.shard import read_shard; "
+        "read_shard(Path(sys.argv[1])); assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
 
 
 def test_a_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
