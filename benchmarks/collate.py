@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Int64
 from penstock.feed.ahead import Ahead
 from penstock.feed.batch import Batch
 from penstock.feed.collate import Padding, packed, padded

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.chat.regions import Int32
+from penstock.arrays import Int32
 from penstock.pack.balance import shares, work_of
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation, Part, Role
-from penstock.chat.regions import Segments, gathered
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
+from penstock.regions.segments import Segments, gathered
 from penstock.store.columns import Columns
-
-Int64 = npt.NDArray[np.int64]
-GivenWeights = Mapping[int, Sequence[float | None]]  # conversation -> the weights of its messages, where some are given
 
 
 def _empty() -> Int64:
@@ -136,22 +134,16 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 # -- making them --------------------------------------------------------------------------------------------------
 
 
-def given_weights(conversations: Iterable[Conversation | None]) -> GivenWeights:
-    """The weights of those that give some."""
-    return {place: c.weights for place, c in enumerate(conversations) if c is not None and c.weights}
-
-
 def encode_texts(
     texts: list[bytes],
     segments: Segments,
-    weights: GivenWeights,
     encoder: Encoder,
     normaliser: Normaliser,
     vocabulary: Vocabulary,
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    """Examples of rendered conversations, some with weights."""
+    """Examples of rendered conversations."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
@@ -173,19 +165,9 @@ def encode_texts(
         roles=segments.roles,
         parts=segments.parts,
         messages=segments.messages,
-        weights=_segment_weights(weights, segments) if weights else None,
+        weights=segments.weights,
         reference=why,
     )
-
-
-def _segment_weights(given: GivenWeights, segments: Segments) -> npt.NDArray[np.float32]:
-    weights = np.full(len(segments.ends), np.nan, np.float32)
-    for row, of_messages in given.items():
-        own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
-        # glue is message -1: the last one here
-        table = np.array([np.nan if weight is None else weight for weight in (*of_messages, None)], np.float32)
-        weights[own] = table[segments.messages[own]]
-    return weights
 
 
 def encode_pieces(
@@ -198,10 +180,8 @@ def encode_pieces(
 ) -> ExampleBatch:
     """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
     texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
-    batch = encode_texts(
-        texts, _piece_segments(conversations), given_weights(conversations), encoder, normaliser, vocabulary,
-        reference=reference,
-    )  # fmt: skip
+    segments = _piece_segments(conversations)
+    batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
     return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch
 
 

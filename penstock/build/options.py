@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.chat.formats import FormatOptions, option
-from penstock.chat.modes import RegionsMode
 from penstock.errors import UsageError
+from penstock.regions.modes import RegionsMode
 
 
 class SpecialText(StrEnum):

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.build.options import DroppedCalls, PrepareOptions, SpecialText
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.chat.modes import RegionsMode
+from penstock.regions.modes import RegionsMode
 from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical

@@ -12,8 +12,8 @@ import numpy as np
 
 from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.progress import SliceReport
-from penstock.build.proof import mismatches, sampled_rows
 from penstock.build.recipe import Recipe
+from penstock.build.spot_check import mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.encode.memory import resident_bytes
 from penstock.sources import Slice, read_rows
@@ -34,7 +34,7 @@ class SliceJob:
         self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
 
     def make(self, slice_: Slice, path: Path, data: list[bytes] | None = None) -> Callable[[], SliceReport]:
-        """Read, prepare, prove. The commit is what the result does when called, from whichever thread.
+        """Read, prepare, check. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.
         """
@@ -42,10 +42,14 @@ class SliceJob:
         sizes = [len(row) for row in rows.rows]
         sample = sampled_rows(slice_.digest, sizes)
         result = self.pipeline.run(rows)
-        wrong = mismatches(self.pipeline, rows.rows, sample, result) if self.pipeline.fast else []
+        wrong: list[int] = []
+        if self.pipeline.fast:
+            wrong = mismatches(self.pipeline, rows.rows, sorted({*sample, *result.fresh}), result)
         if wrong:
+            for rendering in self.pipeline.renderings.values():
+                rendering.renderer.forget_paths()  # they are compared again wherever they are taken
             result = self._reference().run(rows)
-            result.engines["proof"] = Counter({"the proof found a difference": result.rows})
+            result.engines["spot check"] = Counter({"the spot check found a difference": result.rows})
         rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
         del rows  # makes room for the shard
         return self._encoded(slice_, result, rejected, sample, len(wrong), sum(sizes))
@@ -76,7 +80,12 @@ class SliceJob:
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
-        note = {"rejected": len(rejected), "engines": engines, "mismatches": wrong}
+        note = {
+            "rejected": len(rejected),
+            "engines": engines,
+            "mismatches": wrong,
+            "paths": self.pipeline.paths,
+        }
         report = SliceReport(
             name, result.rows, columns.examples, ledger["tokens"], size, len(rejected), engines, wrong, resident_bytes()
         )

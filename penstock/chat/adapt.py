@@ -2,8 +2,8 @@
 
 What the template takes is not changed: argument strings are parsed only where the template can't print strings,
 null content becomes "" only where it would fail or print None, and so on (`adapt_probes.Needs`). The forms are a
-function of the template and its variables. Where nothing must change, and for plain messages always, the conversation
-itself is returned, in about 0.1 µs per message.
+function of the template and its variables. Where nothing must change the conversation itself is returned. The machine
+does the same to the rows that it reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
 from penstock.chat.conversation import Conversation, Message
-from penstock.chat.formats_json import has_float, parse_text
+from penstock.chat.formats_json import parse_text
 from penstock.errors import RowError
 
 _ABSENT = object()
@@ -33,11 +33,10 @@ class Adapter:
             or self.needs.no_empty_calls
             or self.needs.null_with_calls
         )
-        self._takes_usual_calls = not (self.needs.string_arguments or self.needs.null_with_calls)
 
     def adapt(self, conversation: Conversation) -> Conversation:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
-        if self._takes_all or conversation.pieces is not None or (conversation.plain and not self.needs.no_text):
+        if self._takes_all or conversation.pieces is not None:
             return conversation
         tools = None if conversation.tools is None else self.adapt_tools(conversation.tools)
         changed = self._changed(conversation)
@@ -46,34 +45,12 @@ class Adapter:
         messages = conversation.messages.copy()
         for number, message in changed.items():
             messages[number] = message
-        floats = conversation.has_float
-        if self.needs.object_arguments and not floats:  # parsed arguments may hold some
-            floats = has_float(list(changed.values()), exact=True)
-        return conversation._replace(messages=messages, tools=tools, has_float=floats, plain=False)
-
-    def adapt_message(self, message: Message) -> Message | None:
-        """The same for one message by itself; None where it has no such form."""
-        try:
-            return self._message(message, 0)
-        except RowError:
-            return None
+        return conversation._replace(messages=messages, tools=tools)
 
     def _changed(self, conversation: Conversation) -> dict[int, Message]:
         """The messages that must change, by number."""
-        changed = {}
-        messages, odd = conversation.messages, conversation.odd
-        takes_text, takes_calls = not self.needs.no_text, self._takes_calls
-        for number in odd if odd is not None and takes_text else range(len(messages)):
-            message = messages[number]
-            if takes_text and type(message.get("content")) is str:
-                if takes_calls or "tool_calls" not in message:
-                    continue
-                if self._takes_usual_calls and _are_usual(message["tool_calls"]):
-                    continue
-            adapted = self._message(message, number)
-            if adapted is not message:
-                changed[number] = adapted
-        return changed
+        adapted = ((number, self._message(message, number)) for number, message in enumerate(conversation.messages))
+        return {number: message for number, message in adapted if message is not conversation.messages[number]}
 
     def _message(self, message: Message, number: int) -> Message:
         """One message, itself where nothing must change."""
@@ -156,18 +133,6 @@ class Adapter:
         if self.needs.bare_tools and any("function" in tool for tool in given):
             return [tool.get("function", tool) for tool in given]
         return given
-
-
-def _are_usual(calls: object) -> bool:
-    """Whether all calls are {type, function: {name, arguments: {…}}}, the form that most templates take."""
-    if type(calls) is not list or not calls:
-        return False
-    for call in calls:
-        if "type" not in call or type(call.get("function")) is not dict:
-            return False
-        if type(call["function"].get("arguments")) is not dict:
-            return False
-    return True
 
 
 def _is_bare(tool: dict[str, Any]) -> bool:

@@ -48,10 +48,6 @@ class Conversation(NamedTuple):
     `pieces` is set for rows without a template (plain text, string prompt and completion): the text
     is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
     `weights` has one entry per message (None: not given). `variables` are the row's own template variables.
-    `has_float` tells that some value the template may print is a float (the fast renderer prints those differently).
-    `plain` tells that there is nothing to look at: every message is a role and a string, there are no tools and no
-    variables, and the row has no control characters but white space. Most rows are; it spares each stage its checks.
-    `odd` are the numbers of the messages that are more, or less, than a usual role and words; None: nobody has looked.
     """
 
     messages: list[Message]
@@ -59,6 +55,3 @@ class Conversation(NamedTuple):
     weights: tuple[float | None, ...] | None = None
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
-    has_float: bool = False
-    plain: bool = False
-    odd: tuple[int, ...] | None = None

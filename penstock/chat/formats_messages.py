@@ -1,14 +1,12 @@
 """Lists of messages as rows carry them: parsed JSON enters, messages for a template leave, checked.
 
 Roles get their template's names, weight keys are taken out, all other keys stay as they are; the parsed
-objects are changed in place, never copied, except where keys must be renamed. A list whose messages are exactly
-{role, content} with strings is recognised in about 0.1 µs a message and passed through.
+objects are changed in place, never copied, except where keys must be renamed.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
@@ -21,18 +19,12 @@ _MEDIA = ("image", "audio", "video")
 _USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
 
 
-_role_of, _content_of = itemgetter("role"), itemgetter("content")
-_TWO = {2}
-_STRING = {str}
-
-
 class Turns(NamedTuple):
     """Normalised messages, their weights, and the values in them that are not plain strings."""
 
     messages: list[Message]
     weights: tuple[float | None, ...] | None = None
     loose: tuple[object, ...] = ()
-    odd: tuple[int, ...] | None = None  # as in Conversation
 
     def then(self, more: Turns) -> Turns:
         """These messages, followed by more."""
@@ -53,7 +45,6 @@ class MessageReader:
         self._weight_keys = mapping.weight_keys
         self._weight_names = frozenset(mapping.weight_keys)
         self._renames = (self._role_key, self._content_key) != ("role", "content")
-        self._as_is = frozenset(name for name, role in self._roles.items() if name == role and not self._renames)
         self._expected = "system, user, assistant or tool"
         if "gpt" in self._roles:
             self._expected = "system, human, gpt, tool, observation or function_call"
@@ -70,30 +61,13 @@ class MessageReader:
             )
         if not value:
             raise RowError("no_messages", f"column {column!r} is an empty list", "Remove the row or give it messages")
-        if self.plain_roles(value):
-            return Turns(value)
         return self._read(value, column)
-
-    def plain_roles(self, messages: list[Any]) -> set[str]:
-        """The roles of messages that are all {role, content} with a known role and a string: nothing to do.
-
-        Empty where some message is not.
-        """
-        try:
-            roles = set(map(_role_of, messages))
-            if roles <= self._as_is and set(map(len, messages)) == _TWO:
-                return roles if set(map(type, map(_content_of, messages))) == _STRING else set()
-        except (KeyError, TypeError):  # no such key; not an object; a role that is no string
-            pass
-        return set()
 
     def _read(self, given: list[Any], column: str) -> Turns:
         messages: list[Message] = given  # parsed for us: changed in place
         weights: list[float | None] = [None] * len(given)
         loose: list[object] = []
-        odd = self.odd(given)
-        for number in range(len(given)) if odd is None else odd:
-            message = given[number]
+        for number, message in enumerate(given):
             where = f"{column}[{number}]"
             if type(message) is not dict:
                 raise RowError("bad_message", f"{where} is {a_kind(message)}, not a message", "Make it an object")
@@ -111,22 +85,7 @@ class MessageReader:
                 if type(value) is not str:
                     loose.append(value)
         is_weighted = any(weight is not None for weight in weights)
-        return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose), odd)
-
-    def odd(self, messages: list[Any]) -> tuple[int, ...] | None:
-        """The messages that are not simply a known role and words; None where they must be looked at one by one."""
-        try:
-            if not set(map(_role_of, messages)) <= self._as_is:
-                return None
-        except (KeyError, TypeError):
-            return None
-        return tuple(
-            [
-                number
-                for number, message in enumerate(messages)
-                if len(message) != 2 or type(words := message.get("content")) is not str or not words or words.isspace()
-            ]
-        )
+        return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose))
 
     def _role(self, message: Message, where: str) -> str:
         role = message.get(self._role_key)

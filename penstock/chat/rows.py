@@ -13,7 +13,7 @@ from typing import Any
 from penstock.chat.conversation import Conversation, Message, Role
 from penstock.chat.formats import Format, Mapping
 from penstock.chat.formats_columns import Chat, ChatColumns
-from penstock.chat.formats_json import LargeInteger, a_kind, has_float, parse_row, parse_row_exactly
+from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
 from penstock.chat.formats_messages import MessageReader, Turns
 from penstock.chat.formats_preference import shared_text, whole_sides
 from penstock.errors import RowError
@@ -22,11 +22,7 @@ Record = dict[str, Any]
 _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 
-_ESCAPE = b"\\u00"  # begins the escape of every control character but usual white space
-_ASSISTANT = "assistant"
-
-
-class Normaliser:
+class RowReader:
     """Reads rows as a mapping says."""
 
     def __init__(self, mapping: Mapping, *, exact: bool = False) -> None:
@@ -36,21 +32,14 @@ class Normaliser:
         self._reader = MessageReader(mapping)
         self._chat = ChatColumns(mapping)
         self._read = self._reader_of(mapping.format)
-        # Where a row has nothing else that counts and its messages are plain, they are all there is to read.
-        self._messages = self._columns["messages"] if mapping.format in (Format.MESSAGES, Format.SHAREGPT) else ""
-        self._others = self._chat.names
 
     def conversations(self, row: bytes) -> tuple[Conversation, ...]:
         """The conversations of one row: one, or two of a preference row. Raises RowError."""
         record = parse_row(row)
-        if self._messages and self._others.isdisjoint(record) and _ESCAPE not in row:
-            value = record.get(self._messages)
-            if type(value) is list and _ASSISTANT in self._reader.plain_roles(value):
-                return (Conversation(value, plain=True, odd=self._reader.odd(value)),)
         try:
             return self._read(record)
         except LargeInteger:
-            return Normaliser(self._mapping, exact=True)._read(parse_row_exactly(row))
+            return RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
         match name:
@@ -185,11 +174,10 @@ class Normaliser:
         )
 
     def _conversation(self, turns: Turns, chat: Chat) -> Conversation:
-        messages, weights, loose, odd = turns
+        messages, weights, loose = turns
         tools, system, variables = chat
         if system is not None:
             messages, weights = self._chat.with_system(messages, weights, system)
-            odd = None
         for message in messages:
             if message["role"] == "assistant":
                 break
@@ -197,7 +185,6 @@ class Normaliser:
             raise RowError(
                 "no_assistant", "no message has the role assistant, so nothing can be trained", "Remove the row"
             )
-        if not loose and tools is None and variables is None:
-            return Conversation(messages, None, weights, odd=odd)
-        floats = has_float([*loose, tools, variables], exact=self._exact)
-        return Conversation(messages, tools, weights, variables, None, floats, odd=odd)
+        if not self._exact:
+            check_integers([*loose, tools, variables])
+        return Conversation(messages, tools, weights, variables)

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int64, Segments
+from penstock.arrays import Int64
+from penstock.regions.segments import Segments
 
 _STEP: Final = 1 << 16
 

@@ -12,9 +12,9 @@ import re
 import unicodedata
 from dataclasses import replace
 
-from penstock.chat.regions import Segments
 from penstock.encode.code_points import Findings, is_composed, may_compose
 from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.regions.segments import Segments
 
 
 class Normaliser:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import orjson
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.feed.batch import Batch, Counts
 from penstock.feed.collate import Arrays, Padding, packed, padded, pairs
 from penstock.feed.settings import Collate, LoaderSettings

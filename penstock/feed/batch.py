@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.store.dataset import Place
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Bool, Int32, Int64
+from penstock.arrays import Bool, Int32, Int64
 from penstock.feed.batch import Counts
 from penstock.view.example import IGNORED
 from penstock.view.gather import Gathered

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.errors import UsageError
 from penstock.feed.assemble import pad_token
 from penstock.feed.collate import Arrays, Padding, Side, packed, padded

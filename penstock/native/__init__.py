@@ -1,8 +1,7 @@
-"""Inner loops that are compiled, from the C beside this file.
+"""The compiled core: the template machine and two loops over text, from the C beside this file.
 
-`native` is None where Penstock was installed without a compiler: each loop has a twin in Python at the place where it
-is used, which gives the same to the byte. Costs per MB: reading 2 ms, filling 0.5, the others 0.2 to 0.4; the twins
-take three times as long.
+`native` is None where Penstock was installed without a compiler. Then the jinja2 reference renders every row and the
+loops run in numpy: the results are the same, at about a twentieth of the speed.
 """
 
 from __future__ import annotations
@@ -13,54 +12,65 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Layout", "native"]
+__all__ = ["RenderedBatch", "native"]
 
 
-class Layout(NamedTuple):
-    """How plain rows are laid out. Keys and names are UTF-8."""
+class RenderedBatch(NamedTuple):
+    """What `Program.render` gives. Arrays come as bytes; their element types are in parentheses."""
 
-    messages: bytes  # the key of rows
-    role: bytes  # the keys of messages
-    content: bytes
-    calls: bytes  # b"": messages with calls are not plain
-    ignored: tuple[bytes, ...]  # keys of messages with texts that nobody reads
-    columns: tuple[bytes, ...]  # keys of rows with values that nobody reads
-    roles: tuple[bytes, ...]  # names
-    answers: int  # so many of them, the first ones, are those of answers
+    data: bytes  # all texts, one after the other
+    texts: list[bytes]
+    reasons: list[str | None]  # why a row was not rendered; the template's own words where it refused the row
+    ends: bytes  # (int64) of texts in `data`
+    status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 refused by the template
+    known: bytes  # (uint8) bit 0: regions are certain; bit 1: the row has template variables of its own
+    fresh: bytes  # (bool) whether a row took a branch of the template that no row had taken before
+    needles: bytes  # (int32) number of the first needle found in a row's text, or -1
+    counts: bytes  # (int32) messages of each row
+    pieces: bytes  # (int32) row, message, start and end in the row's text
+    spans: bytes  # (int32) row, start and end of `{% generation %}` blocks
+    roles: bytes  # (uint8) of messages
+    flags: bytes  # (uint8) of messages
+    weights: bytes  # (float32) of messages; empty where none is given
+
+
+class Program(Protocol):
+    """A compiled template."""
+
+    def render(self, rows: list[bytes], /) -> tuple[Any, ...]:
+        """Render rows: the fields of a `RenderedBatch`."""
+
+    def branches(self) -> tuple[int, int]:
+        """How many ways of the template's branches have been taken, and how many there are."""
+
+    def forget(self) -> None:
+        """Forget which ways have been taken, so that rows that take them are reported as fresh again."""
 
 
 class Native(Protocol):
     """What is compiled."""
 
-    def read(
-        self, rows: list[bytes], left: bytes, layout: Layout, /
-    ) -> tuple[list[int], list[int], bytes, list[bytes | None], list[tuple[int, bytes | None]]]:
-        """Read all plain rows but those that are flagged as left to others. The answer are the numbers of the rows and
-        how many messages each has; then, message after message, the number of its role and its content; and the places
-        of messages that are more, or less, than words, with their calls, if any, as JSON that was not looked at."""
+    METHODS: tuple[str, ...]
+    FILTERS: tuple[str, ...]
+    TESTS: tuple[str, ...]
+    OPS: tuple[str, ...]
 
-    def fill(
+    def Program(  # noqa: N802
         self,
-        words: list[Any],
-        numbers: npt.NDArray[Any],
-        offsets: npt.NDArray[Any],
-        before: list[bytes],
-        after: list[bytes],
-        trims: npt.NDArray[Any],
+        code: bytes,
+        constants: list[Any],
+        macros: list[tuple[int, int, int, tuple[str, ...]]],
+        global_count: int,
+        branch_count: int,
+        layout: dict[str, Any],
         /,
-    ) -> tuple[list[bytes], bytes]:
-        """The texts of rows, and for each message how many bytes of its words are there (as int64). Row k has messages
-        offsets[k]:offsets[k+1]; message m stands between before[n] and after[n], where n is numbers[m]."""
-
-    def pairs(self, texts: list[bytes], wanted: bytes, bits: bytes, /) -> bytes:
-        """For each text the bits of the pairs of bytes that it has. The wanted ones stand one after the other, sorted,
-        and each has a bit."""
+    ) -> Program: ...
 
     def kinds(self, texts: list[bytes], table: npt.NDArray[Any], /) -> bytes:
-        """For each text the kinds of all its characters but ASCII, or-ed; the table has one for each code point."""
+        """For each text the kinds of all its characters beyond ASCII, or-ed; the table has one for each code point."""
 
-    def split(self, text: bytes, /) -> list[bytes]:
-        """text.split(b"\\n"), which looks at one byte after the other."""
+    def split_lines(self, text: bytes, /) -> list[bytes]:
+        """`text.split(b"\\n")`, several times as fast."""
 
 
 native: Native | None

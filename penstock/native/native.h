@@ -1,15 +1,12 @@
-/* The functions of the module; `Native` in __init__.py says what they take and give. */
-
+/* What the module exports; `penstock/native/__init__.py` says what each takes and gives. */
 #ifndef PENSTOCK_NATIVE_H
 #define PENSTOCK_NATIVE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-PyObject *read_rows(PyObject *module, PyObject *arguments);
-PyObject *fill(PyObject *module, PyObject *arguments);
-PyObject *pairs(PyObject *module, PyObject *arguments);
+extern PyType_Spec program_spec;
 PyObject *kinds(PyObject *module, PyObject *arguments);
-PyObject *split(PyObject *module, PyObject *text);
+PyObject *split_lines(PyObject *module, PyObject *text);
 
 #endif

@@ -1,372 +1,634 @@
-/* Messages out of rows of JSON.
+#include "rows.h"
 
-   Only rows of plain messages are known here; every other row, and every row that is not valid JSON or not UTF-8, is
-   left to the decoder in chat/plain_rows.py. What is read here, that would have read equally.
+#include <math.h>
 
-   Rows are not trusted. Every byte is read through a cursor that knows where its row ends, and what is written never
-   needs more room than what it was read from: no escape is shorter than its character. */
+/* ---- names */
 
-#include "native.h"
-#include "text.h"
+static Value key_of(const char *name, size_t n) { return keyed(of_string(name, n)); }
+#define NAME(literal) key_of(literal, sizeof(literal) - 1)
 
-typedef struct {
-    Span content; /* no start: null */
-    Span calls;   /* no start: none; as JSON */
-    byte role;    /* its number in the layout */
-} Message;
+static Value *get(const Dict *d, Value name) { return name.size ? find_key(d, name) : NULL; }
 
-typedef struct {
-    Span messages, role, content, calls; /* keys */
-    PyObject *ignored;                   /* keys of messages: texts that nobody reads */
-    PyObject *columns;                   /* keys of rows, the same */
-    PyObject *roles;                     /* names; those of answers come first */
-    Py_ssize_t answers;
-} Layout;
-
-typedef struct {
-    const byte *at, *end; /* what is left of the row */
-    byte *room;           /* for texts without their escapes: as large as the row */
-    Message *messages;
-    Py_ssize_t count, capacity;
-    const Layout *layout;
-} Row;
-
-/* ---- JSON */
-
-static bool is_space(byte value) { return value == ' ' || value == '\n' || value == '\t' || value == '\r'; }
-
-static void skip_space(Row *row) {
-    while (row->at < row->end && is_space(*row->at)) row->at++;
+static bool is_among(Value names, Value name) {
+    for (uint32_t i = 0; i < names.list->n; i++)
+        if (!compare_text(names.list->v[i], name)) return true;
+    return false;
 }
 
-/* Whether this comes next; if so, it is taken. */
-static bool take(Row *row, char wanted) {
-    skip_space(row);
-    if (row->at == row->end || *row->at != (byte)wanted) return false;
-    row->at++;
-    return true;
-}
-
-static bool take_word(Row *row, const char *wanted) {
-    const Py_ssize_t size = (Py_ssize_t)strlen(wanted);
-    skip_space(row);
-    if (row->end - row->at < size || memcmp(row->at, wanted, (size_t)size) != 0) return false;
-    row->at += size;
-    return true;
-}
-
-/* The next byte that is not an ordinary character of ASCII inside a string; the end, if there is none. */
-static const byte *skip_ordinary(const byte *at, const byte *end) {
-    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
-    while (end - at >= 8) {
-        uint64_t word;
-        memcpy(&word, at, 8);
-        const uint64_t quote = word ^ ones * '"', backslash = word ^ ones * '\\';
-        /* The top bit of a byte is set if it is not ordinary; perhaps of bytes after it, too. */
-        const uint64_t found = ((word - ones * 0x20) | (quote - ones) | (backslash - ones) | word) & tops;
-        if (found) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-            return at + (__builtin_ctzll(found) >> 3);
-#else
-            break;
-#endif
-        }
-        at += 8;
+static void remove_key(Dict *d, const Value *value) { /* `value` points into the dict */
+    for (uint32_t i = 0; i < d->n; i++) {
+        if (&d->e[i].value != value) continue;
+        memmove(d->e + i, d->e + i + 1, (d->n - i - 1) * sizeof(Entry));
+        d->n--;
+        return;
     }
-    while (at < end && *at >= 0x20 && *at < 0x80 && *at != '"' && *at != '\\') at++;
-    return at;
 }
 
-static int hexadecimal(byte digit) {
-    if (digit >= '0' && digit <= '9') return digit - '0';
-    digit |= 0x20;
-    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+static _Noreturn void unusual(Machine *m) { give_up(m, "read in Python"); }
+
+static uint8_t role_number(Value role) {
+    return IS(role, "system") ? 1 : IS(role, "user") ? 2 : IS(role, "assistant") ? 3 : IS(role, "tool") ? 4 : 5;
 }
 
-/* The four digits of an escape that begins here, or -1. */
-static int32_t unit_of(const byte *at, const byte *end) {
-    if (end - at < 6 || at[0] != '\\' || at[1] != 'u') return -1;
-    int32_t unit = 0;
-    for (int k = 2; k < 6; k++) {
-        const int digit = hexadecimal(at[k]);
-        if (digit < 0) return -1;
-        unit = unit << 4 | digit;
-    }
-    return unit;
+/* A copy of text that belongs to a message; -1: to none. */
+static Value owned(Machine *m, Value text, int32_t message) {
+    char *copy = arena(m, text.size + 1);
+    memcpy(copy, text.s, text.size);
+    add_origin(m, copy, text.size, message, false);
+    return of_string(copy, text.size);
 }
 
-/* Takes an escape. False: it is none, or stands for a control character or half a surrogate. */
-static bool take_escape(Row *row, byte **out) {
-    static const char from[] = "\"\\/fnrt", to[] = "\"\\/\f\n\r\t";
-    const int32_t unit = unit_of(row->at, row->end);
-    if (unit < 0) {
-        if (row->end - row->at < 2 || row->at[1] == 0) return false;
-        const char *found = strchr(from, row->at[1]);
-        if (found == NULL) return false;
-        *(*out)++ = (byte)to[found - from];
-        row->at += 2;
-        return true;
+/* ---- weights */
+
+static double weight_of(Machine *m, Value v, bool inverse) {
+    if (v.tag == NONE) return NAN;
+    if (inverse) {
+        if (!is_number(v) || (v.i != 0 && v.i != 1)) unusual(m);
+        return v.i ? 0.0 : 1.0;
     }
-    uint32_t point = (uint32_t)unit;
-    row->at += 6;
-    if (unit >= 0xD800 && unit < 0xE000) {
-        const int32_t low = unit_of(row->at, row->end);
-        if (unit >= 0xDC00 || low < 0xDC00 || low >= 0xE000) return false;
-        point = 0x10000 + ((uint32_t)(unit - 0xD800) << 10) + (uint32_t)(low - 0xDC00);
-        row->at += 6;
-    }
-    if (point < 0x20) return false;
-    *out = put_character(*out, point);
-    return true;
+    if (!is_number(v) && v.tag != FLOAT) unusual(m);
+    const double weight = v.tag == FLOAT ? v.d : (double)v.i;
+    if (!(weight >= 0)) unusual(m);
+    return weight;
 }
 
-/* Takes a string. Its text lies in the row, or, if it has escapes, in the row's room. */
-static bool take_string(Row *row, Span *text) {
-    if (!take(row, '"')) return false;
-    const byte *from = row->at; /* what was not copied yet */
-    byte *out = row->room;
-    for (;;) {
-        row->at = skip_ordinary(row->at, row->end);
-        if (row->at == row->end || *row->at < 0x20) return false;
-        if (*row->at == '"') break;
-        if (*row->at == '\\') {
-            memcpy(out, from, (size_t)(row->at - from));
-            out += row->at - from;
-            if (!take_escape(row, &out)) return false;
-            from = row->at;
-        }
-        while (row->at < row->end && *row->at >= 0x80) {
-            const int size = size_of_character(row->at, row->end);
-            if (size == 0) return false;
-            row->at += size;
-        }
+static float take_weight(Machine *m, const Layout *l, Dict *message) {
+    double weight = NAN;
+    for (uint32_t i = 0; i < l->weight_keys.list->n; i++) {
+        const Value key = l->weight_keys.list->v[i];
+        const Value *given = find_key(message, key);
+        if (!given) continue;
+        const double own = weight_of(m, *given, !compare_text(key, l->inverse_weight_key));
+        remove_key(message, given);
+        if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);
+        if (!isnan(own)) weight = own;
     }
-    const size_t rest = (size_t)(row->at++ - from);
-    if (out == row->room) {
-        *text = (Span){from, (Py_ssize_t)rest};
-    } else {
-        memcpy(out, from, rest);
-        out += rest;
-        *text = (Span){row->room, out - row->room};
-        row->room = out;
-    }
-    return true;
+    const float stored = (float)weight;
+    if (isinf(stored)) unusual(m);
+    return stored;
 }
 
-/* Takes a number that any decoder takes: at most 15 digits, no exponent. */
-static bool take_number(Row *row) {
-    skip_space(row);
-    const byte *at = row->at, *end = row->end;
-    if (at < end && *at == '-') at++;
-    const byte *digits = at;
-    while (at < end && *at >= '0' && *at <= '9') at++;
-    if (at == digits || (*digits == '0' && at - digits > 1)) return false;
-    if (at < end && *at == '.') {
-        const byte *point = at++;
-        while (at < end && *at >= '0' && *at <= '9') at++;
-        if (at - point < 2) return false;
+/* ---- one message */
+
+static void check_calls(Machine *m, Value calls) {
+    if (calls.tag != LIST) unusual(m);
+    for (uint32_t i = 0; i < calls.list->n; i++) {
+        const Value call = calls.list->v[i];
+        if (call.tag != DICT) unusual(m);
+        const Value *inner = find_key(call.dict, NAME("function"));
+        const Value function = inner ? *inner : call;
+        if (function.tag != DICT) unusual(m);
+        const Value *name = find_key(function.dict, NAME("name")), *given = find_key(function.dict, NAME("arguments"));
+        if (!name || name->tag != STRING) unusual(m);
+        if (given && given->tag != NONE && given->tag != DICT && given->tag != STRING) unusual(m);
     }
-    if (at - digits > 16 || (at < end && (*at == 'e' || *at == 'E'))) return false;
-    row->at = at;
-    return true;
 }
 
-static bool take_scalar(Row *row) {
-    Span text;
-    byte *room = row->room;
-    if (take_string(row, &text)) {
-        row->room = room; /* nobody reads it */
-        return true;
+static void check_parts(Machine *m, const List *parts) {
+    for (uint32_t i = 0; i < parts->n; i++) {
+        if (parts->v[i].tag != DICT) unusual(m);
+        const Value *type = find_key(parts->v[i].dict, NAME("type")), *text = find_key(parts->v[i].dict, NAME("text"));
+        if (!type || !IS(*type, "text") || !text || text->tag != STRING) unusual(m);
     }
-    return take_word(row, "null") || take_word(row, "true") || take_word(row, "false") || take_number(row);
 }
 
-/* Takes a list up to its end, without a look at what is in it. False also where it has escapes of characters. */
-static bool take_list(Row *row, Span *list) {
-    Py_ssize_t depth = 0;
-    bool quoted = false;
-    skip_space(row);
-    list->start = row->at;
-    if (row->at == row->end || *row->at != '[') return false;
-    for (; row->at < row->end; row->at++) {
-        const byte value = *row->at;
-        if (value == '\\') {
-            row->at++;
-            if (row->at == row->end || *row->at == 'u') return false;
-        } else if (value == '"') {
-            quoted = !quoted;
-        } else if (!quoted && (value == '[' || value == '{')) {
-            depth++;
-        } else if (!quoted && (value == ']' || value == '}') && --depth == 0) {
-            list->size = ++row->at - list->start;
-            return true;
-        }
+static bool has_reasoning(Machine *m, const Dict *message) {
+    const Value names[] = {NAME("reasoning_content"), NAME("reasoning"), NAME("thinking")};
+    for (int i = 0; i < 3; i++) {
+        const Value *given = find_key(message, names[i]);
+        if (given && truth(m, *given)) return true;
     }
     return false;
 }
 
-/* ---- rows */
+/* Content and calls are of a kind that templates can be given. */
+static void check_message(Machine *m, const Dict *message, Value role) {
+    const Value *calls = find_key(message, NAME("tool_calls")), *content = find_key(message, NAME("content"));
+    const bool has_calls = calls && truth(m, *calls);
+    if (has_calls) check_calls(m, *calls);
+    if (content && content->tag == STRING) return;
+    if (content && content->tag == LIST) {
+        check_parts(m, content->list);
+        return;
+    }
+    if (content && content->tag != NONE) unusual(m);
+    if (IS(role, "assistant") && (has_calls || has_reasoning(m, message))) return;
+    if (IS(role, "tool") && content) return;
+    unusual(m);
+}
 
-/* The number of a text among others, or -1. */
-static Py_ssize_t number_among(Span text, PyObject *others) {
-    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(others); k++)
-        if (equal(text, span_of(PyTuple_GET_ITEM(others, k)))) return k;
+/* A message whose text is the JSON of its calls becomes one with `tool_calls`. */
+static void set_calls(Machine *m, Dict *message, int32_t number) {
+    Value *content = find_key(message, NAME("content"));
+    if (!content || content->tag != STRING) unusual(m);
+    Value calls = json_text(m, *content, number);
+    remove_key(message, content);
+    if (calls.tag == DICT) {
+        const Value list = of_list(m, 1, PLAIN_LIST);
+        list.list->v[0] = calls;
+        calls = list;
+    }
+    if (calls.tag != LIST || !calls.list->n) unusual(m);
+    for (uint32_t i = 0; i < calls.list->n; i++) {
+        const Value call = calls.list->v[i];
+        if (call.tag != DICT || find_key(call.dict, NAME("function"))) continue;
+        calls.list->v[i] = of_dict(m, 2);
+        set_key(m, calls.list->v[i].dict, NAME("type"), LITERAL("function"));
+        set_key(m, calls.list->v[i].dict, NAME("function"), call);
+    }
+    set_key(m, message, NAME("content"), LITERAL(""));
+    set_key(m, message, NAME("tool_calls"), calls);
+}
+
+static void rename_key(Machine *m, Dict *message, Value from, Value to) {
+    if (!compare_text(from, to)) return;
+    if (find_key(message, to)) unusual(m);
+    for (uint32_t i = 0; i < message->n; i++)
+        if (!compare_text(message->e[i].key, from)) message->e[i].key = to;
+}
+
+static Value read_message(Machine *m, const Layout *l, Value message, int32_t number, float *weight) {
+    if (message.tag != DICT) unusual(m);
+    Dict *d = message.dict;
+    const Value *given = find_key(d, l->role_key);
+    if (!given || given->tag != STRING) unusual(m);
+    const Value *known = find_key(l->roles.dict, keyed(*given));
+    if (!known) unusual(m);
+    Value role = *known;
+    *weight = take_weight(m, l, d);
+    rename_key(m, d, l->role_key, NAME("role"));
+    rename_key(m, d, l->content_key, NAME("content"));
+    if (IS(role, "tool_calls")) {
+        role = NAME("assistant");
+        set_calls(m, d, number);
+    }
+    *find_key(d, NAME("role")) = role;
+    check_message(m, d, role);
+    return role;
+}
+
+/* ---- what the template needs (as penstock.chat.adapt does it) */
+
+static bool is_bare(Value tool) {
+    return !find_key(tool.dict, NAME("function")) && find_key(tool.dict, NAME("name"));
+}
+
+static Value copied(Machine *m, const Dict *d) {
+    const Value copy = of_dict(m, d->n + 2);
+    if (d->n) memcpy(copy.dict->e, d->e, d->n * sizeof(Entry));
+    copy.dict->n = d->n;
+    return copy;
+}
+
+static Value wrapped(Machine *m, Value bare) { /* a bare function or call as OpenAI's API writes it; its id is outside */
+    const Value outside = of_dict(m, 3), inside = copied(m, bare.dict);
+    const Value *id = find_key(bare.dict, NAME("id"));
+    if (id) set_key(m, outside.dict, NAME("id"), *id);
+    if (id) remove_key(inside.dict, find_key(inside.dict, NAME("id")));
+    const Value *type = find_key(inside.dict, NAME("type"));
+    if (type) remove_key(inside.dict, type);
+    set_key(m, outside.dict, NAME("type"), LITERAL("function"));
+    set_key(m, outside.dict, NAME("function"), inside);
+    return outside;
+}
+
+static Value parsed_arguments(Machine *m, Value text, int32_t number) {
+    if (!strip(m, text, NULL, true, true).size) return of_dict(m, 0);
+    const Value found = json_text(m, text, number);
+    if (found.tag != DICT) unusual(m); /* the reader decides whether the text may stay */
+    return found;
+}
+
+static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number) {
+    const Value *inner = find_key(call.dict, NAME("function"));
+    Value function = inner ? *inner : call;
+    const Value *arguments = find_key(function.dict, NAME("arguments"));
+    if (arguments && arguments->tag == STRING && l->object_arguments) {
+        const Value object = parsed_arguments(m, *arguments, number);
+        function = copied(m, function.dict);
+        set_key(m, function.dict, NAME("arguments"), object);
+    } else if (arguments && arguments->tag == DICT && l->string_arguments) {
+        const Value text = owned(m, dump_json(m, *arguments), number);
+        function = copied(m, function.dict);
+        set_key(m, function.dict, NAME("arguments"), text);
+    }
+    if (!inner) return l->wrapped_calls ? wrapped(m, function) : function;
+    const Value adapted = copied(m, call.dict);
+    if (l->typed_calls && !find_key(call.dict, NAME("type"))) set_key(m, adapted.dict, NAME("type"), LITERAL("function"));
+    set_key(m, adapted.dict, NAME("function"), function);
+    return adapted;
+}
+
+static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t number) {
+    Value *calls = find_key(message, NAME("tool_calls"));
+    if (!calls || !l->adapts_calls) return;
+    if (!truth(m, *calls)) {
+        if (l->no_empty_calls) remove_key(message, calls);
+        return;
+    }
+    const Value adapted = of_list(m, calls->list->n, PLAIN_LIST);
+    for (uint32_t i = 0; i < adapted.list->n; i++)
+        adapted.list->v[i] = adapt_call(m, l, calls->list->v[i], number);
+    *calls = adapted;
+}
+
+static Value joined_parts(Machine *m, const List *parts) {
+    const size_t mark = m->out.n;
+    for (uint32_t i = 0; i < parts->n; i++) {
+        const Value text = *find_key(parts->v[i].dict, NAME("text"));
+        put_traced(m, text.s, text.size);
+    }
+    return take_output(m, mark);
+}
+
+static void adapt_content(Machine *m, const Layout *l, Dict *message, Value role) {
+    Value *given = find_key(message, NAME("content"));
+    Value content = given ? *given : of_tag(MISSING);
+    if (content.tag == LIST) {
+        const uint32_t n = content.list->n;
+        const bool join = !n ? is_among(l->no_parts, role) || is_among(l->no_text, role)
+                             : is_among(n == 1 ? l->no_part : l->no_parts, role);
+        if (join) content = joined_parts(m, content.list);
+    }
+    if (content.tag == MISSING || !truth(m, content)) {
+        const Value *calls = find_key(message, NAME("tool_calls"));
+        const bool has_calls = calls && truth(m, *calls);
+        const Value where = has_calls ? LITERAL("calls") : role;
+        if (has_calls && l->null_with_calls)
+            content = none();
+        else if (content.tag == NONE && is_among(l->text_for_null, where))
+            content = LITERAL("");
+        else if (content.tag == MISSING && is_among(l->text_for_missing, where))
+            content = LITERAL("");
+    }
+    if (content.tag == STRING && is_among(l->no_text, role)) {
+        const Value list = of_list(m, 1, PLAIN_LIST), part = of_dict(m, 2);
+        set_key(m, part.dict, NAME("type"), LITERAL("text"));
+        set_key(m, part.dict, NAME("text"), content);
+        list.list->v[0] = part;
+        content = list;
+    }
+    if (content.tag != MISSING) set_key(m, message, NAME("content"), content);
+}
+
+static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
+    if (tools.tag != LIST) return tools;
+    bool wrap = false, bare = false;
+    for (uint32_t i = 0; i < tools.list->n; i++) {
+        wrap |= l->wrapped_tools && is_bare(tools.list->v[i]);
+        bare |= l->bare_tools && find_key(tools.list->v[i].dict, NAME("function"));
+    }
+    for (uint32_t i = 0; i < tools.list->n; i++) {
+        Value *tool = &tools.list->v[i];
+        if (wrap) {
+            if (is_bare(*tool)) *tool = wrapped(m, *tool);
+        } else if (bare) {
+            const Value *function = find_key(tool->dict, NAME("function"));
+            if (function) *tool = *function;
+        }
+    }
+    return tools;
+}
+
+/* transformers gives reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
+static void alias_reasoning(Machine *m, Value *message) {
+    const Value names[] = {NAME("reasoning_content"), NAME("thinking"), NAME("reasoning")};
+    const Value *reasoning = NULL;
+    for (int i = 0; i < 3 && !reasoning; i++) {
+        const Value *given = find_key(message->dict, names[i]);
+        if (given && given->tag != NONE) reasoning = given;
+    }
+    if (!reasoning) return;
+    const Value aliased = of_dict(m, message->dict->n + 2), *thinking = find_key(message->dict, names[1]);
+    set_key(m, aliased.dict, names[1], thinking ? *thinking : *reasoning);
+    for (uint32_t i = 0; i < message->dict->n; i++)
+        set_key(m, aliased.dict, message->dict->e[i].key, message->dict->e[i].value);
+    set_key(m, aliased.dict, names[0], *reasoning);
+    *message = aliased;
+}
+
+/* ---- columns beside the messages */
+
+static void check_media(Machine *m, const Layout *l, const Dict *row) {
+    for (uint32_t i = 0; i < l->media.list->n; i++) {
+        const Value *given = find_key(row, l->media.list->v[i]);
+        if (given && truth(m, *given)) unusual(m);
+    }
+}
+
+static Value read_tools(Machine *m, const Layout *l, const Dict *row) {
+    const Value *given = get(row, l->tools);
+    if (!given) return none();
+    Value tools = *given;
+    if (tools.tag == STRING) { /* text that says "no tools" has none; an empty list is given to the template */
+        tools = strip(m, tools, NULL, true, true).size ? json_text(m, tools, -1) : none();
+        if (!truth(m, tools)) tools = none();
+    }
+    if (tools.tag == NONE) return tools;
+    if (tools.tag != LIST) unusual(m);
+    for (uint32_t i = 0; i < tools.list->n; i++) {
+        if (tools.list->v[i].tag == STRING) tools.list->v[i] = json_text(m, tools.list->v[i], -1);
+        if (tools.list->v[i].tag != DICT) unusual(m);
+    }
+    return tools;
+}
+
+static const Dict *read_variables(Machine *m, const Layout *l, const Dict *row) {
+    const Value *given = get(row, l->variables);
+    if (!given) return NULL;
+    Value found = *given;
+    if (found.tag == STRING && strip(m, found, NULL, true, true).size) found = json_text(m, found, -1);
+    if (found.tag == STRING || !truth(m, found)) return NULL;
+    if (found.tag != DICT) unusual(m);
+    const Value reserved[] = {NAME("messages"), NAME("tools"), NAME("add_generation_prompt")};
+    for (int i = 0; i < 3; i++)
+        if (find_key(found.dict, reserved[i])) unusual(m);
+    return found.dict;
+}
+
+static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an empty string where there is none */
+    const Value *given = get(row, l->system);
+    if (!given || given->tag == NONE) return LITERAL("");
+    if (given->tag != STRING) unusual(m);
+    return *given;
+}
+
+/* ---- messages */
+
+static Value saying(Machine *m, Value role, Value text, int32_t number) {
+    const Value message = of_dict(m, 2);
+    set_key(m, message.dict, NAME("role"), role);
+    set_key(m, message.dict, NAME("content"), owned(m, text, number));
+    return message;
+}
+
+/* Which message each element of a column is. */
+static void number_sources(Machine *m, const Dict *row, const Value *column, int32_t first) {
+    int32_t number = first;
+    for (size_t i = 0; i < m->sources.n; i++)
+        if (column == &row->e[m->sources.at[i].column].value) m->sources.at[i].message = number++;
+}
+
+static bool starts_with_system(const Layout *l, const List *messages) {
+    const Value *role = messages->n && messages->v[0].tag == DICT ? find_key(messages->v[0].dict, l->role_key) : NULL;
+    const Value *known = role && role->tag == STRING ? find_key(l->roles.dict, keyed(*role)) : NULL;
+    return known && IS(*known, "system");
+}
+
+static void read_messages(Machine *m, const Layout *l, const Dict *row, Conversation *c) {
+    const Value *column = get(row, l->messages), system = read_system(m, l, row);
+    if (!column || column->tag != LIST || !column->list->n) unusual(m);
+    const List *given = column->list;
+    const uint32_t before = system.size && !starts_with_system(l, given);
+    const uint32_t n = given->n + before;
+    number_sources(m, row, column, (int32_t)before);
+    c->messages = of_list(m, n, PLAIN_LIST);
+    c->roles = arena(m, n);
+    c->weights = arena(m, n * sizeof(float));
+    bool weighted = false;
+    if (before) {
+        c->messages.list->v[0] = saying(m, NAME("system"), system, 0);
+        c->roles[0] = 1;
+        c->weights[0] = NAN;
+    }
+    for (uint32_t i = before; i < n; i++) {
+        const Value message = given->v[i - before];
+        c->roles[i] = role_number(read_message(m, l, message, (int32_t)i, &c->weights[i]));
+        c->messages.list->v[i] = message;
+        weighted |= !isnan(c->weights[i]);
+    }
+    if (!weighted) c->weights = NULL;
+    if (system.size && !before) {
+        const Value *content = find_key(c->messages.list->v[0].dict, NAME("content"));
+        if (!content || content->tag != STRING || compare_text(*content, system)) unusual(m);
+    }
+}
+
+/* Alpaca and the like: earlier pairs, a question with its input below it, an answer. */
+static void read_answer(Machine *m, const Layout *l, const Dict *row, Conversation *c) {
+    const Value system = read_system(m, l, row), empty = of_list(m, 0, PLAIN_LIST);
+    const Value *history = get(row, l->history), *query = get(row, l->query), *input = get(row, l->input),
+                *response = get(row, l->response);
+    if (!history || !truth(m, *history)) history = &empty;
+    if (history->tag != LIST || !query || query->tag != STRING || !response || response->tag != STRING) unusual(m);
+    const bool has_input = input && truth(m, *input);
+    if (has_input && input->tag != STRING) unusual(m);
+    const uint32_t n = 2 * history->list->n + 2 + (system.size > 0);
+    c->messages = of_list(m, n, PLAIN_LIST);
+    c->roles = arena(m, n);
+    c->weights = NULL;
+    Value *to = c->messages.list->v;
+    int32_t at = 0;
+    if (system.size) to[at] = saying(m, NAME("system"), system, at), at++;
+    for (uint32_t i = 0; i < history->list->n; i++) {
+        const Value pair = history->list->v[i];
+        if (pair.tag != LIST || pair.list->n != 2) unusual(m);
+        if (pair.list->v[0].tag != STRING || pair.list->v[1].tag != STRING) unusual(m);
+        to[at] = saying(m, NAME("user"), pair.list->v[0], at), at++;
+        to[at] = saying(m, NAME("assistant"), pair.list->v[1], at), at++;
+    }
+    Value question = *query;
+    if (has_input && question.size) {
+        const size_t mark = m->out.n;
+        put(m, question.s, question.size);
+        PUT(m, "\n\n");
+        put(m, input->s, input->size);
+        question = take_output(m, mark);
+    } else if (has_input) {
+        question = *input;
+    }
+    to[at] = saying(m, NAME("user"), question, at), at++;
+    to[at] = saying(m, NAME("assistant"), *response, at), at++;
+    for (int32_t i = 0; i < at; i++) c->roles[i] = role_number(*find_key(to[i].dict, NAME("role")));
+}
+
+/* A conversation that was read in Python: {"messages", "tools", "variables"}. */
+static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
+    const Value *messages = find_key(row, NAME("messages")), *tools = find_key(row, NAME("tools")),
+                *variables = find_key(row, NAME("variables"));
+    if (!messages || messages->tag != LIST || !tools || !variables) unusual(m);
+    number_sources(m, row, messages, 0);
+    const uint32_t n = messages->list->n;
+    c->messages = *messages;
+    c->roles = arena(m, n + 1);
+    c->weights = NULL;
+    c->tools = *tools;
+    c->variables = variables->tag == DICT ? variables->dict : NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if (messages->list->v[i].tag != DICT) unusual(m);
+        Value *role = find_key(messages->list->v[i].dict, NAME("role"));
+        if (role && role->tag == STRING) *role = owned(m, *role, -1); /* roles have no origin */
+        c->roles[i] = role ? role_number(*role) : 5;
+    }
+    if (tools->tag != NONE && tools->tag != LIST) unusual(m);
+    for (uint32_t i = 0; tools->tag == LIST && i < tools->list->n; i++)
+        if (tools->list->v[i].tag != DICT) unusual(m);
+}
+
+/* ---- texts of special tokens inside of messages */
+
+static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needles are sorted, longest first */
+    for (uint32_t i = 0; i < l->needles.list->n; i++) {
+        const Value needle = l->needles.list->v[i];
+        if (needle.size <= left && !memcmp(p, needle.s, needle.size)) return (int32_t)i;
+    }
     return -1;
 }
 
-static bool take_message(Row *row, Message *message) {
-    const Layout *layout = row->layout;
-    bool has_role = false, has_content = false;
-    *message = (Message){{NULL, 0}, {NULL, 0}, 0};
-    if (!take(row, '{')) return false;
-    do {
-        Span key, value;
-        if (!take_string(row, &key) || !take(row, ':')) return false;
-        if (equal(key, layout->content)) {
-            if (has_content) return false;
-            has_content = true;
-            if (!take_word(row, "null") && !take_string(row, &message->content)) return false;
-        } else if (equal(key, layout->role)) {
-            if (has_role || !take_string(row, &value)) return false;
-            has_role = true;
-            const Py_ssize_t role = number_among(value, layout->roles);
-            if (role < 0) return false;
-            message->role = (byte)role;
-        } else if (layout->calls.size > 0 && equal(key, layout->calls)) {
-            if (message->calls.start != NULL || !take_list(row, &message->calls)) return false;
-        } else {
-            if (number_among(key, layout->ignored) < 0) return false;
-            if (!take_word(row, "null") && !take_string(row, &value)) return false;
+static int32_t find_needle(Machine *m, const Layout *l, Value v, int depth) {
+    int32_t found = -1;
+    if (depth > MAX_DEPTH) give_up(m, "values nested too deeply");
+    if (v.tag == STRING) {
+        for (size_t i = 0; i < v.size && found < 0; i++)
+            if (l->needle_starts[(uint8_t)v.s[i]]) found = needle_at(l, v.s + i, v.size - i);
+    } else if (v.tag == LIST) {
+        for (uint32_t i = 0; i < v.list->n && found < 0; i++) found = find_needle(m, l, v.list->v[i], depth + 1);
+    } else if (v.tag == DICT) {
+        for (uint32_t i = 0; i < v.dict->n && found < 0; i++) {
+            found = find_needle(m, l, v.dict->e[i].key, depth + 1);
+            if (found < 0) found = find_needle(m, l, v.dict->e[i].value, depth + 1);
         }
-    } while (take(row, ','));
-    return take(row, '}') && has_role && has_content;
-}
-
-static bool take_messages(Row *row) {
-    bool answered = false;
-    if (!take(row, '[')) return false;
-    do {
-        if (row->count == row->capacity) {
-            const Py_ssize_t capacity = 2 * row->capacity + 16;
-            Message *messages = PyMem_Realloc(row->messages, (size_t)capacity * sizeof(Message));
-            if (messages == NULL) return false; /* the other decoder will say so, if it can't either */
-            row->messages = messages;
-            row->capacity = capacity;
-        }
-        Message *message = &row->messages[row->count++];
-        if (!take_message(row, message)) return false;
-        answered = answered || message->role < row->layout->answers;
-    } while (take(row, ','));
-    return take(row, ']') && answered;
-}
-
-static bool take_row(Row *row) {
-    bool found = false;
-    if (!take(row, '{')) return false;
-    do {
-        Span key;
-        if (!take_string(row, &key) || !take(row, ':')) return false;
-        if (equal(key, row->layout->messages)) {
-            if (found || !take_messages(row)) return false;
-            found = true;
-        } else if (number_among(key, row->layout->columns) < 0 || !take_scalar(row)) {
-            return false;
-        }
-    } while (take(row, ','));
-    if (!take(row, '}') || !found) return false;
-    skip_space(row);
-    return row->at == row->end;
-}
-
-static bool append(PyObject *list, PyObject *item) {
-    const bool done = item != NULL && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return done;
-}
-
-static PyObject *bytes_or_none(Span text) {
-    if (text.start == NULL) Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize((const char *)text.start, text.size);
-}
-
-/* What `read` answers. */
-typedef struct {
-    PyObject *rows, *counts, *words, *odd;
-    byte *roles;
-    Py_ssize_t messages, capacity;
-} Found;
-
-static bool add(Found *found, Py_ssize_t number, const Row *row) {
-    if (found->messages + row->count > found->capacity) {
-        const Py_ssize_t capacity = 2 * found->capacity + row->count;
-        byte *roles = PyMem_Realloc(found->roles, (size_t)capacity);
-        if (roles == NULL) {
-            PyErr_NoMemory();
-            return false;
-        }
-        found->roles = roles;
-        found->capacity = capacity;
     }
-    for (Py_ssize_t k = 0; k < row->count; k++) {
-        const Message message = row->messages[k];
-        if (!append(found->words, bytes_or_none(message.content))) return false;
-        const bool has_words = message.content.start != NULL && stripped(message.content).size > 0;
-        if (!has_words || message.calls.start != NULL) {
-            if (!append(found->odd, Py_BuildValue("nN", found->messages, bytes_or_none(message.calls)))) return false;
+    return found;
+}
+
+/* ---- the row */
+
+void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversation *c) {
+    json_begin(m, row, n);
+    const Value parsed = json_row(m);
+    if (parsed.tag != DICT) unusual(m);
+    *c = (Conversation){.needle = -1};
+    if (l->reading == READ_CONVERSATION) {
+        read_conversation(m, parsed.dict, c);
+    } else {
+        check_media(m, l, parsed.dict);
+        c->tools = read_tools(m, l, parsed.dict);
+        c->variables = read_variables(m, l, parsed.dict);
+        if (l->reading == READ_MESSAGES)
+            read_messages(m, l, parsed.dict, c);
+        else
+            read_answer(m, l, parsed.dict, c);
+        c->tools = adapt_tools(m, l, c->tools);
+    }
+    const List *messages = c->messages.list;
+    bool answered = l->reading == READ_CONVERSATION;
+    for (uint32_t i = 0; i < messages->n; i++) {
+        Dict *d = messages->v[i].dict;
+        if (l->reading != READ_CONVERSATION) {
+            adapt_calls(m, l, d, (int32_t)i);
+            adapt_content(m, l, d, *find_key(d, NAME("role")));
         }
-        found->roles[found->messages++] = message.role;
+        answered |= c->roles[i] == 3;
+        alias_reasoning(m, &messages->v[i]);
+        messages->v[i].dict->message = (int32_t)i;
     }
-    return append(found->rows, PyLong_FromSsize_t(number)) && append(found->counts, PyLong_FromSsize_t(row->count));
+    if (!answered) unusual(m);
+    if (l->needles.list->n) {
+        c->needle = find_needle(m, l, c->messages, 0);
+        if (c->needle < 0) c->needle = find_needle(m, l, c->tools, 0);
+    }
+    m->roles = c->roles;
+    m->message_count = (int32_t)messages->n;
 }
 
-static bool read_all(PyObject *rows, const char *left, const Layout *layout, Found *found) {
-    Py_ssize_t largest = 0;
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(rows); k++)
-        largest = Py_MAX(largest, PyBytes_GET_SIZE(PyList_GET_ITEM(rows, k)));
-    Row row = {.layout = layout};
-    byte *room = PyMem_Malloc((size_t)largest);
-    bool done = room != NULL;
-    if (!done) PyErr_NoMemory();
-    for (Py_ssize_t k = 0; done && k < PyList_GET_SIZE(rows); k++) {
-        if (left[k]) continue;
-        const Span own = span_of(PyList_GET_ITEM(rows, k));
-        row.at = own.start;
-        row.end = own.start + own.size;
-        row.room = room;
-        row.count = 0;
-        if (take_row(&row)) done = add(found, k, &row);
-    }
-    PyMem_Free(row.messages);
-    PyMem_Free(room);
-    return done;
+/* ---- what became of messages */
+
+static size_t occurrences(Value text, Value wanted) {
+    size_t count = 0;
+    const char *p = text.s, *end = p + text.size;
+    for (const char *q; (q = find(p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
+    return count;
 }
 
-PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *arguments) {
-    PyObject *rows;
-    const char *left;
-    Py_ssize_t size;
-    Layout layout;
-    if (!PyArg_ParseTuple(arguments, "O!y#(y#y#y#y#O!O!O!n)", &PyList_Type, &rows, &left, &size,
-                          &layout.messages.start, &layout.messages.size, &layout.role.start, &layout.role.size,
-                          &layout.content.start, &layout.content.size, &layout.calls.start, &layout.calls.size,
-                          &PyTuple_Type, &layout.ignored, &PyTuple_Type, &layout.columns, &PyTuple_Type, &layout.roles,
-                          &layout.answers))
-        return NULL;
-    if (size != PyList_GET_SIZE(rows) || !all_bytes(rows) || !all_bytes(layout.ignored) ||
-        !all_bytes(layout.columns) || !all_bytes(layout.roles) || PyTuple_GET_SIZE(layout.roles) > 255) {
-        PyErr_SetString(PyExc_ValueError, "rows and names as bytes, a flag for each row, at most 255 roles");
-        return NULL;
+static Value name_of(Value call) { /* of the called function; empty where there is none */
+    const Value *inner = find_key(call.dict, NAME("function"));
+    const Value function = inner ? *inner : call;
+    const Value *name = function.tag == DICT ? find_key(function.dict, NAME("name")) : NULL;
+    return name && name->tag == STRING ? *name : LITERAL("");
+}
+
+static bool is_escaped(Value name) { /* whether JSON would spell it in another way */
+    for (uint32_t i = 0; i < name.size; i++)
+        if (name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
+    return false;
+}
+
+static bool is_printed(Machine *m, Value name, size_t times, Value text) {
+    if (occurrences(text, name) >= times) return true;
+    if (!is_escaped(name)) return false;
+    for (int ascii = 0; ascii < 2; ascii++) { /* as templates that print JSON escape it */
+        const JsonStyle style = {.ascii = ascii};
+        const size_t mark = m->out.n;
+        put_json(m, name, &style, 0);
+        const Value quoted = take_output(m, mark);
+        if (occurrences(text, of_string(quoted.s + 1, quoted.size - 2)) >= times) return true;
     }
-    Found found = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), NULL, 0, 0};
-    PyObject *answer = NULL;
-    if (found.rows != NULL && found.counts != NULL && found.words != NULL && found.odd != NULL &&
-        read_all(rows, left, &layout, &found))
-        answer = Py_BuildValue("OOy#OO", found.rows, found.counts, found.roles == NULL ? (byte *)"" : found.roles,
-                               found.messages, found.words, found.odd);
-    Py_XDECREF(found.rows);
-    Py_XDECREF(found.counts);
-    Py_XDECREF(found.words);
-    Py_XDECREF(found.odd);
-    PyMem_Free(found.roles);
-    return answer;
+    return false;
+}
+
+static bool are_printed(Machine *m, Value calls, Value text) {
+    if (calls.tag != LIST) return true;
+    for (uint32_t i = 0; i < calls.list->n; i++)
+        if (calls.list->v[i].tag == DICT && is_escaped(name_of(calls.list->v[i])))
+            text = owned(m, text, -1); /* spelling names writes to the output, which may move it */
+    for (uint32_t i = 0; i < calls.list->n; i++) {
+        if (calls.list->v[i].tag != DICT) continue;
+        const Value name = name_of(calls.list->v[i]);
+        size_t times = 0;
+        for (uint32_t k = 0; k < calls.list->n; k++)
+            times += calls.list->v[k].tag == DICT && !compare_text(name_of(calls.list->v[k]), name);
+        if (name.size && !is_printed(m, name, times, text)) return false;
+    }
+    return true;
+}
+
+static bool is_said(Machine *m, Value content, Value text) { /* less the reasoning in it */
+    if (content.tag != STRING) return true;
+    const Value think = LITERAL("</think>");
+    const char *p = content.s, *end = p + content.size;
+    for (const char *q; (q = find(p, (size_t)(end - p), think.s, think.size));) p = q + think.size;
+    const Value words = strip(m, of_string(p, (size_t)(end - p)), NULL, true, true);
+    return find(text.s, text.size, words.s, words.size) != NULL;
+}
+
+/* All that a message printed; the whole text where that is not known. */
+static Value printed_by(Machine *m, int32_t message, size_t first, size_t count) {
+    if (count == 1) {
+        const Piece p = m->pieces.at[first];
+        return of_string(m->out.at + p.start, p.end - p.start);
+    }
+    size_t size = 0;
+    for (size_t i = 0; i < m->pieces.n; i++)
+        if (m->pieces.at[i].message == message) size += m->pieces.at[i].end - m->pieces.at[i].start;
+    char *text = arena(m, size + 1), *p = text;
+    for (size_t i = 0; i < m->pieces.n && count; i++) {
+        const Piece piece = m->pieces.at[i];
+        if (piece.message != message) continue;
+        memcpy(p, m->out.at + piece.start, piece.end - piece.start);
+        p += piece.end - piece.start;
+    }
+    return of_string(text, size);
+}
+
+void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags) {
+    const uint32_t n = c->messages.list->n;
+    size_t *first = arena(m, (n + 1) * sizeof(size_t)), *count = arena(m, (n + 1) * sizeof(size_t));
+    memset(count, 0, (n + 1) * sizeof(size_t));
+    for (size_t i = 0; i < m->pieces.n; i++) {
+        const int32_t message = m->pieces.at[i].message;
+        if (!count[message]++) first[message] = i;
+    }
+    const size_t size = m->out.n - m->text_start;
+    for (uint32_t i = 0; i < n; i++) {
+        const Dict *d = c->messages.list->v[i].dict;
+        const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
+        const bool has_calls = calls && truth(m, *calls), speaks = c->roles[i] == 3 || c->roles[i] == 1;
+        flags[i] = CONTENT_PRINTED;
+        if (!has_calls && !speaks) continue;
+        const bool whole = !known || (c->roles[i] == 1 && !count[i]);
+        const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
+        if (content && !is_said(m, *content, text)) flags[i] = 0;
+        if (has_calls) flags[i] |= HAS_CALLS | (are_printed(m, *calls, text) ? CALLS_PRINTED : 0);
+    }
 }

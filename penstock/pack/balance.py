@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 
 Work = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.pack.bins import Bins, Compact, compact
 
 _SHORT: Final = 0.5  # of the mean length: what counts as short,

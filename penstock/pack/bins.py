@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 
 Compact = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 

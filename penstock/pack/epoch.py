@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.pack.bins import Bins, Compact
 from penstock.pack.permute import key_of, permuted
 from penstock.view.runs import UInt64

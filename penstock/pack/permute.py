@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from blake3 import blake3
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.view.keyed import splitmix64
 from penstock.view.runs import UInt64
 

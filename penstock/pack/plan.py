@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int32, Int64
+from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.pack.best_fit import Histogram, best_fit
 from penstock.pack.bins import Compact, compact

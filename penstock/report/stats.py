@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays import Int64
 from penstock.chat.conversation import Role
-from penstock.chat.regions import Int64
 from penstock.view.examples import Examples
 from penstock.view.ledger import Reason
 from penstock.view.runs import Tally, UInt64

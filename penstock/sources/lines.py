@@ -47,7 +47,7 @@ def split_lines(text: bytes) -> list[bytes]:
 
 
 def _split(text: bytes) -> list[bytes]:
-    return text.split(b"\n") if native is None else native.split(text)
+    return text.split(b"\n") if native is None else native.split_lines(text)
 
 
 def _without_bom(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:

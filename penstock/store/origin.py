@@ -15,12 +15,12 @@ import xxhash
 
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
-from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 from penstock.errors import SourceError
 from penstock.sources import Rows, Slice, SourceFile, fetch_data, read_rows
 from penstock.store.dataset import StoredDataset
+from penstock.template.reference import Reference
 
 NO_DATE = "1970-01-01"  # for templates that print none
 
@@ -58,8 +58,8 @@ class Origin:
         return [self._shown(side) for side in self._reader.conversations(row)]
 
     @cached_property
-    def _reader(self) -> Normaliser:
-        return Normaliser(ColumnMapping.from_json(dict(self._recipe["mapping"])))
+    def _reader(self) -> RowReader:
+        return RowReader(ColumnMapping.from_json(dict(self._recipe["mapping"])))
 
     # -- the source -----------------------------------------------------------------------------------------------
 
@@ -95,11 +95,10 @@ class Origin:
         return {"messages": adapted.messages, "tools": adapted.tools, "variables": variables}
 
     def _make_adapter(self, template: str) -> Adapter:
-        engine = TemplateEngine(
+        reference = Reference(
             self._recipe["templates"][template],
             special_tokens=self._recipe["special_tokens"],
             variables=self._recipe["template_vars"],
             date=datetime.date.fromisoformat(self._recipe["date"] or NO_DATE),
-            fast=False,
         )
-        return Adapter(engine.plain)
+        return Adapter(reference.plain)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.arrays import Bool
 from penstock.build.explain import Explanation, explain
 from penstock.build.options import prepare_options
-from penstock.chat.regions import Bool
 from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate, LoaderOptions
 from penstock.train.config import TrainConfig

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.chat.regions import Bool, Int64
+from penstock.arrays import Bool, Int64
 from penstock.store.columns import Columns
 from penstock.store.dataset import Place
 from penstock.view.policy import LossPolicy, run_weights

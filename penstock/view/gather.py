@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.chat.regions import Int32, Int64, UInt8
+from penstock.arrays import Int32, Int64, UInt8
 from penstock.store.columns import Columns
 from penstock.view.mixture import Mixture
 from penstock.view.policy import LossPolicy, run_weights

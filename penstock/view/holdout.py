@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.chat.regions import Bool
+from penstock.arrays import Bool
 from penstock.errors import ViewError
 from penstock.view.keyed import keyed_hashes
 from penstock.view.runs import UInt64

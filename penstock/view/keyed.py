@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.chat.regions import Int64
+from penstock.arrays import Int64
 from penstock.view.runs import UInt64
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from blake3 import blake3
 
+from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Int64
 from penstock.store.columns import Columns
 from penstock.store.dataset import Place
 from penstock.view.settings import ViewOptions

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from blake3 import blake3
 
-from penstock.chat.regions import Int32, Int64
+from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from penstock.arrays import Bool
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Bool
 from penstock.view.runs import Float32, Runs
 
 

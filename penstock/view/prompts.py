@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Int64
 from penstock.store.columns import Columns
 from penstock.view.runs import Runs
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays import Bool, Int32, Int64, UInt8
 from penstock.chat.conversation import Part, Role
-from penstock.chat.regions import Bool, Int32, Int64, UInt8
 from penstock.store.columns import Columns
 
 Float32 = npt.NDArray[np.float32]

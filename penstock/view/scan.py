@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Bool, Int32, Int64
+from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
 from penstock.view.examples import Examples, named, place_of
 from penstock.view.holdout import Holdout

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.chat.regions import Bool, Int64
+from penstock.arrays import Bool, Int64
 from penstock.store.columns import Columns
 from penstock.view.ledger import Ledger, Reason
 from penstock.view.policy import run_weights

@@ -15,7 +15,7 @@ from typing import Protocol, Self, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int32, Int64
+from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, place_of

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 
-from penstock.chat.regions import Bool, Int64
+from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError
 from penstock.view.settings import Overlong
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from penstock.build.proof import WINDOW, mismatches, sampled_rows
 
 from penstock.build.options import prepare_options
 from penstock.build.pipeline import Pipeline, SliceResult
-from penstock.build.proof import WINDOW, mismatches, sampled_rows
 from penstock.build.recipe import make_recipe
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect

@@ -9,10 +9,10 @@ from typing import Any
 
 import transformers.utils.chat_template_utils as hf
 import trl
-
-from penstock.chat.conversation import Conversation
 from penstock.chat.guards import has_float
 from penstock.chat.probes import PROBES, SEARCH, WEATHER, assistant, calling, result, system, user
+
+from penstock.chat.conversation import Conversation
 
 DATE = datetime.date(2026, 1, 2)
 TOKENS: dict[str, str | list[str]] = {

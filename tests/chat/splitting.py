@@ -9,11 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.chat.engine import TemplateEngine
-from penstock.chat.parts import RegionsMode, Splitter
-from penstock.chat.regions import Regions, Segments
+
+from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.errors import RowError
+from penstock.regions.segments import Segments
+from penstock.regions.splitter import RegionsMode, Splitter
+from penstock.template.rendered import Rendered
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 DATE = datetime.date(2026, 1, 2)
@@ -69,7 +71,7 @@ class Recipe(NamedTuple):
         return [_read(regions, segments, errors, row) for row in range(len(conversations))]
 
 
-def _read(regions: Regions, segments: Segments, errors: dict[int, RowError], row: int) -> Split:
+def _read(regions: Rendered, segments: Segments, errors: dict[int, RowError], row: int) -> Split:
     low = int(regions.text_ends[row - 1]) if row else 0
     text = regions.data[low : int(regions.text_ends[row])]
     runs, start = [], 0

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock.chat.engine import TemplateEngine
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.chat.adapt import Adapter
 from penstock.chat.adapt_probes import Needs
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.engine import TemplateEngine
 from penstock.chat.formats_detect import detect
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -268,7 +268,7 @@ def test_a_row_read_and_adapted_renders_as_transformers_renders_it(name: str) ->
     adapter = Adapter(engine.plain)
     assert adapter.needs == adapter_of(name).needs
     for row in ROWS:
-        reader = Normaliser(detect([row]))
+        reader = RowReader(detect([row]))
         (conversation,) = map(adapter.adapt, reader.conversations(json.dumps(row).encode()))
         given = conversation.messages, conversation.tools, conversation.variables
         try:

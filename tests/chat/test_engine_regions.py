@@ -1,15 +1,15 @@
-"""Regions: whose text is whose, in templates written to confuse the analysis."""
+"""Rendered: whose text is whose, in templates written to confuse the analysis."""
 
 from __future__ import annotations
 
 import pytest
-
-from penstock.chat.conversation import Conversation, Role
 from penstock.chat.engine import TemplateEngine
 from penstock.chat.probes import assistant, system, user
-from penstock.chat.regions import Regions
 from penstock.chat.trial import rows
+
+from penstock.chat.conversation import Conversation, Role
 from penstock.errors import RowError, TemplateError
+from penstock.template.rendered import Rendered
 from tests.chat.engine_probes import DATE, TOKENS
 
 CHAT = Conversation([system(0), user(1), assistant(2), user(3), assistant(4)])
@@ -19,7 +19,7 @@ def engine(template: str) -> TemplateEngine:
     return TemplateEngine(template, special_tokens=TOKENS, variables={}, date=DATE)
 
 
-def texts(regions: Regions) -> list[list[tuple[int, str]]]:
+def texts(regions: Rendered) -> list[list[tuple[int, str]]]:
     return [
         [(message, text[start:end].decode()) for message, start, end in pieces]
         for text, _, pieces, _, _ in rows(regions)

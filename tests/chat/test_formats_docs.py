@@ -12,7 +12,7 @@ import pytest
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"<!-- example -->\n```json\n(.+)\n```\n```json\n((?:.+\n)+?)```\n", PAGE)
@@ -26,7 +26,7 @@ def shown(conversation: Conversation) -> list[Any]:
 
 @pytest.mark.parametrize(("row", "expected"), EXAMPLES)
 def test_an_example_reads_as_shown(row: str, expected: str) -> None:
-    conversations = Normaliser(detect([json.loads(row)])).conversations(row.encode())
+    conversations = RowReader(detect([json.loads(row)])).conversations(row.encode())
     assert [shown(conversation) for conversation in conversations] == [
         json.loads(line) for line in expected.splitlines()
     ]

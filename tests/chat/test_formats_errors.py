@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.formats_detect import detect
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 
 HI = {"role": "user", "content": "Hi"}
@@ -32,7 +32,7 @@ PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 def refusal(kind: str, row: bytes) -> RowError:
     with pytest.raises(RowError) as caught:
-        Normaliser(detect([GOOD[kind]])).conversations(row)
+        RowReader(detect([GOOD[kind]])).conversations(row)
     return caught.value
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.chat.conversation import Role
 from penstock.chat.formats import FormatOptions
 from penstock.chat.formats_detect import detect
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -24,8 +24,8 @@ messages = st.lists(st.builds(lambda r, c: {"role": r, "content": c}, roles, tex
 SAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
 
 
-def reader(sample: dict[str, Any], **options: Any) -> Normaliser:
-    return Normaliser(detect([sample], FormatOptions(**options)))
+def reader(sample: dict[str, Any], **options: Any) -> RowReader:
+    return RowReader(detect([sample], FormatOptions(**options)))
 
 
 def floats(value: object) -> bool:

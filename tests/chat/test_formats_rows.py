@@ -10,11 +10,11 @@ import pytest
 from penstock.chat.conversation import Conversation, Role
 from penstock.chat.formats import FormatOptions
 from penstock.chat.formats_detect import detect
-from penstock.chat.rows import Normaliser
+from penstock.chat.rows import RowReader
 
 
 def read(row: dict[str, Any], **options: Any) -> tuple[Conversation, ...]:
-    return Normaliser(detect([row], FormatOptions(**options))).conversations(json.dumps(row).encode())
+    return RowReader(detect([row], FormatOptions(**options))).conversations(json.dumps(row).encode())
 
 
 def only(row: dict[str, Any], **options: Any) -> Conversation:
@@ -74,7 +74,7 @@ def test_an_empty_list_of_tools_stays() -> None:
 
 def test_a_json_string_of_tools_is_read_alike_every_time() -> None:
     row = {"messages": [user("Hi"), bot("Ho")], "tools": json.dumps([TOOL])}
-    reader = Normaliser(detect([row]))
+    reader = RowReader(detect([row]))
     assert reader.conversations(json.dumps(row).encode()) == reader.conversations(json.dumps(row).encode())
 
 
@@ -275,6 +275,6 @@ def test_integers_of_any_size_stay_exact(number: int) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_a_row() -> None:
     row = {"messages": calling({"x": 2**70})}
-    reader = Normaliser(detect([row]))
+    reader = RowReader(detect([row]))
     plain = json.dumps(row).encode()
     assert reader.conversations(b"\xef\xbb\xbf" + plain) == reader.conversations(plain)

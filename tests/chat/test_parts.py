@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.conversation import Conversation, Message, Part, Role
-from penstock.chat.parts import RegionsMode, Splitter
+from penstock.regions.splitter import RegionsMode, Splitter
 from tests.chat.splitting import Recipe, assistant, calls, recipe, returns, trl_recipe, user
 
 CHATML = (

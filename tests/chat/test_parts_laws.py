@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.conversation import Conversation, Message, Part, Role, role_number
-from penstock.chat.parts import RegionsMode
+from penstock.regions.splitter import RegionsMode
 from tests.chat.splitting import Split, trl_recipe
 
 NAMES = ["qwen2_5", "qwen3_training", "llama3_training", "gemma4", "gptoss", "deepseek_r1_distill_training"]

@@ -11,8 +11,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.chat.conversation import Message, Part
-from penstock.chat.parts import RegionsMode
 from penstock.errors import RowError
+from penstock.regions.splitter import RegionsMode
 from tests.chat.splitting import DATE, SPECIAL, Recipe, Split, assistant, calls, returns, trl_recipe, trl_template, user
 
 AGREEING = ["llama3", "gemma3", "cohere", "cohere2", "lfm2", "qwen3", "qwen3_vl", "qwen2_5_vl", "qwen3_instruct_2507"]

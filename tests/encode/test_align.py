@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.regions import Segments
 from penstock.encode.align import segment_token_ends
+from penstock.regions.segments import Segments
 
 
 def segments(ends: list[list[int]], inclusive: list[list[bool]]) -> Segments:

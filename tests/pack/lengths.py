@@ -8,7 +8,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from penstock.chat.regions import Int32, Int64
+from penstock.arrays import Int32, Int64
 from penstock.view.example import Example, Pair
 from penstock.view.ledger import Ledger
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.regions import Int32
+from penstock.arrays import Int32
 from penstock.pack.balance import shares, sizes_of, work_of
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.regions import Int32
+from penstock.arrays import Int32
 from penstock.pack.best_fit import Histogram, best_fit
 from penstock.pack.bins import Bins
 from tests.pack.lengths import best_fit_decreasing, chat_like, reasoning_like

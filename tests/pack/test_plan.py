@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.arrays import Int32
 from penstock.chat.conversation import Role
-from penstock.chat.regions import Int32
 from penstock.errors import UsageError, ViewError
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings, Tail

@@ -1,0 +1,138 @@
+"""The spot check: rows of each slice are redone with the reference engines and compared with what was made of them.
+
+Two kinds of rows are checked: a seeded sample (a function of the slice's digest and row sizes alone; at least one row,
+at most about 0.1% of the bytes, which costs about 3% of the time), and every row that took a branch of the template in
+a direction that this process had not compared yet. A long text is rendered whole, but encoded only up to the first end
+of a turn after `WINDOW` bytes: a special token, across which no token reaches. Rejected rows are not looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Int64
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
+from penstock.build.pipeline import Pipeline, SliceResult
+from penstock.chat.conversation import Conversation, Part
+from penstock.encode.code_points import is_composed
+from penstock.errors import RowError
+from penstock.regions.segments import Segments
+from penstock.store.columns import Columns
+
+SHARE = 0.001
+WINDOW = 8_000
+
+
+class _Sampled(NamedTuple):
+    """One conversation of the sample."""
+
+    row: int
+    side: int
+    conversation: Conversation
+
+
+def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
+    """Numbers of the rows to redo, sorted."""
+    if not sizes:
+        return []
+    order = np.random.Generator(np.random.PCG64(int(slice_digest.removeprefix("b3-")[:16], 16))).permutation(len(sizes))
+    budget = sum(sizes) * SHARE
+    chosen = [int(order[0])]
+    spent = sizes[chosen[0]]
+    for row in order[1:64].tolist():
+        if spent + sizes[row] > budget:
+            break
+        chosen.append(row)
+        spent += sizes[row]
+    return sorted(chosen)
+
+
+def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
+    """Those of the sampled rows that the references see differently."""
+    wrong: set[int] = set()
+    groups: dict[str, list[_Sampled]] = {}
+    rejected = {entry["row"] for entry in result.rejected}  # by the references, or before any engine: both say the same
+    for row in sample:
+        if row not in rejected:
+            try:
+                found = pipeline.reader.conversations(rows[row])
+                for side, conversation in enumerate(found):
+                    way = pipeline.way(conversation)
+                    adapted = pipeline.renderings[way].renderer.adapter.adapt(conversation) if way else conversation
+                    groups.setdefault(way, []).append(_Sampled(row, side, adapted))
+            except RowError:
+                wrong.add(row)
+                continue
+            if len(found) != np.count_nonzero(result.columns.rows == row):
+                wrong.add(row)
+    for way, members in groups.items():
+        expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        for k, member in enumerate(members):
+            if member.row not in wrong and _differs(expected, k, result.columns, member, shortened[k]):
+                wrong.add(member.row)
+    return sorted(wrong)
+
+
+def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> tuple[ExampleBatch, list[bool]]:
+    """The examples of conversations by the reference engines alone, and which of them are only beginnings."""
+    stages = (pipeline.encoder, pipeline.normaliser, pipeline.vocabulary)
+    if way == "":
+        return encode_pieces(conversations, *stages, reference=True), [False] * len(conversations)
+    rendering = pipeline.renderings[way]
+    rendered = rendering.renderer.render_reference(conversations)
+    segments, _ = rendering.splitter.split(rendered)
+    whole = rendered.texts
+    texts, segments = _beginnings(whole, segments)
+    batch = encode_texts(texts, segments, *stages, reference=True)
+    # What counts is the tokenizer on the text as rendered, whatever was normalised ahead of it.
+    if not all(is_composed(text.decode()) for text in texts):
+        expected = pipeline.encoder.reference(texts)
+        batch.ids, batch.offsets = expected.ids, expected.offsets
+    return batch, [len(text) < len(all_of_it) for text, all_of_it in zip(texts, whole, strict=True)]
+
+
+def _beginnings(texts: list[bytes], segments: Segments) -> tuple[list[bytes], Segments]:
+    """Texts up to the end of a turn beyond the window, and their segments."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    if not (lengths > WINDOW).any():
+        return texts, segments
+    rows = np.repeat(np.arange(len(texts)), np.diff(segments.offsets))
+    closing = np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= WINDOW))
+    np.minimum.at(lengths, rows[closing], segments.ends[closing])
+    keep = np.flatnonzero(segments.ends <= lengths[rows])
+    offsets: Int64 = np.concatenate(([0], np.cumsum(np.bincount(rows[keep], minlength=len(texts)))))
+    cut = [text[:length] for text, length in zip(texts, lengths.tolist(), strict=True)]
+    return cut, segments.picked(keep, offsets)
+
+
+def _differs(expected: ExampleBatch, k: int, columns: Columns, member: _Sampled, shortened: bool) -> bool:
+    """Whether a stored example is another than the k-th expected one, or does not begin like it."""
+    stored = int(np.searchsorted(columns.rows, member.row)) + member.side
+    tokens = slice(int(columns.id_offsets[stored]), int(columns.id_offsets[stored + 1]))
+    runs = slice(int(columns.segment_offsets[stored]), int(columns.segment_offsets[stored + 1]))
+    own_tokens = slice(int(expected.offsets[k]), int(expected.offsets[k + 1]))
+    own_runs = slice(int(expected.segment_offsets[k]), int(expected.segment_offsets[k + 1]))
+    pairs = (
+        (columns.ids[tokens], expected.ids[own_tokens]),
+        (columns.segment_ends[runs], expected.ends[own_runs]),
+        (columns.segment_roles[runs], expected.roles[own_runs]),
+        (columns.segment_parts[runs], expected.parts[own_runs]),
+        (columns.segment_messages[runs], expected.messages[own_runs]),
+        (
+            _weights(columns.segment_weights, columns.segment_ends)[runs],
+            _weights(expected.weights, expected.ends)[own_runs],
+        ),
+    )
+    return not all(_is_equal(found[: len(wanted)] if shortened else found, wanted) for found, wanted in pairs)
+
+
+def _weights(given: npt.NDArray[np.float32] | None, ends: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.full(len(ends), np.nan, np.float32) if given is None else given
+
+
+def _is_equal(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
+    return np.array_equal(found, wanted, equal_nan=found.dtype.kind == "f")

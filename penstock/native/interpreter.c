@@ -1,0 +1,422 @@
+/* The machine itself: runs a template's bytecode on the values of one conversation. */
+
+#include "names.h"
+#include "values.h"
+
+/* ---- loops */
+
+static void end_iteration(Machine *m, Iteration *it) {
+    if (m->capture_count > it->captures) { /* a break or continue inside a capture */
+        drop_output(m, m->captures[it->captures]);
+        m->capture_count = it->captures;
+    }
+    if (it->message >= 0) {
+        assign_pieces(m, it->start, it->piece, it->message);
+        it->message = -1;
+        m->open_messages--;
+    }
+}
+
+static void begin_loop(Machine *m, Value over) {
+    const Value list = iterate(m, over);
+    if (m->loop_count >= MAX_LOOPS) give_up(m, "loops nested too deeply");
+    m->loops[m->loop_count++] = (Iteration){
+        .v = list.list->v, .n = list.list->n, .serial = ++m->serial, .captures = m->capture_count, .message = -1};
+}
+
+static bool next_item(Machine *m, Value *item) {
+    Iteration *it = &m->loops[m->loop_count - 1];
+    end_iteration(m, it);
+    if (it->i >= it->n) return false;
+    step(m);
+    *item = it->v[it->i++];
+    it->start = m->out.n;
+    it->piece = m->pieces.n;
+    if (item->tag == DICT && item->dict->message >= 0) {
+        it->message = item->dict->message;
+        m->open_messages++;
+    }
+    return true;
+}
+
+static void end_loop(Machine *m) {
+    Iteration *it = &m->loops[m->loop_count - 1];
+    end_iteration(m, it);
+    it->serial = 0;
+    m->loop_count--;
+}
+
+static Value end_filter(Machine *m) { /* the items that a loop's filter kept */
+    const Iteration *it = &m->loops[m->loop_count - 1];
+    const Value kept = of_list(m, it->kept_count, GENERATOR);
+    if (it->kept_count) memcpy(kept.list->v, it->kept, it->kept_count * sizeof(Value));
+    end_loop(m);
+    return kept;
+}
+
+static void keep_item(Machine *m, Value test) {
+    Iteration *it = &m->loops[m->loop_count - 1];
+    if (!it->kept) it->kept = arena(m, it->n * sizeof(Value));
+    if (truth(m, test)) it->kept[it->kept_count++] = it->v[it->i - 1];
+}
+
+static Value loop_variable(const Machine *m) {
+    return (Value){.tag = LOOP, .i = m->loop_count - 1, .size = m->loops[m->loop_count - 1].serial};
+}
+
+/* ---- output */
+
+static bool all_plain_text(const Value *a, int n) {
+    for (int i = 0; i < n; i++)
+        if (a[i].tag != STRING || a[i].markup) return false;
+    return true;
+}
+
+static Value sum(Machine *m, const Value *a, int n) {
+    Value total = a[0];
+    if (n > 2 && all_plain_text(a, n)) { /* one copy instead of one for each + */
+        size_t size = 0;
+        for (int i = 0; i < n; i++) size += a[i].size;
+        if (size > MAX_TEXT) give_up(m, "a string is too large");
+        charge(m, size);
+        char *text = arena(m, size + 1), *p = text;
+        for (int i = 0; i < n; p += a[i++].size) {
+            memcpy(p, a[i].s, a[i].size);
+            copy_origin(m, a[i].s, a[i].size, p);
+        }
+        return of_string(text, size);
+    }
+    for (int i = 1; i < n; i++) total = add(m, total, a[i]);
+    return total;
+}
+
+static void print_sum(Machine *m, const Value *a, int n) {
+    const size_t start = m->out.n, first = m->pieces.n;
+    if (all_plain_text(a, n))
+        for (int i = 0; i < n; i++) put_traced(m, a[i].s, a[i].size);
+    else
+        put_value(m, sum(m, a, n));
+    claim_statement(m, start, first);
+}
+
+static void print_concat(Machine *m, const Value *a, int n) {
+    const size_t start = m->out.n, first = m->pieces.n;
+    for (int i = 0; i < n; i++) put_value(m, a[i]);
+    claim_statement(m, start, first);
+}
+
+static void begin_capture(Machine *m) {
+    if (m->capture_count >= MAX_CAPTURES) give_up(m, "captures nested too deeply");
+    m->captures[m->capture_count++] = m->out.n;
+}
+
+static Value end_capture(Machine *m) { return take_output(m, m->captures[--m->capture_count]); }
+
+static void end_generation(Machine *m) {
+    const size_t start = m->generations[--m->generation_count];
+    if (m->capture_count || m->call_count) {
+        m->lost = true;
+        return;
+    }
+    APPEND(m, m->spans, m->conversation);
+    APPEND(m, m->spans, (int32_t)(start - m->text_start));
+    APPEND(m, m->spans, (int32_t)(m->out.n - m->text_start));
+}
+
+/* ---- macros */
+
+/* The arguments of a call become the macro's first locals; those not given are MISSING. */
+static void pass_arguments(Machine *m, const Macro *macro, Value *locals, const Value *a, int n, int named,
+                           const List *names) {
+    if (n > macro->arguments) give_up(m, "too many arguments of a macro");
+    for (int i = 0; i < macro->locals; i++) locals[i] = of_tag(i < macro->arguments ? MISSING : UNDEFINED);
+    for (int i = 0; i < n; i++) locals[i] = a[i];
+    for (int i = 0; i < named; i++) {
+        int k = n;
+        while (k < macro->arguments && compare_text(names->v[i], macro->names[k])) k++;
+        if (k == macro->arguments) give_up(m, "an unknown argument of a macro");
+        locals[k] = a[n + i];
+    }
+}
+
+/* ---- numbers */
+
+static Value arithmetic(Machine *m, int op, Value a, Value b) {
+    int64_t result;
+    if (op == OP_MULTIPLY && a.tag == STRING && is_number(b)) {
+        no_markup(m, a);
+        const size_t times = b.i > 0 ? (size_t)b.i : 0;
+        if (a.size && times > MAX_TEXT / a.size) give_up(m, "a string is too large");
+        const size_t mark = m->out.n;
+        for (size_t i = 0; i < times && a.size; i++) put(m, a.s, a.size);
+        return take_output(m, mark);
+    }
+    if (!is_number(a) || !is_number(b)) give_up(m, "arithmetic of other types than integers");
+    switch (op) {
+    case OP_SUBTRACT:
+        if (!__builtin_sub_overflow(a.i, b.i, &result)) return of_int(result);
+        break;
+    case OP_MULTIPLY:
+        if (!__builtin_mul_overflow(a.i, b.i, &result)) return of_int(result);
+        break;
+    default: /* Python rounds towards minus infinity */
+        if (b.i <= 0) give_up(m, "a division by other than positive integers");
+        result = a.i % b.i;
+        if (result < 0) result += b.i;
+        return of_int(op == OP_MODULO ? result : (a.i - result) / b.i);
+    }
+    give_up(m, "an integer beyond 64 bits");
+}
+
+static Value range(Machine *m, const Value *a, int n) {
+    for (int i = 0; i < n; i++)
+        if (!is_number(a[i]) || a[i].i > 1 << 30 || a[i].i < -(1 << 30)) give_up(m, "a range of other types");
+    const int64_t low = n > 1 ? a[0].i : 0, high = a[n > 1].i, by = n == 3 ? a[2].i : 1;
+    if (n < 1 || n > 3 || !by) give_up(m, "the arguments of range");
+    const int64_t count = by > 0 ? (high > low ? (high - low - 1) / by + 1 : 0)
+                                 : (low > high ? (low - high - 1) / -by + 1 : 0);
+    if (count > MAX_RANGE) give_up(m, "a range of many numbers");
+    const Value list = of_list(m, (uint32_t)count, RANGE);
+    for (int64_t i = 0; i < count; i++) list.list->v[i] = of_int(low + i * by);
+    return list;
+}
+
+/* ---- making objects */
+
+static Value make_dict(Machine *m, const Value *a, int n, Tag tag) {
+    Value made = of_dict(m, (uint32_t)n + (tag == NAMESPACE ? 8 : 0));
+    Dict *d = made.dict;
+    for (int i = 0; i < n; i++) {
+        const Value key = a[2 * i];
+        if (key.tag == INT) { /* {0: 128, …} */
+            for (uint32_t k = 0; k < d->n; k++)
+                if (equal(m, d->e[k].key, key, 0)) give_up(m, "an object with a number as key twice");
+            d->e[d->n++] = (Entry){key, a[2 * i + 1]};
+        } else {
+            if (key.tag != STRING) give_up(m, "an object with other keys");
+            set_key(m, d, keyed(no_markup(m, key)), a[2 * i + 1]);
+        }
+    }
+    made.tag = (uint8_t)tag;
+    return made;
+}
+
+/* text.split(separator)[0] or [-1], without the list. */
+static Value split_at(Machine *m, Value s, Value separator, bool is_last) {
+    if (s.tag != STRING || s.markup) give_up(m, "split of another type");
+    charge(m, s.size);
+    const char *p = s.s, *end = s.s + s.size, *q;
+    if (!is_last) {
+        q = find(p, s.size, separator.s, separator.size);
+        return q ? of_string(p, (size_t)(q - p)) : s;
+    }
+    while ((q = find(p, (size_t)(end - p), separator.s, separator.size))) p = q + separator.size;
+    return of_string(p, (size_t)(end - p));
+}
+
+static Value variable(Machine *m, const Dict *variables, Value name, Value otherwise) {
+    const Value *own = variables ? find_key(variables, name) : NULL;
+    if (own && otherwise.tag == FUNCTION) give_up(m, "a row's variable with the name of a function");
+    return own ? *own : otherwise;
+}
+
+static _Noreturn void refuse(Machine *m, Value words) {
+    if (words.tag != STRING || words.markup || memchr(words.s, 0, words.size)) give_up(m, "an error that is not text");
+    m->refusal = words;
+    m->refused = true;
+    give_up(m, "the template refuses the row");
+}
+
+/* Remember which way a branch went, unless that has been compared with the reference already. */
+static inline bool branch(Machine *m, int32_t number, bool taken) {
+    uint8_t *known = &m->branches[2 * number + taken];
+    if (!*known) {
+        *known = 2;
+        APPEND(m, m->fresh, 2 * number + taken);
+    }
+    return taken;
+}
+
+/* ---- the interpreter */
+
+#define PUSH(value)                                                                                                    \
+    do {                                                                                                               \
+        if (sp >= limit) give_up(m, "an expression is too large");                                                     \
+        *sp = (value);                                                                                                 \
+        sp++;                                                                                                          \
+    } while (0)
+#define CASE(name) case OP_##name
+#define BINARY(expression)                                                                                             \
+    do {                                                                                                               \
+        sp--;                                                                                                          \
+        const Value a = sp[-1], b = sp[0];                                                                             \
+        sp[-1] = (expression);                                                                                         \
+    } while (0)
+
+void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables) {
+    Value *sp = m->stack, *const limit = m->stack + MAX_STACK - 8, *locals = m->stack, *const globals = m->globals;
+    const Value *const k = p->constants;
+    const int32_t *pc = p->code;
+    for (int i = 0; i < p->global_count; i++) globals[i] = undefined();
+    for (;;) {
+        const int32_t op = *pc++;
+        switch (op) {
+        CASE(CONST): PUSH(k[*pc++]); break;
+        CASE(LOAD_GLOBAL): PUSH(globals[*pc++]); break;
+        CASE(LOAD_LOCAL): PUSH(locals[*pc++]); break;
+        CASE(STORE_GLOBAL): globals[*pc++] = *--sp; break;
+        CASE(STORE_LOCAL): locals[*pc++] = *--sp; break;
+        CASE(CLEAR_GLOBAL): globals[*pc++] = undefined(); break;
+        CASE(CLEAR_LOCAL): locals[*pc++] = undefined(); break;
+        CASE(MESSAGES): PUSH(messages); break;
+        CASE(TOOLS): PUSH(tools); break;
+        CASE(VARIABLE): PUSH(variable(m, variables, k[pc[0]], k[pc[1]])); pc += 2; break;
+        CASE(POP): sp--; break;
+
+        CASE(PRINT_CONST): put(m, k[*pc].s, k[*pc].size); pc++; break;
+        CASE(PRINT): sp--; print_concat(m, sp, 1); break;
+        CASE(PRINT_SUM): sp -= *pc; print_sum(m, sp, *pc++); break;
+        CASE(PRINT_CONCAT): sp -= *pc; print_concat(m, sp, *pc++); break;
+        CASE(PRINT_JSON): sp -= *pc + 1; print_json(m, sp[0], sp + 1, *pc++); break;
+        CASE(SUM): sp -= *pc; PUSH(sum(m, sp, *pc)); pc++; break;
+        CASE(CONCAT): {
+            const size_t mark = m->out.n;
+            sp -= *pc;
+            for (int i = 0; i < *pc; i++) put_value(m, sp[i]);
+            pc++;
+            PUSH(take_output(m, mark));
+            break;
+        }
+
+        CASE(ATTRIBUTE): sp[-1] = get_attribute(m, sp[-1], k[pc[0]], pc[1]); pc += 2; break;
+        CASE(KEY): sp[-1] = get_key(m, sp[-1], k[pc[0]], pc[1]); pc += 2; break;
+        CASE(ITEM): BINARY(get_item(m, a, b)); break;
+        CASE(INDEX): sp[-1] = get_index(m, sp[-1], *pc++); break;
+        CASE(SLICE): sp -= 3; sp[-1] = slice(m, sp[-1], sp[0], sp[1], sp[2]); break;
+        CASE(SPLIT_AT): sp[-1] = split_at(m, sp[-1], k[pc[0]], pc[1]); pc += 2; break;
+        CASE(METHOD): sp -= pc[1]; sp[-1] = call_method(m, sp[-1], pc[0], sp, pc[1]); pc += 2; break;
+        CASE(FILTER): sp -= pc[1]; sp[0] = run_filter(m, pc[0], sp, pc[1], pc[2]); sp++; pc += 3; break;
+        CASE(TEST): sp -= pc[1]; sp[-1] = of_bool(run_test(m, sp[-1], pc[0], sp, pc[1])); pc += 2; break;
+
+        CASE(CALL):
+        CASE(CALL_PRINT): {
+            const int n = pc[0], named = pc[1];
+            Value *callee = sp - n - named - 1;
+            if (callee->tag != MACRO) give_up(m, "a call of something else than a macro");
+            const Macro *macro = &p->macros[callee->i];
+            if (m->call_count >= MAX_CALLS || limit - sp < macro->locals + 64) give_up(m, "calls nested too deeply");
+            step(m);
+            pass_arguments(m, macro, sp, callee + 1, n, named, k[pc[2]].list);
+            m->calls[m->call_count++] = (Call){pc + 3, locals, callee, op == OP_CALL_PRINT, m->out.n, m->pieces.n};
+            if (op == OP_CALL) begin_capture(m);
+            locals = sp;
+            sp += macro->locals;
+            pc = p->code + macro->entry;
+            break;
+        }
+        CASE(RETURN): {
+            const Call call = m->calls[--m->call_count];
+            pc = call.back;
+            locals = call.locals;
+            sp = call.stack;
+            if (call.prints)
+                claim_statement(m, call.start, call.piece);
+            else
+                PUSH(end_capture(m));
+            break;
+        }
+        CASE(ARGUMENT):
+            if (branch(m, pc[2], locals[pc[0]].tag != MISSING))
+                pc = p->code + pc[1];
+            else
+                pc += 3;
+            break;
+
+        CASE(JUMP): pc = p->code + *pc; break;
+        CASE(JUMP_FALSE): sp--; pc = branch(m, pc[1], !truth(m, *sp)) ? p->code + pc[0] : pc + 2; break;
+        CASE(JUMP_TRUE): sp--; pc = branch(m, pc[1], truth(m, *sp)) ? p->code + pc[0] : pc + 2; break;
+        CASE(JUMP_FALSE_KEEP):
+        CASE(JUMP_TRUE_KEEP):
+            if (branch(m, pc[1], truth(m, sp[-1]) == (op == OP_JUMP_TRUE_KEEP))) {
+                pc = p->code + pc[0];
+            } else {
+                sp--;
+                pc += 2;
+            }
+            break;
+
+        CASE(NOT): sp[-1] = of_bool(!truth(m, sp[-1])); break;
+        CASE(EQ): BINARY(of_bool(equal(m, a, b, 0))); break;
+        CASE(NE): BINARY(of_bool(!equal(m, a, b, 0))); break;
+        CASE(LT): BINARY(of_bool(order(m, a, b) < 0)); break;
+        CASE(LE): BINARY(of_bool(order(m, a, b) <= 0)); break;
+        CASE(GT): BINARY(of_bool(order(m, a, b) > 0)); break;
+        CASE(GE): BINARY(of_bool(order(m, a, b) >= 0)); break;
+        CASE(IN): BINARY(of_bool(contains(m, a, b))); break;
+        CASE(NOT_IN): BINARY(of_bool(!contains(m, a, b))); break;
+        CASE(EQ_TEXT): sp[-1] = of_bool(is_text(sp[-1], k[*pc].s, k[*pc].size)); pc++; break;
+        CASE(NE_TEXT): sp[-1] = of_bool(!is_text(sp[-1], k[*pc].s, k[*pc].size)); pc++; break;
+        CASE(TEXT_IN): sp[-1] = of_bool(contains(m, k[*pc], sp[-1])); pc++; break;
+
+        CASE(LOOP_BEGIN): sp--; begin_loop(m, *sp); break;
+        CASE(LOOP_NEXT): {
+            Value item;
+            if (next_item(m, &item)) {
+                PUSH(item);
+                pc++;
+            } else {
+                pc = p->code + *pc;
+            }
+            break;
+        }
+        CASE(LOOP_END): end_loop(m); break;
+        CASE(FILTER_KEEP): sp--; keep_item(m, *sp); break;
+        CASE(FILTER_END): PUSH(end_filter(m)); break;
+        CASE(LOOP_GLOBAL): globals[*pc++] = loop_variable(m); break;
+        CASE(LOOP_LOCAL): locals[*pc++] = loop_variable(m); break;
+        CASE(UNPACK): {
+            const Value list = *--sp;
+            if (list.tag != LIST || list.list->n != (uint32_t)*pc) give_up(m, "unpacking of other types or lengths");
+            for (int i = *pc++ - 1; i >= 0; i--) PUSH(list.list->v[i]);
+            break;
+        }
+
+        CASE(LIST):
+        CASE(TUPLE): {
+            const int n = *pc++;
+            sp -= n;
+            const Value list = of_list(m, (uint32_t)n, op == OP_LIST ? PLAIN_LIST : TUPLE);
+            if (n) memcpy(list.list->v, sp, (size_t)n * sizeof(Value));
+            PUSH(list);
+            break;
+        }
+        CASE(DICT): sp -= 2 * *pc; PUSH(make_dict(m, sp, *pc, DICT)); pc++; break;
+        CASE(NAMESPACE): sp -= 2 * *pc; PUSH(make_dict(m, sp, *pc, NAMESPACE)); pc++; break;
+        CASE(SET_ATTRIBUTE): /* value, namespace */
+            sp -= 2;
+            if (sp[1].tag != NAMESPACE) give_up(m, "an attribute set on another type");
+            set_key(m, sp[1].dict, k[*pc++], sp[0]);
+            break;
+
+        CASE(CAPTURE): begin_capture(m); break;
+        CASE(CAPTURE_END): PUSH(end_capture(m)); break;
+        CASE(GENERATION):
+            if (m->generation_count >= 64) give_up(m, "generation blocks nested too deeply");
+            m->generations[m->generation_count++] = m->out.n;
+            break;
+        CASE(GENERATION_END): end_generation(m); break;
+
+        CASE(SUBTRACT):
+        CASE(MULTIPLY):
+        CASE(MODULO):
+        CASE(FLOOR_DIVIDE): BINARY(arithmetic(m, op, a, b)); break;
+        CASE(NEGATE): sp[-1] = arithmetic(m, OP_SUBTRACT, of_int(0), sp[-1]); break;
+        CASE(RANGE): sp -= *pc; PUSH(range(m, sp, *pc)); pc++; break;
+
+        CASE(REFUSE): refuse(m, sp[-1]);
+        CASE(GIVE_UP): give_up(m, k[*pc].s);
+        CASE(HALT): return;
+        default: give_up(m, "an operation");
+        }
+    }
+}

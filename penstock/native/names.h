@@ -1,0 +1,43 @@
+/* The names that the compiler and the machine share; `penstock.native.OPS` and the like list them in this order. */
+#ifndef PENSTOCK_NAMES_H
+#define PENSTOCK_NAMES_H
+
+#define METHODS(X)                                                                                                     \
+    X(split) X(strip) X(lstrip) X(rstrip) X(startswith) X(endswith) X(replace) X(get) X(items) X(keys) X(values)       \
+    X(upper) X(lower) X(capitalize) X(join) X(find) X(count) X(format) X(removeprefix) X(removesuffix)
+#define FILTERS(X)                                                                                                     \
+    X(trim) X(length) X(count) X(string) X(default) X(d) X(items) X(safe) X(join) X(list) X(dictsort) X(upper)         \
+    X(lower) X(capitalize) X(replace) X(first) X(last) X(int) X(tojson) X(map_attribute) X(map_filter) X(select)       \
+    X(reject) X(selectattr) X(rejectattr) X(min) X(max) X(unique) X(indent) X(sort) X(reverse)
+#define TESTS(X)                                                                                                       \
+    X(defined) X(undefined) X(none) X(string) X(mapping) X(iterable) X(sequence) X(boolean) X(true) X(false)           \
+    X(number) X(integer) X(float) X(truthy) X(odd) X(even) X(eq) X(ne) X(in) X(lt) X(gt)
+/* Every operation with its operands: c constant, g global, l local, j jump target, b branch, n number, m method, f filter,
+ * t test. The loader checks them. */
+#define OPS(X)                                                                                                         \
+    X(CONST, "c") X(LOAD_GLOBAL, "g") X(LOAD_LOCAL, "l") X(STORE_GLOBAL, "g") X(STORE_LOCAL, "l") X(CLEAR_GLOBAL, "g") \
+    X(CLEAR_LOCAL, "l") X(MESSAGES, "") X(TOOLS, "") X(VARIABLE, "cc") X(PRINT_CONST, "c") X(PRINT, "")                \
+    X(PRINT_SUM, "n") X(PRINT_CONCAT, "n") X(PRINT_JSON, "n") X(SUM, "n") X(CONCAT, "n") X(ATTRIBUTE, "cn")            \
+    X(KEY, "cn") X(ITEM, "") X(INDEX, "n") X(SLICE, "") X(METHOD, "mn") X(CALL, "nnc") X(CALL_PRINT, "nnc")            \
+    X(FILTER, "fnn") X(TEST, "tn") X(NOT, "") X(JUMP, "j") X(JUMP_FALSE, "jb") X(JUMP_TRUE, "jb")                      \
+    X(JUMP_FALSE_KEEP, "jb") X(JUMP_TRUE_KEEP, "jb") X(POP, "") X(EQ, "") X(NE, "") X(LT, "") X(LE, "") X(GT, "")      \
+    X(GE, "") X(IN, "") X(NOT_IN, "") X(EQ_TEXT, "c") X(NE_TEXT, "c") X(TEXT_IN, "c") X(LOOP_BEGIN, "")                \
+    X(LOOP_NEXT, "j") X(LOOP_END, "") X(FILTER_KEEP, "") X(FILTER_END, "") X(LOOP_GLOBAL, "g") X(LOOP_LOCAL, "l")      \
+    X(UNPACK, "n") X(LIST, "n") X(TUPLE, "n") X(DICT, "n") X(NAMESPACE, "n") X(SET_ATTRIBUTE, "c") X(CAPTURE, "")      \
+    X(CAPTURE_END, "") X(GENERATION, "") X(GENERATION_END, "") X(RETURN, "") X(SUBTRACT, "") X(MULTIPLY, "")           \
+    X(MODULO, "") X(NEGATE, "") X(FLOOR_DIVIDE, "") X(RANGE, "n") X(REFUSE, "") X(GIVE_UP, "c") X(ARGUMENT, "ljb")     \
+    X(SPLIT_AT, "cn") X(HALT, "")
+
+#define ENUM_METHOD(x) METHOD_##x,
+#define ENUM_FILTER(x) FILTER_##x,
+#define ENUM_TEST(x) TEST_##x,
+#define ENUM_OP(x, operands) OP_##x,
+enum { METHODS(ENUM_METHOD) METHOD_COUNT };
+enum { FILTERS(ENUM_FILTER) FILTER_COUNT };
+enum { TESTS(ENUM_TEST) TEST_COUNT };
+enum { OPS(ENUM_OP) OP_COUNT };
+
+/* Types whose attributes a name may be: bits that the compiler computes for constant names. */
+enum { OF_STRING = 1, OF_LIST = 2, OF_DICT = 4, OF_INT = 8, OF_FLOAT = 16, OF_TUPLE = 32 };
+
+#endif

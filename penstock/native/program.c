@@ -1,0 +1,483 @@
+/* A compiled template as a Python object: loads and checks bytecode, renders batches of rows with the GIL released. */
+
+#include "names.h"
+#include "native.h"
+#include "rows.h"
+
+#include <locale.h>
+#include <math.h>
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
+
+enum { RENDERED, UNREAD, GAVE_UP, REFUSED };
+
+typedef struct ProgramObject {
+    PyObject_HEAD
+    Program program;
+    Layout layout;
+    Machine *machine;
+    Chunk *layout_chunks;
+    bool busy;
+} ProgramObject;
+
+/* What rendering a batch collects. */
+typedef struct Batch {
+    const char **rows;
+    size_t *sizes;
+    Py_ssize_t n;
+    int64_t *ends;
+    uint8_t *status, *known, *fresh;
+    int32_t *needles, *counts;
+    char **reasons; /* a refusal's words, owned; or NULL */
+    const char **why;
+    VECTOR(int32_t) pieces;
+    VECTOR(uint8_t) roles;
+    VECTOR(uint8_t) flags;
+    VECTOR(float) weights;
+    bool weighted;
+} Batch;
+
+/* ---- Python values become constants, in an arena that lives as long as the program */
+
+static Value of_python(Machine *m, PyObject *o) {
+    if (o == Py_None) return none();
+    if (o == Py_Ellipsis) return undefined();
+    if (PyBool_Check(o)) return of_bool(o == Py_True);
+    if (PyLong_Check(o)) {
+        int overflow;
+        const long long i = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (overflow) give_up(m, "an integer beyond 64 bits");
+        return of_int(i);
+    }
+    if (PyFloat_Check(o)) return (Value){.tag = FLOAT, .d = PyFloat_AS_DOUBLE(o)};
+    if (PyUnicode_Check(o)) {
+        Py_ssize_t n;
+        const char *s = PyUnicode_AsUTF8AndSize(o, &n);
+        if (!s || (size_t)n > MAX_TEXT) {
+            PyErr_Clear();
+            give_up(m, "text that is not UTF-8, or too large");
+        }
+        char *copy = arena(m, (size_t)n + 1);
+        memcpy(copy, s, (size_t)n + 1);
+        return keyed(of_string(copy, (size_t)n));
+    }
+    if (PyList_Check(o) || PyTuple_Check(o)) {
+        const Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+        const Value list = of_list(m, (uint32_t)n, PyList_Check(o) ? PLAIN_LIST : TUPLE);
+        for (Py_ssize_t i = 0; i < n; i++) list.list->v[i] = of_python(m, PySequence_Fast_GET_ITEM(o, i));
+        return list;
+    }
+    if (PyDict_Check(o)) {
+        PyObject *key, *value;
+        Py_ssize_t at = 0;
+        const Value dict = of_dict(m, (uint32_t)PyDict_Size(o));
+        while (PyDict_Next(o, &at, &key, &value)) {
+            if (!PyUnicode_Check(key)) give_up(m, "an object with other keys than strings");
+            const Value name = of_python(m, key);
+            set_key(m, dict.dict, name, of_python(m, value));
+        }
+        return dict;
+    }
+    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a function of jinja2's */
+        PyObject *iterator = PyObject_GetIter(o), *item = iterator ? PyIter_Next(iterator) : NULL;
+        const bool is_macro = item && PyLong_Check(item);
+        const int64_t number = is_macro ? PyLong_AsLong(item) : 0;
+        Py_XDECREF(item);
+        Py_XDECREF(iterator);
+        return is_macro ? (Value){.tag = MACRO, .i = number} : of_tag(FUNCTION);
+    }
+    give_up(m, "a constant of another type");
+}
+
+static Value field(Machine *m, Value layout, const char *name) {
+    const Value *found = find_key(layout.dict, keyed(of_string(name, strlen(name))));
+    if (!found) give_up(m, "the layout of rows is not complete");
+    return *found;
+}
+
+static Value typed(Machine *m, Value layout, const char *name, Tag tag) {
+    const Value found = field(m, layout, name);
+    if (found.tag != tag) give_up(m, "the layout of rows has a field of another type");
+    return found;
+}
+
+static void load_layout(Machine *m, Layout *l, PyObject *given) {
+    const Value v = of_python(m, given);
+    if (v.tag != DICT) give_up(m, "the layout of rows is a dict");
+#define TEXT(name) l->name = typed(m, v, #name, STRING)
+#define NAMES(name) l->name = typed(m, v, #name, LIST)
+#define FLAG(name) l->name = truth(m, field(m, v, #name))
+    l->reading = typed(m, v, "reading", INT).i;
+    TEXT(messages), TEXT(tools), TEXT(system), TEXT(variables), TEXT(query), TEXT(input), TEXT(response), TEXT(history);
+    TEXT(role_key), TEXT(content_key), TEXT(inverse_weight_key);
+    NAMES(media), NAMES(weight_keys), NAMES(text_for_null), NAMES(text_for_missing), NAMES(no_part), NAMES(no_parts);
+    NAMES(no_text), NAMES(needles);
+    l->roles = typed(m, v, "roles", DICT);
+    FLAG(object_arguments), FLAG(string_arguments), FLAG(wrapped_calls), FLAG(typed_calls), FLAG(no_empty_calls);
+    FLAG(null_with_calls), FLAG(wrapped_tools), FLAG(bare_tools);
+    l->adapts_calls = l->object_arguments || l->string_arguments || l->wrapped_calls || l->typed_calls ||
+                      l->no_empty_calls || l->null_with_calls;
+    for (uint32_t i = 0; i < l->needles.list->n; i++) {
+        const Value needle = l->needles.list->v[i];
+        if (needle.tag != STRING || !needle.size) give_up(m, "a text to look for is empty");
+        l->needle_starts[(uint8_t)needle.s[0]] = 1;
+    }
+}
+
+/* ---- bytecode: every operand is checked once, so that the interpreter need not */
+
+static bool is_operand(const Program *p, char kind, int32_t operand) {
+    switch (kind) {
+    case 'c': return operand >= 0 && operand < p->constant_count;
+    case 'g': return operand >= 0 && operand < p->global_count;
+    case 'l': return operand >= 0 && operand < MAX_STACK;
+    case 'j': return operand >= 0 && operand < p->code_size;
+    case 'b': return operand >= 0 && operand < p->branch_count;
+    case 'm': return operand >= 0 && operand < METHOD_COUNT;
+    case 'f': return operand >= 0 && operand < FILTER_COUNT;
+    case 't': return operand >= 0 && operand < TEST_COUNT;
+    default: return true;
+    }
+}
+
+static bool is_valid(const Program *p) {
+#define OPERANDS(name, operands) operands,
+    static const char *const kinds[] = {OPS(OPERANDS)};
+#undef OPERANDS
+    Py_ssize_t at = 0;
+    int32_t op = -1;
+    while (at < p->code_size) {
+        op = p->code[at++];
+        if (op < 0 || op >= OP_COUNT) return false;
+        for (const char *kind = kinds[op]; *kind; kind++)
+            if (at >= p->code_size || !is_operand(p, *kind, p->code[at++])) return false;
+    }
+    for (int i = 0; i < p->macro_count; i++)
+        if (p->macros[i].entry < 0 || p->macros[i].entry >= p->code_size || p->macros[i].locals > MAX_STACK / 2 ||
+            p->macros[i].arguments > p->macros[i].locals)
+            return false;
+    return op == OP_HALT || op == OP_RETURN;
+}
+
+static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, arguments, locals, names) */
+    for (int i = 0; i < p->macro_count; i++) {
+        PyObject *names;
+        Macro *macro = &p->macros[i];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(macros, i), "iiiO!", &macro->entry, &macro->arguments, &macro->locals,
+                              &PyTuple_Type, &names))
+            return false;
+        if (PyTuple_GET_SIZE(names) != macro->arguments) give_up(m, "a macro's names");
+        macro->names = of_python(m, names).list->v;
+    }
+    return true;
+}
+
+static bool load(ProgramObject *self, Py_buffer *code, PyObject *constants, PyObject *macros, PyObject *layout) {
+    Program *p = &self->program;
+    Machine loader; /* only its arena is used */
+    memset(&loader, 0, sizeof loader);
+    if (setjmp(loader.on_give_up)) {
+        p->permanent = loader.first;
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, loader.why);
+        return false;
+    }
+    for (int i = 0; i < p->constant_count; i++) p->constants[i] = of_python(&loader, PyList_GET_ITEM(constants, i));
+    const bool loaded = load_macros(&loader, p, macros);
+    if (loaded) load_layout(&loader, &self->layout, layout);
+    p->permanent = loader.first;
+    free(loader.origins.at);
+    if (!loaded) return false;
+    memcpy(p->code, code->buf, (size_t)code->len);
+    if (is_valid(p)) return true;
+    PyErr_SetString(PyExc_ValueError, "the bytecode is not valid");
+    return false;
+}
+
+static void dealloc(ProgramObject *self) {
+    Machine *m = self->machine;
+    if (m) {
+        free_chunks(m->first);
+        free(m->decoded_start), free(m->parsed.at), free(m->out.at), free(m->stack), free(m->globals);
+        free(m->sources.at), free(m->origins.at), free(m->pieces.at), free(m->scratch.at);
+        free(m->branches), free(m->fresh.at), free(m->spans.at), free(m);
+    }
+    free(self->program.code), free(self->program.constants), free(self->program.macros);
+    free_chunks(self->program.permanent);
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    Py_buffer code;
+    PyObject *constants, *macros, *layout;
+    int globals, branches;
+    if (keywords && PyDict_Size(keywords)) return PyErr_Format(PyExc_TypeError, "no keyword arguments");
+    if (!PyArg_ParseTuple(arguments, "y*O!O!iiO!", &code, &PyList_Type, &constants, &PyList_Type, &macros, &globals,
+                          &branches, &PyDict_Type, &layout))
+        return NULL;
+    ProgramObject *self = (ProgramObject *)type->tp_alloc(type, 0);
+    Machine *m = calloc(1, sizeof *m);
+    if (self && m && code.len > 0 && code.len % 4 == 0 && globals >= 0 && branches >= 0) {
+        self->machine = m;
+        Program *p = &self->program;
+        p->code_size = code.len / 4;
+        p->constant_count = (int)PyList_GET_SIZE(constants);
+        p->macro_count = (int)PyList_GET_SIZE(macros);
+        p->global_count = globals;
+        p->branch_count = branches;
+        p->code = malloc((size_t)code.len);
+        p->constants = calloc((size_t)p->constant_count + 1, sizeof(Value));
+        p->macros = calloc((size_t)p->macro_count + 1, sizeof(Macro));
+        m->stack = malloc(MAX_STACK * sizeof(Value));
+        m->globals = malloc(((size_t)globals + 1) * sizeof(Value));
+        m->branches = calloc(2 * (size_t)branches + 2, 1);
+        if (!p->code || !p->constants || !p->macros || !m->stack || !m->globals || !m->branches)
+            PyErr_NoMemory();
+        else if (load(self, &code, constants, macros, layout)) {
+            PyBuffer_Release(&code);
+            return (PyObject *)self;
+        }
+    } else {
+        free(m);
+        PyErr_SetString(PyExc_ValueError, "the bytecode is not valid");
+    }
+    PyBuffer_Release(&code);
+    Py_XDECREF(self);
+    return NULL;
+}
+
+/* ---- rendering */
+
+/* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
+static void tidy_pieces(Machine *m) {
+    uint8_t *looped = arena(m, (size_t)m->message_count + 1);
+    memset(looped, 0, (size_t)m->message_count + 1);
+    for (size_t i = 0; i < m->pieces.n; i++) looped[m->pieces.at[i].message] |= m->pieces.at[i].looped;
+    size_t n = 0;
+    for (size_t i = 0; i < m->pieces.n; i++) {
+        const Piece p = m->pieces.at[i];
+        if (p.end <= p.start || (!p.looped && looped[p.message] && m->roles[p.message] == 3)) continue;
+        if (n && m->pieces.at[n - 1].message == p.message && m->pieces.at[n - 1].end == p.start)
+            m->pieces.at[n - 1].end = p.end;
+        else
+            m->pieces.at[n++] = p;
+    }
+    m->pieces.n = n;
+}
+
+static void begin_row(Machine *m, size_t size) {
+    arena_reset(m, ARENA_BASE + 64 * size);
+    m->loop_count = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
+    m->lost = m->refused = false;
+    m->steps = STEPS_BASE + 10 * (int64_t)size;
+    m->work = WORK_BASE + 1000 * (int64_t)size;
+    m->origins.n = m->pieces.n = m->fresh.n = 0;
+    m->text_start = m->out.n;
+}
+
+static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c) {
+    const bool known = !m->lost;
+    const uint32_t n = c->messages.list->n;
+    if (known)
+        tidy_pieces(m);
+    else
+        m->pieces.n = 0;
+    uint8_t *flags = arena(m, n + 1);
+    message_flags(m, c, known, flags);
+    for (uint32_t i = 0; i < n; i++) {
+        APPEND(m, b->roles, c->roles[i]);
+        APPEND(m, b->flags, flags[i]);
+        APPEND(m, b->weights, c->weights ? c->weights[i] : NAN);
+    }
+    b->weighted |= c->weights != NULL;
+    for (size_t i = 0; i < m->pieces.n; i++) {
+        const Piece p = m->pieces.at[i];
+        APPEND(m, b->pieces, (int32_t)row);
+        APPEND(m, b->pieces, p.message);
+        APPEND(m, b->pieces, (int32_t)(p.start - m->text_start));
+        APPEND(m, b->pieces, (int32_t)(p.end - m->text_start));
+    }
+    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1);
+    b->needles[row] = c->needle;
+    b->counts[row] = (int32_t)n;
+    b->fresh[row] = m->fresh.n > 0;
+    for (size_t i = 0; i < m->fresh.n; i++) m->branches[m->fresh.at[i]] = 1;
+}
+
+static char *copied_text(Value words) {
+    char *copy = malloc((size_t)words.size + 1);
+    if (!copy) return NULL;
+    memcpy(copy, words.s, words.size);
+    copy[words.size] = 0;
+    return copy;
+}
+
+static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
+    Machine *m = self->machine;
+    const size_t spans = m->spans.n, pieces = b->pieces.n, roles = b->roles.n;
+    volatile bool is_read = false;
+    m->conversation = (int32_t)row;
+    begin_row(m, b->sizes[row]);
+    if (setjmp(m->on_give_up)) {
+        m->out.n = m->text_start;
+        m->spans.n = spans;
+        b->pieces.n = pieces;
+        b->roles.n = b->flags.n = b->weights.n = roles;
+        b->counts[row] = 0;
+        for (size_t i = 0; i < m->fresh.n; i++) m->branches[m->fresh.at[i]] = 0;
+        b->status[row] = m->refused ? REFUSED : is_read ? GAVE_UP : UNREAD;
+        b->why[row] = m->why;
+        b->known[row] = m->refused;
+        if (m->refused) b->reasons[row] = copied_text(m->refusal);
+        return;
+    }
+    Conversation c;
+    read_row(m, &self->layout, b->rows[row], b->sizes[row], &c);
+    is_read = true;
+    run(m, &self->program, c.messages, c.tools, c.variables);
+    if (m->out.n - m->text_start > MAX_TEXT) give_up(m, "the text is too large");
+    if (m->lost) m->spans.n = spans;
+    collect(m, b, row, &c);
+    b->status[row] = RENDERED;
+}
+
+static PyObject *bytes_of(const void *data, size_t n) {
+    return PyBytes_FromStringAndSize(n ? data : NULL, (Py_ssize_t)n);
+}
+
+static PyObject *text_list(const Machine *m, const Batch *b) {
+    PyObject *texts = PyList_New(b->n);
+    for (Py_ssize_t i = 0; texts && i < b->n; i++) {
+        const int64_t start = i ? b->ends[i - 1] : 0;
+        PyObject *text = bytes_of(m->out.at + start, (size_t)(b->ends[i] - start));
+        if (text)
+            PyList_SET_ITEM(texts, i, text);
+        else
+            Py_CLEAR(texts);
+    }
+    return texts;
+}
+
+static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up, or the template's own words */
+    PyObject *reasons = PyList_New(b->n);
+    for (Py_ssize_t i = 0; reasons && i < b->n; i++) {
+        const char *words = b->reasons[i] ? b->reasons[i] : b->why[i];
+        PyObject *reason = words ? PyUnicode_DecodeUTF8(words, (Py_ssize_t)strlen(words), NULL) : Py_NewRef(Py_None);
+        if (reason)
+            PyList_SET_ITEM(reasons, i, reason);
+        else
+            Py_CLEAR(reasons);
+    }
+    return reasons;
+}
+
+static PyObject *result_of(const Machine *m, const Batch *b) {
+    const size_t n = (size_t)b->n;
+    PyObject *texts = text_list(m, b), *reasons = reason_list(b);
+    PyObject *result = NULL;
+    if (texts && reasons)
+        result = Py_BuildValue(
+            "(NOONNNNNNNNNNN)", bytes_of(m->out.at, m->out.n), texts, reasons, bytes_of(b->ends, n * sizeof(int64_t)),
+            bytes_of(b->status, n), bytes_of(b->known, n), bytes_of(b->fresh, n),
+            bytes_of(b->needles, n * sizeof(int32_t)), bytes_of(b->counts, n * sizeof(int32_t)),
+            bytes_of(b->pieces.at, b->pieces.n * sizeof(int32_t)), bytes_of(m->spans.at, m->spans.n * sizeof(int32_t)),
+            bytes_of(b->roles.at, b->roles.n), bytes_of(b->flags.at, b->flags.n),
+            bytes_of(b->weights.at, b->weighted ? b->weights.n * sizeof(float) : 0));
+    Py_XDECREF(texts);
+    Py_XDECREF(reasons);
+    return result;
+}
+
+static bool begin_batch(Batch *b, PyObject *rows) {
+    b->n = PyList_GET_SIZE(rows);
+    const size_t n = (size_t)b->n + 1;
+    b->rows = malloc(n * sizeof *b->rows);
+    b->sizes = malloc(n * sizeof *b->sizes);
+    b->ends = calloc(n, sizeof *b->ends);
+    b->status = calloc(n, 1);
+    b->known = calloc(n, 1);
+    b->fresh = calloc(n, 1);
+    b->needles = malloc(n * sizeof *b->needles);
+    b->counts = calloc(n, sizeof *b->counts);
+    b->reasons = calloc(n, sizeof *b->reasons);
+    b->why = calloc(n, sizeof *b->why);
+    if (!b->rows || !b->sizes || !b->ends || !b->status || !b->known || !b->fresh || !b->needles || !b->counts ||
+        !b->reasons || !b->why) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < b->n; i++) {
+        PyObject *row = PyList_GET_ITEM(rows, i);
+        if (!PyBytes_CheckExact(row)) {
+            PyErr_SetString(PyExc_TypeError, "rows are bytes");
+            return false;
+        }
+        b->rows[i] = PyBytes_AS_STRING(row);
+        b->sizes[i] = (size_t)PyBytes_GET_SIZE(row);
+        b->needles[i] = -1;
+    }
+    return true;
+}
+
+static void end_batch(Batch *b) {
+    for (Py_ssize_t i = 0; b->reasons && i < b->n; i++) free(b->reasons[i]);
+    free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->known), free(b->fresh), free(b->needles);
+    free(b->counts), free(b->reasons), free(b->why), free(b->pieces.at), free(b->roles.at), free(b->flags.at);
+    free(b->weights.at);
+}
+
+static PyObject *render(PyObject *object, PyObject *rows) {
+    ProgramObject *self = (ProgramObject *)object;
+    if (!PyList_CheckExact(rows)) return PyErr_Format(PyExc_TypeError, "rows are a list");
+    if (self->busy) return PyErr_Format(PyExc_RuntimeError, "a program renders one batch at a time");
+    Batch b;
+    memset(&b, 0, sizeof b);
+    PyObject *result = NULL;
+    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* others may change the list meanwhile */
+    if (held && begin_batch(&b, held)) {
+        Machine *m = self->machine;
+        m->out.n = m->spans.n = 0;
+        self->busy = true;
+        Py_BEGIN_ALLOW_THREADS
+        locale_t usual = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* strtod and snprintf follow the thread's locale */
+        locale_t before = uselocale(usual);
+        for (Py_ssize_t i = 0; i < b.n; i++) {
+            render_row(self, &b, i);
+            b.ends[i] = (int64_t)m->out.n;
+        }
+        uselocale(before);
+        if (usual) freelocale(usual);
+        Py_END_ALLOW_THREADS
+        self->busy = false;
+        result = result_of(m, &b);
+    }
+    end_batch(&b);
+    Py_XDECREF(held);
+    return result;
+}
+
+static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* taken ways of branches, and all of them */
+    const ProgramObject *self = (ProgramObject *)object;
+    int taken = 0;
+    for (int i = 0; i < 2 * self->program.branch_count; i++) taken += self->machine->branches[i] == 1;
+    return Py_BuildValue("(ii)", taken, 2 * self->program.branch_count);
+}
+
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* no branch counts as compared any more */
+    ProgramObject *self = (ProgramObject *)object;
+    memset(self->machine->branches, 0, 2 * (size_t)self->program.branch_count);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"forget", forget, METH_NOARGS, NULL},
+    {"render", render, METH_O, NULL},
+    {"branches", branches, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, make}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {0, NULL},
+};
+PyType_Spec program_spec = {"penstock.native._native.Program", sizeof(ProgramObject), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -1,0 +1,143 @@
+/* Which message printed which bytes.
+ *
+ * A string is a slice of the row's bytes, of its decoded text, or of the arena, so slicing keeps its origin by itself;
+ * whoever copies bytes notes where they came from. The output has pieces: sorted runs that belong to one message. */
+
+#include "values.h"
+
+static bool is_assistant(const Machine *m, int32_t message) { return m->roles[message] == 3; } /* Role.ASSISTANT */
+
+/* The message in whose bytes of the row an address lies, or -1. */
+static int32_t source_of(const Machine *m, const char *p) {
+    const bool raw = p >= m->row_start && p < m->json_end;
+    if (!m->sources.n || (!raw && !(p >= m->decoded_start && p < m->decoded))) return -1;
+    size_t low = 0, high = m->sources.n;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        const Source *s = &m->sources.at[middle];
+        if ((raw ? s->raw_end : s->decoded_end) <= p)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == m->sources.n) return -1;
+    const Source *s = &m->sources.at[low];
+    return p >= (raw ? s->raw : s->decoded) ? s->message : -1;
+}
+
+void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool looped) {
+    if (!n || message < 0) return;
+    APPEND(m, m->origins, (Origin){start, (uint32_t)n, (uint32_t)message & 0x7fffffff, looped});
+    m->current->last_origin = m->origins.n;
+}
+
+/* Note a piece of output, unless the iteration that is under way will claim it anyway. */
+static void add_piece(Machine *m, size_t start, size_t n, int32_t message, bool looped) {
+    if (m->open_messages) {
+        const Iteration *inner = &m->loops[m->loop_count - 1];
+        while (inner->message < 0) inner--;
+        if (inner->captures == m->capture_count && (inner->message == message || is_assistant(m, message))) return;
+    }
+    APPEND(m, m->pieces, (Piece){start, start + n, message, looped});
+}
+
+static void copy_one(Machine *m, size_t offset, size_t n, int32_t message, bool looped, const char *to) {
+    if (to)
+        add_origin(m, to + offset, n, message, looped);
+    else
+        add_piece(m, m->out.n + offset, n, message, looped);
+}
+
+void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
+    if (!n) return;
+    const int32_t message = source_of(m, s);
+    if (message >= 0) {
+        copy_one(m, 0, n, message, false, to);
+        return;
+    }
+    if (!m->origins.n) return;
+    const Chunk *chunk = m->first; /* constants lie in none */
+    while (chunk && !(s >= chunk->data && s < chunk->data + chunk->used))
+        chunk = chunk == m->current ? NULL : chunk->next;
+    if (!chunk) return;
+    size_t low = chunk->first_origin, high = chunk->last_origin;
+    const size_t last = high;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        const Origin *o = &m->origins.at[middle];
+        if (o->start + o->size <= s)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < last; low++) {
+        const Origin o = m->origins.at[low]; /* a copy: adding origins may move them */
+        if (o.start >= s + n) break;
+        const char *from = o.start < s ? s : o.start;
+        const char *end = o.start + o.size > s + n ? s + n : o.start + o.size;
+        copy_one(m, (size_t)(from - s), (size_t)(end - from), (int32_t)o.message, o.looped, to);
+    }
+}
+
+static void claim(Machine *m, size_t start, size_t end, int32_t message) {
+    if (end <= start) return;
+    if (m->scratch.n) {
+        Piece *before = &m->scratch.at[m->scratch.n - 1];
+        if (before->message == message && before->end == start) {
+            before->end = end;
+            return;
+        }
+    }
+    APPEND(m, m->scratch, (Piece){start, end, message, true});
+}
+
+/* An iteration over a message has ended: what it printed is the message's, but for the text of others. */
+void assign_pieces(Machine *m, size_t start, size_t first, int32_t message) {
+    if (m->out.n <= start) return;
+    m->scratch.n = 0;
+    size_t at = start;
+    for (size_t i = first; i < m->pieces.n; i++) {
+        const Piece p = m->pieces.at[i];
+        claim(m, at, p.start, message);
+        claim(m, p.start, p.end, is_assistant(m, p.message) ? message : p.message);
+        at = p.end;
+    }
+    claim(m, at, m->out.n, message);
+    m->pieces.n = first;
+    for (size_t i = 0; i < m->scratch.n; i++) APPEND(m, m->pieces, m->scratch.at[i]);
+}
+
+/* Outside of loops over messages, an expression that prints the text of one message belongs to it as a whole. */
+void claim_statement(Machine *m, size_t start, size_t first) {
+    if (m->pieces.n <= first || m->open_messages || m->call_count || m->capture_count) return;
+    Piece *own = &m->pieces.at[first];
+    for (size_t i = first + 1; i < m->pieces.n; i++) {
+        if (m->pieces.at[i].message != own->message) return;
+        own->looped |= m->pieces.at[i].looped;
+    }
+    own->start = start;
+    own->end = m->out.n;
+    m->pieces.n = first + 1;
+}
+
+void drop_output(Machine *m, size_t mark) {
+    m->out.n = mark;
+    while (m->pieces.n && m->pieces.at[m->pieces.n - 1].start >= mark) m->pieces.n--;
+}
+
+Value take_output(Machine *m, size_t mark) {
+    const size_t n = m->out.n - mark;
+    if (n > MAX_TEXT) give_up(m, "a string is too large");
+    charge(m, n);
+    char *text = arena(m, n + 1);
+    if (n) memcpy(text, m->out.at + mark, n);
+    size_t first = m->pieces.n;
+    while (first && m->pieces.at[first - 1].start >= mark) first--;
+    for (size_t i = first; i < m->pieces.n; i++) {
+        const Piece p = m->pieces.at[i];
+        add_origin(m, text + (p.start - mark), p.end - p.start, p.message, p.looped);
+    }
+    m->pieces.n = first;
+    m->out.n = mark;
+    return of_string(text, n);
+}

@@ -1,0 +1,352 @@
+/* Text with the semantics of Python's str, on UTF-8. Positions that templates see count code points. */
+
+#include "values.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* ---- UTF-8 */
+
+uint32_t decode(const char *p, int *size) {
+    const unsigned char *s = (const unsigned char *)p;
+    if (s[0] < 0x80) {
+        *size = 1;
+        return s[0];
+    }
+    if (s[0] < 0xE0) {
+        *size = 2;
+        return (uint32_t)(s[0] & 31) << 6 | (s[1] & 63);
+    }
+    if (s[0] < 0xF0) {
+        *size = 3;
+        return (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63);
+    }
+    *size = 4;
+    return (uint32_t)(s[0] & 7) << 18 | (uint32_t)(s[1] & 63) << 12 | (uint32_t)(s[2] & 63) << 6 | (s[3] & 63);
+}
+
+int encode(char *p, uint32_t c) {
+    if (c < 0x80) {
+        p[0] = (char)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        p[0] = (char)(0xC0 | c >> 6);
+        p[1] = (char)(0x80 | (c & 63));
+        return 2;
+    }
+    if (c < 0x10000) {
+        p[0] = (char)(0xE0 | c >> 12);
+        p[1] = (char)(0x80 | (c >> 6 & 63));
+        p[2] = (char)(0x80 | (c & 63));
+        return 3;
+    }
+    p[0] = (char)(0xF0 | c >> 18);
+    p[1] = (char)(0x80 | (c >> 12 & 63));
+    p[2] = (char)(0x80 | (c >> 6 & 63));
+    p[3] = (char)(0x80 | (c & 63));
+    return 4;
+}
+
+static bool follows(const unsigned char *s, int n) {
+    for (int i = 1; i <= n; i++)
+        if ((s[i] & 0xC0) != 0x80) return false;
+    return true;
+}
+
+/* How far a text is ASCII, in steps of a few bytes. */
+static size_t ascii_prefix(const char *s, size_t n) {
+    size_t i = 0;
+#if defined(__SSE2__)
+    for (; i + 16 <= n; i += 16)
+        if (_mm_movemask_epi8(_mm_loadu_si128((const __m128i *)(s + i)))) break;
+#else
+    for (uint64_t word; i + 8 <= n; i += 8) {
+        memcpy(&word, s + i, 8);
+        if (word & 0x8080808080808080u) break;
+    }
+#endif
+    return i;
+}
+
+bool is_utf8(const char *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text, *end = s + n;
+    while (s < end) {
+        const unsigned c = *s;
+        const ptrdiff_t left = end - s;
+        if (c < 0x80) {
+            s++;
+            s += ascii_prefix((const char *)s, (size_t)(end - s));
+        } else if (c >= 0xC2 && c <= 0xDF) {
+            if (left < 2 || !follows(s, 1)) return false;
+            s += 2;
+        } else if (c >= 0xE0 && c <= 0xEF) {
+            if (left < 3 || !follows(s, 2) || (c == 0xE0 && s[1] < 0xA0) || (c == 0xED && s[1] > 0x9F)) return false;
+            s += 3;
+        } else if (c >= 0xF0 && c <= 0xF4) {
+            if (left < 4 || !follows(s, 3) || (c == 0xF0 && s[1] < 0x90) || (c == 0xF4 && s[1] > 0x8F)) return false;
+            s += 4;
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool is_ascii(const char *s, size_t n) {
+    for (size_t i = ascii_prefix(s, n); i < n; i++)
+        if (s[i] & 0x80) return false;
+    return true;
+}
+
+size_t count_points(const char *s, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) count += (s[i] & 0xC0) != 0x80;
+    return count;
+}
+
+size_t point_offset(const char *s, size_t n, size_t index) {
+    size_t i = 0;
+    for (; i < n && index; index--) {
+        i++;
+        while (i < n && (s[i] & 0xC0) == 0x80) i++;
+    }
+    return i;
+}
+
+bool is_space(uint32_t c) {
+    if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f);
+    return _PyUnicode_IsWhitespace(c); /* CPython's own table: a pure look-up, which needs no lock */
+}
+
+/* ---- searches */
+
+const char *find(const char *text, size_t n, const char *wanted, size_t size) {
+    if (size == 0) return text;
+    if (n < size) return NULL;
+    const char *p = text, *last = text + n - size;
+#if defined(__SSE2__)
+    const __m128i head = _mm_set1_epi8(wanted[0]), tail = _mm_set1_epi8(wanted[size - 1]);
+    for (; last - p >= 15; p += 16) {
+        const __m128i heads = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)p), head);
+        const __m128i tails = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(p + size - 1)), tail);
+        for (unsigned bits = (unsigned)_mm_movemask_epi8(_mm_and_si128(heads, tails)); bits; bits &= bits - 1) {
+            const int i = __builtin_ctz(bits);
+            if (!memcmp(p + i, wanted, size)) return p + i;
+        }
+    }
+#endif
+    for (; p <= last; p++) {
+        p = memchr(p, wanted[0], (size_t)(last - p) + 1);
+        if (!p) return NULL;
+        if (!memcmp(p, wanted, size)) return p;
+    }
+    return NULL;
+}
+
+const char *scan_string(const char *p, const char *end, bool *high) {
+#if defined(__SSE2__)
+    const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\'), control = _mm_set1_epi8(0x1f);
+    for (; end - p >= 16; p += 16) {
+        const __m128i x = _mm_loadu_si128((const __m128i *)p);
+        const __m128i found = _mm_or_si128(_mm_or_si128(_mm_cmpeq_epi8(x, quote), _mm_cmpeq_epi8(x, backslash)),
+                                           _mm_cmpeq_epi8(_mm_min_epu8(x, control), x));
+        const unsigned bits = (unsigned)_mm_movemask_epi8(found), highs = (unsigned)_mm_movemask_epi8(x);
+        if (bits) {
+            const int i = __builtin_ctz(bits);
+            *high |= (highs & ((1u << i) - 1)) != 0;
+            return p + i;
+        }
+        *high |= highs != 0;
+    }
+#endif
+    for (; p < end; p++) {
+        const unsigned char c = (unsigned char)*p;
+        if (c == '"' || c == '\\' || c < 0x20) break;
+        *high |= c >= 0x80;
+    }
+    return p;
+}
+
+/* ---- methods of str */
+
+static bool is_among(Value chars, const char *p, int size) {
+    for (size_t i = 0; i < chars.size;) {
+        int own;
+        decode(chars.s + i, &own);
+        if (own == size && !memcmp(chars.s + i, p, (size_t)size)) return true;
+        i += (size_t)own;
+    }
+    return false;
+}
+
+Value strip(Machine *m, Value s, const Value *chars, bool left, bool right) {
+    no_markup(m, s);
+    if (chars && chars->tag == NONE) chars = NULL;
+    if (chars && chars->tag != STRING) give_up(m, "strip of other types");
+    if (chars) charge(m, (size_t)s.size * chars->size);
+    const char *p = s.s, *end = p + s.size;
+    while (left && p < end) {
+        int size;
+        const uint32_t c = decode(p, &size);
+        if (chars ? !is_among(*chars, p, size) : !is_space(c)) break;
+        p += size;
+    }
+    while (right && p < end) {
+        const char *q = end - 1;
+        while (q > p && (*q & 0xC0) == 0x80) q--;
+        int size;
+        const uint32_t c = decode(q, &size);
+        if (chars ? !is_among(*chars, q, size) : !is_space(c)) break;
+        end = q;
+    }
+    return of_string(p, (size_t)(end - p));
+}
+
+static Value popped(Machine *m, size_t base, ListKind kind) { /* a list of what was pushed to `parsed` */
+    const Value list = of_list(m, (uint32_t)(m->parsed.n - base), kind);
+    if (list.list->n) memcpy(list.list->v, m->parsed.at + base, list.list->n * sizeof(Value));
+    m->parsed.n = base;
+    return list;
+}
+
+Value split(Machine *m, Value s, const Value *separator, int64_t most) {
+    const size_t base = m->parsed.n;
+    const char *p = s.s, *end = p + s.size;
+    charge(m, s.size);
+    if (separator && separator->tag != NONE) {
+        if (separator->tag != STRING || !separator->size) give_up(m, "split at other types");
+        for (const char *q; most != 0 && (q = find(p, (size_t)(end - p), separator->s, separator->size)); most--) {
+            APPEND(m, m->parsed, of_string(p, (size_t)(q - p)));
+            p = q + separator->size;
+        }
+        APPEND(m, m->parsed, of_string(p, (size_t)(end - p)));
+        return popped(m, base, PLAIN_LIST);
+    }
+    if (most >= 0) give_up(m, "split at white space with a limit");
+    for (int size; p < end;) {
+        while (p < end && is_space(decode(p, &size))) p += size;
+        const char *word = p;
+        while (p < end && !is_space(decode(p, &size))) p += size;
+        if (p > word) APPEND(m, m->parsed, of_string(word, (size_t)(p - word)));
+    }
+    return popped(m, base, PLAIN_LIST);
+}
+
+Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
+    no_markup(m, s);
+    if (!old.size) give_up(m, "replace of nothing");
+    charge(m, s.size);
+    const size_t mark = m->out.n;
+    const char *p = s.s, *end = p + s.size;
+    for (const char *q; most != 0 && (q = find(p, (size_t)(end - p), old.s, old.size)); most--) {
+        put_traced(m, p, (size_t)(q - p));
+        put_traced(m, new.s, new.size);
+        if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
+        p = q + old.size;
+    }
+    if (p == s.s) return s;
+    put_traced(m, p, (size_t)(end - p));
+    return take_output(m, mark);
+}
+
+Value change_case(Machine *m, Value s, Case how) {
+    no_markup(m, s);
+    const size_t mark = m->out.n;
+    for (size_t i = 0; i < s.size;) {
+        const bool upper = how == UPPER, title = how == CAPITALIZE && i == 0;
+        int size;
+        const uint32_t c = decode(s.s + i, &size);
+        i += (size_t)size;
+        if (c < 0x80) {
+            const bool is_lower = c >= 'a' && c <= 'z', is_upper = c >= 'A' && c <= 'Z';
+            put_char(m, (char)((upper || title) ? c - 32 * is_lower : c + 32 * is_upper));
+            continue;
+        }
+        if (c == 0x3A3) give_up(m, "a capital sigma"); /* its lower case depends on its neighbours */
+        Py_UCS4 changed[3];
+        const int n = upper   ? _PyUnicode_ToUpperFull(c, changed)
+                      : title ? _PyUnicode_ToTitleFull(c, changed)
+                              : _PyUnicode_ToLowerFull(c, changed);
+        for (int k = 0; k < n; k++) {
+            char bytes[4];
+            put(m, bytes, (size_t)encode(bytes, changed[k]));
+        }
+    }
+    return take_output(m, mark);
+}
+
+/* jinja2's filter: every line but the first is indented, unless it is empty. */
+Value indent(Machine *m, Value s, Value by, bool first) {
+    if (s.size && s.s[s.size - 1] == '\r') give_up(m, "indent of text that ends in a carriage return");
+    const size_t mark = m->out.n;
+    const char *p = s.s, *end = p + s.size;
+    for (bool is_first = true;; is_first = false) {
+        const char *q = p;
+        int size = 1;
+        while (q < end && !_PyUnicode_IsLinebreak(decode(q, &size))) q += size;
+        if (!is_first) put_char(m, '\n');
+        if (is_first ? first : q > p) put(m, by.s, by.size);
+        put(m, p, (size_t)(q - p));
+        if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
+        if (q >= end) break;
+        p = q + (q[0] == '\r' && q + 1 < end && q[1] == '\n' ? 2 : size);
+    }
+    return take_output(m, mark);
+}
+
+/* ---- positions */
+
+Value index_text(Machine *m, Value s, int64_t i) {
+    no_markup(m, s);
+    charge(m, s.size);
+    const int64_t n = (int64_t)count_points(s.s, s.size);
+    if (i < 0) i += n;
+    if (i < 0 || i >= n) return undefined();
+    const size_t at = point_offset(s.s, s.size, (size_t)i);
+    int size;
+    decode(s.s + at, &size);
+    return of_string(s.s + at, (size_t)size);
+}
+
+/* A bound of a slice, as Python's slice.indices has it. */
+static int64_t bound(Value given, int64_t n, int64_t step, int64_t otherwise) {
+    if (given.tag == NONE) return otherwise;
+    int64_t i = given.i;
+    if (i < 0) {
+        i += n;
+        if (i < 0) return step > 0 ? 0 : -1;
+    }
+    return i < n ? i : step > 0 ? n : n - 1;
+}
+
+Value slice(Machine *m, Value v, Value start, Value stop, Value by) {
+    if ((start.tag != NONE && !is_number(start)) || (stop.tag != NONE && !is_number(stop)) ||
+        (by.tag != NONE && !is_number(by)))
+        give_up(m, "a slice by other types than integers");
+    const int64_t step = by.tag == NONE ? 1 : by.i;
+    if (step == 0 || step > 1 << 30 || step < -(1 << 30)) give_up(m, "the step of a slice");
+    if (v.tag == STRING) {
+        no_markup(m, v);
+        charge(m, v.size);
+    } else if (v.tag != LIST || v.list->kind > TUPLE) {
+        give_up(m, "a slice of another type");
+    }
+    const bool ascii = v.tag == STRING && is_ascii(v.s, v.size);
+    const int64_t n = v.tag == LIST ? v.list->n : ascii ? v.size : (int64_t)count_points(v.s, v.size);
+    const int64_t low = bound(start, n, step, step > 0 ? 0 : n - 1), high = bound(stop, n, step, step > 0 ? n : -1);
+    const int64_t count = step > 0 ? (high > low ? (high - low - 1) / step + 1 : 0)
+                                   : (low > high ? (low - high - 1) / -step + 1 : 0);
+    if (v.tag == STRING) {
+        if (step != 1) give_up(m, "a slice of text with a step");
+        if (!count) return LITERAL("");
+        const size_t from = ascii ? (size_t)low : point_offset(v.s, v.size, (size_t)low);
+        const size_t to = ascii ? (size_t)high : from + point_offset(v.s + from, v.size - from, (size_t)(high - low));
+        return of_string(v.s + from, to - from);
+    }
+    charge(m, (size_t)count * sizeof(Value));
+    const Value result = of_list(m, (uint32_t)count, (ListKind)v.list->kind);
+    for (int64_t i = 0, k = low; i < count; i++, k += step) result.list->v[i] = v.list->v[k];
+    return result;
+}

@@ -1,0 +1,226 @@
+/* The arena, lists and dicts, and what Python's operators say about values. */
+
+#include "values.h"
+
+_Noreturn void give_up(Machine *m, const char *why) {
+    m->why = why;
+    longjmp(m->on_give_up, 1);
+}
+
+void *grown(Machine *m, void *array, size_t *capacity, size_t size) {
+    const size_t wanted = *capacity ? *capacity * 2 : 256;
+    void *larger = realloc(array, wanted * size);
+    if (!larger) give_up(m, "out of memory");
+    *capacity = wanted;
+    return larger;
+}
+
+/* ---- the arena: chunks that double in size, so that there are few of them */
+
+void *arena_slow(Machine *m, size_t size) {
+    if (size > MAX_TEXT * 4) give_up(m, "a value is too large");
+    while (m->current && m->current->next) {
+        m->current = m->current->next;
+        m->current->used = 0;
+        m->current->first_origin = m->current->last_origin = m->origins.n;
+        if (m->current->capacity >= size) {
+            m->current->used = size;
+            return m->current->data;
+        }
+    }
+    size_t capacity = m->current ? m->current->capacity * 2 : (size_t)1 << 18;
+    if (capacity > (size_t)16 << 20) capacity = (size_t)16 << 20;
+    if (capacity < size) capacity = size;
+    m->arena_size += capacity;
+    if (m->arena_limit && m->arena_size > m->arena_limit) {
+        m->arena_size -= capacity;
+        give_up(m, "values take too much memory");
+    }
+    Chunk *chunk = malloc(sizeof(Chunk) + capacity);
+    if (!chunk) give_up(m, "out of memory");
+    *chunk = (Chunk){.capacity = capacity, .used = size, .first_origin = m->origins.n, .last_origin = m->origins.n};
+    if (m->current)
+        m->current->next = chunk;
+    else
+        m->first = chunk;
+    m->current = chunk;
+    return chunk->data;
+}
+
+/* Start a row: keep the chunks, unless a large row made them many. */
+void arena_reset(Machine *m, size_t limit) {
+    if (m->arena_size > ARENA_BASE) {
+        free_chunks(m->first);
+        m->first = NULL;
+        m->arena_size = 0;
+    }
+    m->arena_limit = limit;
+    m->current = m->first;
+    if (m->current) {
+        m->current->used = 0;
+        m->current->first_origin = m->current->last_origin = 0;
+    }
+}
+
+void free_chunks(Chunk *chunk) {
+    while (chunk) {
+        Chunk *next = chunk->next;
+        free(chunk);
+        chunk = next;
+    }
+}
+
+void out_grow(Machine *m, size_t size) {
+    size_t capacity = m->out.capacity ? m->out.capacity : (size_t)1 << 16;
+    if (size > MAX_TEXT || m->out.n - m->text_start > MAX_TEXT) give_up(m, "the text is too large");
+    while (capacity < m->out.n + size) capacity *= 2;
+    char *larger = realloc(m->out.at, capacity);
+    if (!larger) give_up(m, "out of memory");
+    m->out.at = larger;
+    m->out.capacity = capacity;
+}
+
+/* ---- lists and dicts */
+
+Value of_list(Machine *m, uint32_t n, ListKind kind) {
+    List *list = arena(m, sizeof *list);
+    *list = (List){.n = n, .kind = (uint8_t)kind, .v = n ? arena(m, n * sizeof(Value)) : NULL};
+    return (Value){.tag = LIST, .list = list};
+}
+
+Value of_dict(Machine *m, uint32_t capacity) {
+    Dict *dict = arena(m, sizeof *dict);
+    *dict = (Dict){.capacity = capacity, .message = -1, .e = capacity ? arena(m, capacity * sizeof(Entry)) : NULL};
+    return (Value){.tag = DICT, .dict = dict};
+}
+
+uint16_t hash_of(const char *s, uint32_t n) {
+    uint32_t h = 2166136261u ^ n;
+    const uint32_t head = n < 24 ? n : 24;
+    for (uint32_t i = 0; i < head; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
+    for (uint32_t i = n > 24 ? n - 8 : n; i < n; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
+    return (uint16_t)(h ^ (h >> 16));
+}
+
+void set_key(Machine *m, Dict *d, Value key, Value value) {
+    Value *known = find_key(d, key);
+    if (known) {
+        *known = value;
+        return;
+    }
+    if (d->n == d->capacity) {
+        const uint32_t capacity = d->capacity * 2 + 8;
+        if (capacity > 4 * MAX_KEYS) give_up(m, "an object with too many keys");
+        Entry *larger = arena(m, capacity * sizeof(Entry));
+        if (d->n) memcpy(larger, d->e, d->n * sizeof(Entry));
+        d->e = larger;
+        d->capacity = capacity;
+    }
+    d->e[d->n++] = (Entry){key, value};
+}
+
+/* ---- operators */
+
+bool truth(Machine *m, Value v) {
+    switch (v.tag) {
+    case UNDEFINED:
+    case NONE: return false;
+    case BOOL:
+    case INT: return v.i != 0;
+    case FLOAT: return v.d != 0;
+    case STRING: return v.size != 0;
+    case LIST: return v.list->kind >= GENERATOR || v.list->n != 0;
+    case DICT: return v.dict->n != 0;
+    case NAMESPACE:
+    case MACRO:
+    case FUNCTION:
+    case METHOD: return true;
+    default: give_up(m, "the truth of a loop");
+    }
+}
+
+static double as_double(Machine *m, Value v) {
+    if (v.tag == FLOAT) return v.d;
+    if (v.i > (int64_t)1 << 53 || v.i < -((int64_t)1 << 53)) give_up(m, "an integer beyond 53 bits beside a float");
+    return (double)v.i;
+}
+
+static bool equal_lists(Machine *m, const List *a, const List *b, int depth) {
+    if (a->kind > TUPLE || b->kind > TUPLE) give_up(m, "a comparison of ranges or views");
+    if (a->kind != b->kind || a->n != b->n) return false;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (!equal(m, a->v[i], b->v[i], depth + 1)) return false;
+    return true;
+}
+
+static bool equal_dicts(Machine *m, const Dict *a, const Dict *b, int depth) {
+    if (a->n != b->n) return false;
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (a->e[i].key.tag != STRING) give_up(m, "a comparison of objects with other keys than strings");
+        const Value *other = find_key(b, a->e[i].key);
+        if (!other || !equal(m, a->e[i].value, *other, depth + 1)) return false;
+    }
+    return true;
+}
+
+bool equal(Machine *m, Value a, Value b, int depth) {
+    if (depth > MAX_DEPTH) give_up(m, "values nested too deeply");
+    if (a.tag == STRING && b.tag == STRING) {
+        if (a.size != b.size) return false;
+        charge(m, a.size);
+        return !memcmp(a.s, b.s, a.size);
+    }
+    if (is_number(a) && is_number(b)) return a.i == b.i;
+    if ((is_number(a) || a.tag == FLOAT) && (is_number(b) || b.tag == FLOAT)) return as_double(m, a) == as_double(m, b);
+    if (a.tag != b.tag) return false;
+    charge(m, 16);
+    switch (a.tag) {
+    case UNDEFINED:
+    case NONE: return true;
+    case LIST: return equal_lists(m, a.list, b.list, depth);
+    case DICT: return equal_dicts(m, a.dict, b.dict, depth);
+    default: give_up(m, "a comparison of objects");
+    }
+}
+
+int compare_text(Value a, Value b) { /* the order of code points is that of UTF-8 bytes */
+    const uint32_t n = a.size < b.size ? a.size : b.size;
+    const int found = n ? memcmp(a.s, b.s, n) : 0;
+    return found ? found : (a.size > b.size) - (a.size < b.size);
+}
+
+int order(Machine *m, Value a, Value b) {
+    if (a.tag == STRING && b.tag == STRING) {
+        charge(m, a.size);
+        return compare_text(a, b);
+    }
+    if (is_number(a) && is_number(b)) return (a.i > b.i) - (a.i < b.i);
+    give_up(m, "an order of other types than text and integers");
+}
+
+bool contains(Machine *m, Value item, Value container) {
+    switch (container.tag) {
+    case STRING:
+        if (item.tag != STRING) give_up(m, "`in` a string");
+        charge(m, container.size);
+        return find(container.s, container.size, item.s, item.size) != NULL;
+    case LIST:
+        if (container.list->kind >= GENERATOR) give_up(m, "`in` a generator");
+        for (uint32_t i = 0; i < container.list->n; i++)
+            if (equal(m, item, container.list->v[i], 0)) return true;
+        return false;
+    case DICT:
+        if (item.tag == STRING) return find_key(container.dict, keyed(item)) != NULL;
+        if (item.tag == LIST || item.tag == DICT) give_up(m, "an unhashable key");
+        for (uint32_t i = 0; i < container.dict->n; i++)
+            if (container.dict->e[i].key.tag != STRING) give_up(m, "`in` an object with other keys than strings");
+        return false;
+    case UNDEFINED: return false;
+    default: give_up(m, "`in` another type");
+    }
+}
+
+Value no_markup(Machine *m, Value v) {
+    if (v.tag == STRING && v.markup) give_up(m, "Markup");
+    return v;
+}

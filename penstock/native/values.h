@@ -1,0 +1,331 @@
+/* Values of the template machine, the arena they live in, and the state of one render.
+ *
+ * Rule of the machine: exact bytes or give up. Whatever it does not do exactly as jinja2 does ends in `give_up`, a
+ * longjmp to the row's start; the caller then renders that row with the reference. */
+#ifndef PENSTOCK_VALUES_H
+#define PENSTOCK_VALUES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* One limit each; docs/templates.md lists them. */
+enum {
+    MAX_STACK = 8192,
+    MAX_LOOPS = 256,     /* nested loops */
+    MAX_CALLS = 200,     /* nested macro calls */
+    MAX_CAPTURES = 512,  /* nested captures of output */
+    MAX_DEPTH = 200,     /* nested JSON, and values made from it */
+    MAX_KEYS = 1000,     /* keys of one object: look-up is linear */
+    MAX_SORT = 500,      /* elements sorted by insertion */
+    MAX_RANGE = 100000,  /* as in jinja2's sandbox */
+};
+#define MAX_TEXT ((size_t)64 << 20)   /* bytes of one rendered text, and of one string */
+#define ARENA_BASE ((size_t)64 << 20) /* bytes of the arena, plus 64 for every byte of the row */
+#define STEPS_BASE 2000000            /* loop steps and calls, plus 10 for every byte of the row */
+#define WORK_BASE ((int64_t)1 << 30)  /* bytes looked at by searches and copies, plus 1000 for every byte of the row */
+
+typedef enum {
+    UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP
+} Tag;
+typedef enum { PLAIN_LIST, TUPLE, RANGE, VIEW, GENERATOR, SPENT } ListKind; /* a generator can be used once */
+
+typedef struct Value {
+    uint8_t tag;
+    uint8_t markup; /* of strings: made by |safe */
+    uint16_t hash;  /* of strings that are keys */
+    uint32_t size;  /* bytes of a string; serial number of a loop */
+    union {
+        int64_t i;
+        double d;
+        const char *s;
+        struct List *list;
+        struct Dict *dict;
+    };
+} Value;
+
+typedef struct List {
+    uint32_t n;
+    uint8_t kind;
+    Value *v;
+} List;
+
+typedef struct Entry {
+    Value key, value;
+} Entry;
+
+typedef struct Dict {
+    uint32_t n, capacity;
+    int32_t message; /* number of the message that this is, or -1 */
+    Entry *e;
+} Dict;
+
+/* ---- provenance: which message a run of bytes came from */
+
+typedef struct Chunk { /* of the arena; `origins` are the first and last entries in Machine.origins that lie in it */
+    struct Chunk *next;
+    size_t capacity, used;
+    size_t first_origin, last_origin;
+    char data[];
+} Chunk;
+
+typedef struct Source { /* a message's bytes in the row, and in the decoded text of the row's strings */
+    const char *raw, *raw_end, *decoded, *decoded_end;
+    int32_t column, message;
+} Source;
+
+typedef struct Origin { /* bytes of the arena that were copied from a message; `looped` as in Piece */
+    const char *start;
+    uint32_t size;
+    uint32_t message : 31, looped : 1;
+} Origin;
+
+typedef struct Piece { /* bytes of the output that belong to a message; `looped`: by an iteration over messages */
+    size_t start, end;
+    int32_t message;
+    bool looped;
+} Piece;
+
+/* ---- the program */
+
+typedef struct Macro {
+    int32_t entry, arguments, locals;
+    Value *names;
+} Macro;
+
+typedef struct Program {
+    int32_t *code;
+    Py_ssize_t code_size;
+    Value *constants;
+    int constant_count;
+    Macro *macros;
+    int macro_count, global_count, branch_count;
+    Chunk *permanent; /* holds the constants */
+} Program;
+
+/* ---- the state of one render */
+
+typedef struct Iteration {
+    Value *v;
+    uint32_t n, i;      /* items, and how many have been taken */
+    uint32_t serial;    /* tells a loop variable that outlived its loop */
+    int captures;       /* open when the loop began */
+    Value *kept;        /* of a loop's filter */
+    uint32_t kept_count;
+    int32_t message;    /* whose iteration this is, or -1 */
+    size_t start, piece; /* output and pieces when the iteration began */
+} Iteration;
+
+typedef struct Call {
+    const int32_t *back;
+    Value *locals, *stack;
+    bool prints; /* its text goes to the output, not into a value */
+    size_t start, piece;
+} Call;
+
+#define VECTOR(type) struct { type *at; size_t n, capacity; }
+
+typedef struct Machine {
+    jmp_buf on_give_up;
+    const char *why;      /* reason of giving up */
+    bool refused;         /* the template itself refused the row; `refusal` has its words */
+    Value refusal;
+    Chunk *first, *current;
+    size_t arena_size, arena_limit;
+    char *decoded, *decoded_start; /* where decoded strings of the row go */
+    size_t decoded_capacity;
+    const char *json, *json_end, *row_start;
+    VECTOR(Value) parsed; /* stack of the parser, and scratch space for lists that grow */
+    VECTOR(char) out;
+    Value *stack, *globals;
+    Iteration loops[MAX_LOOPS];
+    int loop_count;
+    uint32_t serial;
+    Call calls[MAX_CALLS];
+    int call_count;
+    size_t captures[MAX_CAPTURES];
+    int capture_count;
+    size_t generations[64];
+    int generation_count;
+    int open_messages; /* iterations over messages that are under way */
+    bool lost;         /* the text is exact, but its regions are not certain */
+    int64_t steps, work;
+    VECTOR(Source) sources;
+    VECTOR(Origin) origins;
+    VECTOR(Piece) pieces;
+    VECTOR(Piece) scratch;
+    size_t text_start; /* of this conversation in `out` */
+    const uint8_t *roles; /* of its messages */
+    int32_t message_count;
+    uint8_t *branches;    /* which branches have been taken and compared with the reference: 0 no, 1 yes, 2 just now */
+    VECTOR(int32_t) fresh; /* branches taken for the first time in this row */
+    VECTOR(int32_t) spans;
+    int32_t conversation; /* its number in the batch */
+} Machine;
+
+_Noreturn void give_up(Machine *m, const char *why);
+
+/* Make room for one more element. */
+void *grown(Machine *m, void *array, size_t *capacity, size_t size);
+#define RESERVE(m, vector)                                                                                             \
+    do {                                                                                                               \
+        if ((vector).n == (vector).capacity)                                                                           \
+            (vector).at = grown(m, (vector).at, &(vector).capacity, sizeof *(vector).at);                              \
+    } while (0)
+#define APPEND(m, vector, ...)                                                                                         \
+    do {                                                                                                               \
+        RESERVE(m, vector);                                                                                            \
+        (vector).at[(vector).n++] = (__VA_ARGS__);                                                                     \
+    } while (0)
+
+void *arena_slow(Machine *m, size_t size);
+static inline void *arena(Machine *m, size_t size) {
+    size = (size + 15) & ~(size_t)15;
+    Chunk *c = m->current;
+    if (c && c->capacity - c->used >= size) {
+        void *p = c->data + c->used;
+        c->used += size;
+        return p;
+    }
+    return arena_slow(m, size);
+}
+void arena_reset(Machine *m, size_t limit);
+void free_chunks(Chunk *chunk);
+
+/* Charge for looking at bytes, so that hostile templates end. */
+static inline void charge(Machine *m, size_t bytes) {
+    m->work -= (int64_t)bytes;
+    if (m->work < 0) give_up(m, "too much work");
+}
+static inline void step(Machine *m) {
+    if (--m->steps < 0) give_up(m, "too many steps");
+}
+
+/* ---- output */
+
+void out_grow(Machine *m, size_t size);
+static inline void put(Machine *m, const char *s, size_t n) {
+    if (m->out.capacity - m->out.n < n) out_grow(m, n);
+    if (n) memcpy(m->out.at + m->out.n, s, n);
+    m->out.n += n;
+}
+static inline void put_char(Machine *m, char c) {
+    if (m->out.n == m->out.capacity) out_grow(m, 1);
+    m->out.at[m->out.n++] = c;
+}
+#define PUT(m, literal) put(m, literal, sizeof(literal) - 1)
+
+/* ---- values */
+
+static inline Value of_tag(Tag tag) { return (Value){.tag = (uint8_t)tag}; }
+static inline Value undefined(void) { return of_tag(UNDEFINED); }
+static inline Value none(void) { return of_tag(NONE); }
+static inline Value of_int(int64_t i) { return (Value){.tag = INT, .i = i}; }
+static inline Value of_bool(bool b) { return (Value){.tag = BOOL, .i = b}; }
+static inline Value of_string(const char *s, size_t n) { return (Value){.tag = STRING, .size = (uint32_t)n, .s = s}; }
+#define LITERAL(text) of_string(text, sizeof(text) - 1)
+Value of_list(Machine *m, uint32_t n, ListKind kind);
+Value of_dict(Machine *m, uint32_t capacity);
+
+uint16_t hash_of(const char *s, uint32_t n);
+static inline Value keyed(Value key) {
+    key.hash = hash_of(key.s, key.size);
+    return key;
+}
+static inline bool is_text(Value v, const char *s, size_t n) {
+    return v.tag == STRING && v.size == n && !memcmp(v.s, s, n);
+}
+#define IS(v, literal) is_text(v, literal, sizeof(literal) - 1)
+static inline bool is_number(Value v) { return v.tag == INT || v.tag == BOOL; }
+
+static inline Value *find_key(const Dict *d, Value key) { /* a string with its hash */
+    for (uint32_t i = 0; i < d->n; i++) {
+        const Value *k = &d->e[i].key;
+        if (k->hash == key.hash && k->size == key.size && k->tag == STRING && !memcmp(k->s, key.s, key.size))
+            return &d->e[i].value;
+    }
+    return NULL;
+}
+void set_key(Machine *m, Dict *d, Value key, Value value);
+
+bool truth(Machine *m, Value v);
+bool equal(Machine *m, Value a, Value b, int depth);
+int order(Machine *m, Value a, Value b); /* <0, 0, >0 */
+int compare_text(Value a, Value b);
+bool contains(Machine *m, Value item, Value container);
+Value no_markup(Machine *m, Value v); /* gives up on Markup, whose methods escape */
+
+/* ---- provenance */
+
+/* The bytes [s, s+n) are about to be copied to `to`, or to the output where that is NULL. */
+void copy_origin(Machine *m, const char *s, size_t n, const char *to);
+void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool looped);
+void assign_pieces(Machine *m, size_t start, size_t first, int32_t message);
+void claim_statement(Machine *m, size_t start, size_t first);
+void drop_output(Machine *m, size_t mark);
+Value take_output(Machine *m, size_t mark); /* what was written since becomes a string */
+static inline void put_traced(Machine *m, const char *s, size_t n) {
+    copy_origin(m, s, n, NULL);
+    put(m, s, n);
+}
+
+/* ---- text, as Python's str has it */
+
+uint32_t decode(const char *p, int *size); /* valid UTF-8 only */
+int encode(char *p, uint32_t c);
+bool is_utf8(const char *s, size_t n);
+bool is_ascii(const char *s, size_t n);
+size_t count_points(const char *s, size_t n);
+size_t point_offset(const char *s, size_t n, size_t index);
+const char *find(const char *text, size_t n, const char *wanted, size_t size);
+/* To the next quote, backslash or control character; `high` is set where it passes a byte beyond ASCII. */
+const char *scan_string(const char *p, const char *end, bool *high);
+bool is_space(uint32_t c);
+Value strip(Machine *m, Value s, const Value *chars, bool left, bool right);
+Value split(Machine *m, Value s, const Value *separator, int64_t most);
+Value replace(Machine *m, Value s, Value old, Value new, int64_t most);
+typedef enum { LOWER, UPPER, CAPITALIZE } Case;
+Value change_case(Machine *m, Value s, Case how);
+Value indent(Machine *m, Value s, Value by, bool first);
+Value index_text(Machine *m, Value s, int64_t i);
+Value slice(Machine *m, Value v, Value start, Value stop, Value step);
+
+/* ---- JSON */
+
+void json_begin(Machine *m, const char *row, size_t n);
+Value json_row(Machine *m);          /* the whole row; elements of its lists become sources */
+Value json_text(Machine *m, Value text, int32_t message); /* JSON inside a string of a message */
+typedef struct JsonStyle {
+    bool ascii, sorted, indented;
+    Value indent, between, after_key;
+} JsonStyle;
+void put_json(Machine *m, Value v, const JsonStyle *style, int level);
+Value dump_json(Machine *m, Value v);       /* json.dumps(v, ensure_ascii=False) */
+void put_repr(Machine *m, Value v, int depth);
+void put_value(Machine *m, Value v);        /* as {{ v }} prints it */
+Value to_text(Machine *m, Value v);
+
+/* ---- operations */
+
+Value add(Machine *m, Value a, Value b);
+Value get_attribute(Machine *m, Value v, Value name, int methods);
+Value get_key(Machine *m, Value v, Value name, int methods);
+Value get_item(Machine *m, Value v, Value key);
+Value get_index(Machine *m, Value v, int64_t i);
+Value iterate(Machine *m, Value v); /* a list of what a loop over it gives */
+typedef enum { ITEMS, KEYS, VALUES } What;
+Value entries(Machine *m, const Dict *d, What what, ListKind kind);
+Value get_path(Machine *m, Value v, Value path);
+Value join(Machine *m, Value separator, Value items, bool only_text);
+int64_t length(Machine *m, Value v);
+void print_json(Machine *m, Value v, Value *a, int n);
+Value call_method(Machine *m, Value v, int method, Value *a, int n);
+Value run_filter(Machine *m, int filter, Value *a, int n, int extra);
+bool run_test(Machine *m, Value v, int test, Value *a, int n);
+void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables);
+
+#endif

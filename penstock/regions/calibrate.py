@@ -1,0 +1,194 @@
+"""Probe conversations: what a template prints around an assistant's words, observed before any row is split.
+
+Enters: a template engine, and template variables. Leaves: one `Observation` per assistant message of a dozen built-in
+conversations. Their contents start with a character that no template prints, so that literal text and content can't
+be confused. Guarantees nothing by itself: `headers` and `stops` draw the conclusions. Costs about 40 small renders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, Protocol
+
+from penstock.chat.conversation import Conversation, Message, Role, role_number
+from penstock.errors import RowError
+from penstock.template.rendered import Rendered
+
+OPEN, CLOSE = "⟦", "⟧"  # around all probe contents
+Variables = Mapping[str, Any]
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Engine(Protocol):
+    """What is needed of the template engine."""
+
+    @property
+    def has_generation(self) -> bool: ...
+    def render(self, conversations: Sequence[Conversation]) -> Rendered: ...
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str: ...
+
+
+class Observation(NamedTuple):
+    """One assistant message of a probe, as the template printed it."""
+
+    previous: Role  # NONE: it opens the conversation
+    plain: bool  # an answer without calls and reasoning
+    literal: bytes  # its region up to the first content
+    region: bytes
+    ending: bytes  # its region after the last content
+    supplied: bytes | None  # what the generation prompt supplies from the region's start on; None: not established
+
+
+class ProbeRenders(NamedTuple):
+    """The probes that this template accepts, in the form that it accepts, rendered."""
+
+    conversations: list[Conversation]
+    rendered: Rendered
+
+
+def _says(text: str, role: str = "assistant", **more: Any) -> Message:
+    return {"role": role, "content": f"{OPEN}{text}{CLOSE}", **more}
+
+
+def _calls(number: int, text: str = "", **more: Any) -> Message:
+    function = {"name": "get_weather", "arguments": {"city": f"{OPEN}city{CLOSE}"}}
+    call = {"id": f"call0000{number}", "type": "function", "function": function}  # Mistral wants nine characters
+    return {"role": "assistant", "content": text and f"{OPEN}{text}{CLOSE}", "tool_calls": [call], **more}
+
+
+def _returns(number: int) -> Message:
+    return _says("result", "tool", tool_call_id=f"call0000{number}", name="get_weather")
+
+
+_PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "A city"}}, "required": []}
+_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": _PARAMETERS}}
+
+
+def _probes() -> list[Conversation]:
+    """Every context that headers are known to depend on: who spoke before, tools, reasoning, switches in the text."""
+    ask, answer, system = _says("q", "user"), _says("a"), _says("s", "system")
+    thought = {"reasoning_content": f"{OPEN}r{CLOSE}"}
+    no_think = {"role": "user", "content": f"{OPEN}q{CLOSE} /no_think"}
+    tool_use = [ask, _calls(1), _returns(1), answer, ask, _calls(2, "c"), _returns(2), _calls(3), _returns(3), answer]
+    wordless = [m | {"content": None} if "tool_calls" in m else m for m in tool_use]  # some print calls only so
+    reasoned = [_calls(1, **thought), _returns(1), answer | thought, ask, answer | thought]
+    return [
+        Conversation([ask, answer, ask, answer, ask, answer]),
+        Conversation([system, ask, answer, ask, answer]),
+        Conversation([ask, answer | thought, ask, answer | thought]),
+        Conversation([{"role": "system", "content": f"/no_think {OPEN}s{CLOSE}"}, ask, answer, no_think, answer]),
+        Conversation([ask, answer, ask, answer], tools=[_TOOL]),
+        Conversation(tool_use, tools=[_TOOL]),
+        Conversation(wordless, tools=[_TOOL]),
+        Conversation([ask, *reasoned], tools=[_TOOL]),
+        Conversation([answer, ask, answer]),
+        Conversation([ask, answer, answer, ask, answer]),
+        Conversation([system, answer, ask, answer]),
+    ]
+
+
+def _as_strings(message: Message) -> Message:
+    """The same message with its calls' arguments as JSON text, which some templates want."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": _to_json(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _as_parts(message: Message) -> Message:
+    """The same message with its content as a list of parts, which templates for images want."""
+    return message | {"content": [{"type": "text", "text": message["content"] or ""}]}
+
+
+_FORMS: tuple[Callable[[Message], Message], ...] = (lambda message: message, _as_strings, _as_parts)
+
+
+def render_probes(engine: Engine, variables: Variables | None = None) -> ProbeRenders:
+    """Render the probes, each in the first form that the template accepts; those it refuses are left out."""
+    waiting, accepted = _probes(), []
+    for form in _FORMS:
+        tried = [
+            Conversation([form(m) for m in c.messages], c.tools, variables=dict(variables) if variables else None)
+            for c in waiting
+        ]
+        refused = engine.render(tried).errors
+        accepted += [c for i, c in enumerate(tried) if i not in refused]
+        waiting = [c for i, c in enumerate(waiting) if i in refused]
+        if not waiting:
+            break
+    return ProbeRenders(accepted, engine.render(accepted))
+
+
+def observe(engine: Engine, probes: ProbeRenders) -> list[Observation]:
+    """What each assistant message of the probes looked like."""
+    regions, seen = probes.rendered, []
+    for row, conversation in enumerate(probes.conversations):
+        low = int(regions.text_ends[row - 1]) if row else 0
+        text = regions.data[low : int(regions.text_ends[row])]
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for index in (regions.piece_rows == row).nonzero()[0].tolist():
+            ends = int(regions.piece_starts[index]) - low, int(regions.piece_ends[index]) - low
+            pieces.setdefault(int(regions.piece_messages[index]), []).append(ends)
+        for number, message in enumerate(conversation.messages):
+            if message["role"] == "assistant" and number in pieces:
+                seen.append(_observe_one(engine, conversation, number, text, pieces[number]))
+    return seen
+
+
+def _observe_one(
+    engine: Engine, conversation: Conversation, number: int, text: bytes, pieces: list[tuple[int, int]]
+) -> Observation:
+    message, (start, end), final = conversation.messages[number], pieces[0], pieces[-1]
+    region, last = text[start:end], text[final[0] : final[1]]
+    return Observation(
+        previous=role_number(conversation.messages[number - 1]["role"]) if number else Role.NONE,
+        plain="tool_calls" not in message and "reasoning_content" not in message,
+        literal=region.partition(OPEN.encode())[0],
+        region=region,
+        ending=last.rpartition(CLOSE.encode())[2] if CLOSE.encode() in last else b"",
+        supplied=supplied(engine, conversation, number, text, start, region),
+    )
+
+
+def supplied(
+    engine: Engine, conversation: Conversation, number: int, text: bytes, start: int, region: bytes
+) -> bytes | None:
+    """What the generation prompt before message `number` supplies from its region's start on; None: can't be told.
+
+    Where earlier messages print the same in the prompt as in the whole conversation, it is what the prompt prints
+    beyond `start`. Where they don't (templates that drop reasoning from the past), it is what asking for the prompt
+    adds, from where the region takes it up.
+    """
+    before, tools = conversation.messages[:number], conversation.tools
+    try:
+        prompt = engine.plain(before, tools, conversation.variables, add_generation_prompt=True).encode()
+        if prompt.startswith(text[:start]):
+            return prompt[start:]
+        if text.startswith(prompt):
+            return b""  # glue follows the prompt; the region starts later
+        bare = engine.plain(before, tools, conversation.variables).encode()
+    except RowError:
+        return None
+    if not prompt.startswith(bare):
+        return None
+    added = prompt[len(bare) :]
+    for at in range(len(added)):
+        if region.startswith(added[at:]) and added[at:].strip():
+            return added[at:]
+    return added if not added or common_length(added, region) else None
+
+
+def common_length(one: bytes, other: bytes) -> int:
+    """How many bytes two texts share at their start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,58 @@
+"""What a template leaves out: tool calls (the row is refused), answers and system prompts (noted).
+
+Training on a row whose calls are missing would teach silence. The engines tell for each message whether its calls and
+its content are in the text; here this is weighed for a whole batch at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from penstock.arrays import Int64
+from penstock.chat.conversation import Part, Role
+from penstock.errors import RowError
+from penstock.regions.cuts import Pieces, run_lengths
+from penstock.regions.segments import Segments
+from penstock.template.rendered import MessageFlag, Rendered
+
+_NEXT_TO_NOTHING = 24  # bytes; an empty thinking block is 19
+
+
+def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], Counter[str]]:
+    """Refuse rows without their calls; note answers and system prompts that are not there."""
+    roles, flags = rendered.message_roles, rendered.message_flags
+    rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
+    if rendered.errors:
+        flags = np.where(np.isin(rows, list(rendered.errors)), np.uint8(MessageFlag.CONTENT_PRINTED), flags)
+    has_calls = (flags & MessageFlag.HAS_CALLS) > 0
+    silent = has_calls & (roles == Role.ASSISTANT) & ((flags & MessageFlag.CALLS_PRINTED) == 0)
+    errors: dict[int, RowError] = {}
+    for number in np.flatnonzero(silent).tolist():
+        row = int(rows[number])
+        errors.setdefault(row, _calls_dropped(number - int(rendered.message_offsets[row])))
+    unsaid = (flags & MessageFlag.CONTENT_PRINTED) == 0
+    doubtful = (_printed(rendered, segments) < _NEXT_TO_NOTHING) | has_calls
+    answers = unsaid & doubtful & (roles == Role.ASSISTANT) & segments.known[rows]
+    unprinted = np.bincount(pieces.numbers, minlength=len(roles)) == 0
+    systems = unsaid & unprinted & (roles == Role.SYSTEM)
+    counts = {"content_dropped": len(np.unique(rows[answers])), "system_dropped": len(np.unique(rows[systems]))}
+    return errors, +Counter(counts)
+
+
+def _printed(rendered: Rendered, segments: Segments) -> Int64:
+    """How many bytes each message printed as an assistant's own words."""
+    rows = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
+    body = (segments.parts == Part.BODY) & (segments.roles == Role.ASSISTANT)
+    numbers = rendered.message_offsets[rows[body]] + segments.messages[body]
+    sizes = np.bincount(numbers, run_lengths(segments)[body], minlength=len(rendered.message_roles))
+    return sizes.astype(np.int64)
+
+
+def _calls_dropped(index: int) -> RowError:
+    return RowError(
+        "tool_calls_dropped",
+        f"the chat template drops the tool calls of message {index}",
+        "Use a template that prints tool calls (--template), or remove the calls from the row",
+    )

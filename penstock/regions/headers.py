@@ -1,0 +1,173 @@
+"""Headers: which start of an assistant's region the generation prompt would have supplied.
+
+Enters: observations of a template (`calibrate`). Leaves: a table from the previous message's role to header
+candidates, and for one region its header, or None where it is not certain. A header is accepted where every
+generation prompt seen in that context leads to the same one; all else is asked of the row itself. A look-up costs
+one or two `bytes.startswith`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from penstock.chat.conversation import Role
+from penstock.regions.calibrate import Observation, common_length
+
+_MARKERS = rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]"  # <|im_start|>, <think>, [INST], …
+
+
+class Boundaries:
+    """Where a prompt may be cut: between its markers and at its lines' ends."""
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        special = sorted((re.escape(token.encode()) for token in special_tokens if token), key=len, reverse=True)
+        self._markers = re.compile(b"|".join([*special, _MARKERS]))
+
+    def shared(self, prompt: bytes, region: bytes) -> bytes | None:
+        """What a region took of the prompt from which it departs.
+
+        None where the rest of the prompt holds more than markers and white space: then a piece of its role was left
+        out (`<|im_start|>` of `<|im_start|>assistant`), and this is some other text.
+        """
+        common = common_length(prompt, region)
+        edges = [edge for marker in self._markers.finditer(prompt) for edge in marker.span()]
+        edges += [line.end() for line in re.finditer(b"\n", prompt)]
+        cut = max((edge for edge in edges if edge <= common), default=0)
+        return prompt[:cut] if not cut or not self._markers.sub(b"", prompt[cut:]).strip() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One generation prompt seen in a context, with the headers that regions had under it, longest first."""
+
+    text: bytes
+    headers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Header candidates of a recipe, for one setting of the template variables."""
+
+    prompts: dict[Role, tuple[Prompt, ...]]
+    openings: tuple[bytes, ...]  # all headers with a visible text, longest first
+    bare: bool  # some context was seen to need no header at all
+    boundaries: Boundaries
+
+    def candidates(self, previous: Role) -> tuple[bytes, ...]:
+        """What settles a header at once, longest first: a visible text, where one prompt serves this context."""
+        prompts = self.prompts.get(previous, ())
+        headers = prompts[0].headers if len(prompts) == 1 else ()
+        return tuple(header for header in headers if header.strip() or not self.openings)
+
+    def agreed(self, previous: Role, region: bytes) -> bytes | None:
+        """The header on which all prompts seen in this context agree."""
+        found = {self._header(prompt, region) for prompt in self.prompts.get(previous, ())} - {None}
+        return found.pop() if len(found) == 1 else None
+
+    def under(self, prompt: bytes, region: bytes) -> bytes | None:
+        """The header of a region for which the row's own prompt supplies `prompt`."""
+        if not prompt.strip():
+            return self.without(region)
+        return self._header(Prompt(prompt, self._by_prompt().get(prompt, (prompt,))), region)
+
+    def ended_by(self, prompt: bytes, region: bytes) -> bytes | None:
+        """The same where the row's prompt differs before the region, so that only its end can be trusted."""
+        seen = self._by_prompt()
+        match = max((text for text in seen if text.strip() and prompt.endswith(text)), key=len, default=b"")
+        return self._header(Prompt(match, seen[match]), region) if match else None
+
+    def without(self, region: bytes) -> bytes | None:
+        """The header where the row's prompt supplies nothing: one that is printed all the same, or none."""
+        return self.opening(region) or (b"" if self.bare else None)
+
+    def opening(self, region: bytes) -> bytes:
+        """The header with a visible text that opens a region; empty where none does."""
+        return _longest(self.openings, region) or b""
+
+    def everywhere(self, region: bytes) -> bytes | None:
+        """The header where this context has no prompt, but all others have the same one."""
+        seen = [Prompt(text, headers) for text, headers in self._by_prompt().items()]
+        header = self._header(seen[0], region) if len(seen) == 1 else None
+        return header if header and header.strip() else None
+
+    def _header(self, prompt: Prompt, region: bytes) -> bytes | None:
+        header = _longest(prompt.headers, region)
+        if header is None:
+            return self.boundaries.shared(prompt.text, region) or None
+        return header if header.strip() else self.opening(region) or header  # printed where none was due
+
+    def _by_prompt(self) -> dict[bytes, tuple[bytes, ...]]:
+        headers: dict[bytes, set[bytes]] = {}
+        for prompt in chain.from_iterable(self.prompts.values()):
+            headers.setdefault(prompt.text, set()).update(prompt.headers)
+        return {text: _longest_first(texts) for text, texts in headers.items()}
+
+
+def _longest_first(texts: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(set(texts), key=len, reverse=True))
+
+
+def _longest(headers: Sequence[bytes], region: bytes) -> bytes | None:
+    return next((header for header in headers if region.startswith(header)), None)
+
+
+def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[str]) -> Headers:
+    """Draw the table of headers from what was observed."""
+    boundaries = Boundaries(special_tokens)
+    found: dict[tuple[Role, bytes], set[bytes]] = {}
+    visible: list[tuple[Observation, bytes, bytes]] = []
+    blank: list[tuple[Observation, bytes, bytes]] = []
+    for seen in observations:
+        prompt = seen.supplied
+        header = None if prompt is None else _observed(seen, prompt, boundaries)
+        if prompt is None or header is None:
+            continue
+        if header.strip():
+            found.setdefault((seen.previous, prompt), {prompt}).add(header)
+            visible.append((seen, prompt, header))
+        else:
+            blank.append((seen, prompt, header))
+    _extend(found, visible)
+    openings = _longest_first(chain.from_iterable(found.values()))
+    for seen, prompt, header in sorted(blank, key=lambda item: not item[0].plain):
+        key = seen.previous, prompt
+        printed = _longest(openings, seen.literal)
+        # Only a plain answer shows that there is no header: before calls and reasoning the model's own markers stand.
+        if printed is None and (not seen.literal.strip() if seen.plain else key in found):
+            printed = header
+        if printed is not None:
+            found.setdefault(key, {prompt} if prompt.strip() else set()).add(printed)
+    return _table(found, openings, boundaries)
+
+
+def _extend(found: dict[tuple[Role, bytes], set[bytes]], visible: list[tuple[Observation, bytes, bytes]]) -> None:
+    """Add headers that another context's prompt follows, such as an assistant's after the end of tool results."""
+    prompts = _longest_first(prompt for _, prompt in found if prompt.strip())
+    for seen, prompt, header in visible:
+        further = _longest(prompts, seen.literal[len(header) :])
+        if further is not None:
+            found[seen.previous, prompt].add(header + further)
+
+
+def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes | None:
+    """The header of one observed region; a blank one asks for a second look, None: it can't be told."""
+    if seen.literal.startswith(prompt):
+        return prompt
+    if prompt.strip() and seen.literal.endswith(prompt):
+        return seen.literal  # something precedes it, such as a default system prompt
+    if prompt in seen.literal:
+        return None
+    if common_length(prompt, seen.region) >= len(seen.literal):
+        return seen.literal  # the prompt leads right up to the content
+    return boundaries.shared(prompt, seen.region)
+
+
+def _table(found: dict[tuple[Role, bytes], set[bytes]], openings: tuple[bytes, ...], boundaries: Boundaries) -> Headers:
+    prompts: dict[Role, tuple[Prompt, ...]] = {}
+    for (role, prompt), texts in found.items():
+        prompts[role] = (*prompts.get(role, ()), Prompt(prompt, _longest_first(texts)))
+    bare = any(b"" in texts for (_, prompt), texts in found.items() if not prompt)
+    return Headers(prompts, openings, bare, boundaries)

@@ -1,0 +1,76 @@
+"""Rendered texts cut into segments: runs of one message, role and part. Positions are UTF-8 byte offsets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Every text cut into consecutive runs; row r owns entries offsets[r]:offsets[r+1].
+
+    `ends` are relative to the row's text; the last one of a row is the text's length (a row with an empty
+    text has no entries). A row with unknown regions has one entry (glue). `inclusive`: a token that crosses
+    this segment's end belongs to this segment rather than to the next one.
+    """
+
+    offsets: Int64
+    ends: Int64
+    roles: UInt8
+    parts: UInt8
+    messages: Int32  # -1 for glue
+    inclusive: Bool
+    known: Bool  # one per row
+    weights: Float32 | None = None  # of the segment's message; NaN where none is given
+    notes: Counter[str] = field(default_factory=Counter)  # warnings for the ledger: note -> rows
+
+    def followed_by(self, more: Segments) -> Segments:
+        """The rows of both, one after the other."""
+        weights = None
+        if self.weights is not None or more.weights is not None:
+            weights = np.concatenate((self.some_weights(), more.some_weights()))
+        return Segments(
+            offsets=np.concatenate((self.offsets, more.offsets[1:] + self.offsets[-1])),
+            ends=np.concatenate((self.ends, more.ends)),
+            roles=np.concatenate((self.roles, more.roles)),
+            parts=np.concatenate((self.parts, more.parts)),
+            messages=np.concatenate((self.messages, more.messages)),
+            inclusive=np.concatenate((self.inclusive, more.inclusive)),
+            known=np.concatenate((self.known, more.known)),
+            weights=weights,
+            notes=self.notes + more.notes,
+        )
+
+    def some_weights(self) -> Float32:
+        """The weights, NaN where none are given."""
+        return np.full(len(self.ends), np.nan, np.float32) if self.weights is None else self.weights
+
+    def taken(self, order: Int64) -> Segments:
+        """The rows of these numbers, in this order."""
+        places, offsets = gathered(self.offsets, order)
+        return replace(self.picked(places, offsets), known=self.known[order])
+
+    def picked(self, places: Int64, offsets: Int64) -> Segments:
+        """The segments at these places, of which a row owns those between its offsets."""
+        return replace(
+            self,
+            offsets=offsets,
+            ends=self.ends[places],
+            roles=self.roles[places],
+            parts=self.parts[places],
+            messages=self.messages[places],
+            inclusive=self.inclusive[places],
+            weights=None if self.weights is None else self.weights[places],
+        )
+
+
+def gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
+    """Positions of the elements of some lists in a flat array, and the offsets of the gathered lists."""
+    lengths = np.diff(offsets)[order]
+    out = np.concatenate(([0], np.cumsum(lengths)))
+    return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out

@@ -1,0 +1,110 @@
+"""Parts of a region: header, body, stop and tail. Rendered conversations become segments here.
+
+Every byte of a text lies in exactly one segment, only what an assistant message printed is labelled as an assistant's,
+and a row whose headers are not certain has unknown regions rather than guessed ones. Markers inside messages change
+nothing: headers are looked for only at a region's start, stops only at its end. Costs calibration once (some 40 small
+renders), then a few numpy passes per batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.arrays import UInt8
+from penstock.chat.conversation import Part, Role
+from penstock.errors import RowError
+from penstock.regions.calibrate import Engine, observe, render_probes
+from penstock.regions.cuts import Pieces, run_lengths, to_segments
+from penstock.regions.dropped import find_dropped
+from penstock.regions.headers import learn_headers
+from penstock.regions.modes import RegionsMode as RegionsMode
+from penstock.regions.segments import Segments
+from penstock.regions.stops import StopFinder, learn_end_tokens, stops_answers
+from penstock.regions.structure import HeaderFinder, structural_cuts
+from penstock.regions.tagged import tagged_cuts
+from penstock.template.rendered import Rendered
+
+_NO_STOP = "the template prints no stop token after a plain answer: the model can't learn to stop"
+_NO_HEADERS = (
+    "the template's assistant headers can't be told from what the assistant writes "
+    "(it has no generation prompt, or refuses plain conversations): regions are unknown"
+)
+
+
+class Splitter:
+    """Splits the rendered conversations of one recipe into segments."""
+
+    warnings: tuple[str, ...]
+
+    def __init__(
+        self, engine: Engine, *, special_tokens: frozenset[str], eos_token: str | None, mode: RegionsMode
+    ) -> None:
+        self._tagged = mode is RegionsMode.AUTO and engine.has_generation
+        probes = render_probes(engine)
+        observations = observe(engine, probes)
+        headers = learn_headers(observations, special_tokens)
+        self._finder = HeaderFinder(engine, special_tokens, headers)
+        end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
+        self._stops = StopFinder(end_tokens)
+        warnings = []
+        if not headers.prompts and not self._tagged:
+            warnings.append(_NO_HEADERS)
+        if observations and not stops_answers(observations, end_tokens):
+            warnings.append(_NO_STOP)
+        self.warnings = (*warnings, *(self._disagreements(probes.rendered) if self._tagged else ()))
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the author's tags decide what is trained."""
+        return self._tagged
+
+    def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
+        """Cut a batch into segments; rows that must be refused are in the second value."""
+        pieces = _pieces(rendered)
+        segments = self._segments(rendered, pieces, self._tagged)
+        errors, dropped = find_dropped(rendered, pieces, segments)
+        segments.notes.update(dropped)
+        return segments, errors
+
+    def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
+        if tagged:
+            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
+        else:
+            outcome = structural_cuts(rendered, pieces, rendered.message_roles, self._finder, self._stops)
+        known, reason = rendered.known.copy(), "span_unowned" if tagged else "header_unknown"
+        known[list(outcome.lost)] = False
+        notes = +Counter({reason: len(outcome.lost), "no_stop": len(outcome.silent)})
+        return to_segments(outcome.cuts, rendered, known, notes)
+
+    def _disagreements(self, rendered: Rendered) -> Iterator[str]:
+        """Where the author's tags disagree with the structure."""
+        pieces = _pieces(rendered)
+        structure = _byte_parts(self._segments(rendered, pieces, tagged=False))
+        author = _byte_parts(self._segments(rendered, pieces, tagged=True))
+        trained = (author == Part.BODY) | (author == Part.STOP)
+        if (trained & (structure == Part.HEADER)).any():
+            yield "the template's {% generation %} tags train a header; --regions structure leaves it out"
+        if (~trained & (structure == Part.STOP)).any():
+            yield "the template's {% generation %} tags leave the stop token out; --regions structure trains it"
+
+
+def _pieces(rendered: Rendered) -> Pieces:
+    """The pieces with the numbers and roles of their messages in the batch."""
+    numbers = rendered.message_offsets[rendered.piece_rows] + rendered.piece_messages
+    return Pieces(
+        rendered.piece_rows,
+        rendered.piece_messages,
+        numbers,
+        rendered.message_roles[numbers],
+        rendered.piece_starts,
+        rendered.piece_ends,
+    )
+
+
+def _byte_parts(segments: Segments) -> UInt8:
+    """The part of every byte of an assistant's, GLUE for all else."""
+    parts = np.where(segments.roles == Role.ASSISTANT, segments.parts, np.uint8(Part.GLUE))
+    return np.repeat(parts, run_lengths(segments))

@@ -1,0 +1,170 @@
+"""Cuts by structure: what the generation prompt would have supplied, the words, the end-of-turn token, the rest.
+
+Enters: pieces of a batch, header tables and end tokens. Leaves: cuts, the rows whose headers are not certain (they are
+cut as if they had no pieces), and the rows with an answer that no stop token ends. Costs two short looks at each
+assistant message; a message that no table settles costs a render of its prompt, at most 16 a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+
+from penstock.arrays import Int64, UInt8
+from penstock.chat.conversation import Conversation, Part, Role
+from penstock.errors import RowError
+from penstock.regions.calibrate import Engine, observe, render_probes
+from penstock.regions.cuts import Cuts, Outcome, Pieces
+from penstock.regions.headers import Headers, learn_headers
+from penstock.regions.stops import StopFinder, begins_with
+from penstock.template.rendered import Rendered
+
+_ASKS_PER_ROW = 16  # keeps the cost of a long conversation linear
+_OWN_VARIABLES = len(Role)  # the context of rows with template variables of their own, which the table doesn't hold
+_TABLES_KEPT = 256
+_RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8)
+
+
+class HeaderFinder:
+    """Finds where the headers of assistant messages end."""
+
+    def __init__(self, engine: Engine, special_tokens: frozenset[str], headers: Headers) -> None:
+        self._engine, self._special_tokens, self._headers = engine, special_tokens, headers
+        self._quick = [*(headers.candidates(role) for role in Role), ()]
+        self._tables: dict[str, Headers] = {}
+
+    def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]:
+        """For the first pieces of assistant messages: where headers end, and the rows where that is not certain."""
+        contexts = previous.copy()
+        if regions.own_variables is not None:
+            contexts[regions.own_variables[opening.rows]] = _OWN_VARIABLES
+        text = np.frombuffer(regions.data, np.uint8)
+        found = opening.starts.copy()
+        open_questions: list[int] = []
+        for context in np.unique(contexts).tolist():
+            left = np.flatnonzero(contexts == context)
+            for header in self._quick[context]:
+                if not len(left):
+                    break
+                begins = begins_with(text, opening.starts[left], opening.ends[left], header)
+                found[left[begins]] += len(header)
+                left = left[~begins]
+            open_questions += left.tolist()
+        lost: set[int] = set()
+        asked: Counter[int] = Counter()
+        for index in sorted(open_questions):
+            row = int(opening.rows[index])
+            if row not in lost:
+                header = self._ask(
+                    regions.conversation(row), regions, opening, index, Role(int(previous[index])), asked
+                )
+                if header is None:
+                    lost.add(row)
+                else:
+                    found[index] += len(header)
+        return found, lost
+
+    def find_repeated(self, data: bytes, later: Pieces) -> Int64:
+        """For further pieces of messages: where a header ends that is printed once more."""
+        ends = zip(later.starts.tolist(), later.ends.tolist(), strict=True)
+        return np.array([start + len(self._headers.opening(data[start:end])) for start, end in ends], np.int64)
+
+    def _ask(
+        self,
+        conversation: Conversation,
+        regions: Rendered,
+        opening: Pieces,
+        index: int,
+        previous: Role,
+        asked: Counter[int],
+    ) -> bytes | None:
+        """The header of one region, by the row's own table, or by rendering its prompt."""
+        headers = self._table(conversation)
+        row, start, end = int(opening.rows[index]), int(opening.starts[index]), int(opening.ends[index])
+        region = regions.data[start:end]
+        agreed = headers.agreed(previous, region)
+        if agreed is not None or not headers.prompts:
+            return agreed
+        asked[row] += 1
+        if asked[row] > _ASKS_PER_ROW:
+            return None
+        before = conversation.messages[: int(opening.messages[index])]
+        try:
+            text = self._engine.plain(before, conversation.tools, conversation.variables, add_generation_prompt=True)
+        except RowError:
+            return headers.everywhere(region)
+        prompt, low = text.encode(), int(regions.text_ends[row - 1]) if row else 0
+        if prompt.startswith(regions.data[low:start]):
+            return headers.under(prompt[start - low :], region)
+        if regions.data.startswith(prompt, low, end):
+            return headers.without(region)
+        return headers.ended_by(prompt, region)
+
+    def _table(self, conversation: Conversation) -> Headers:
+        """The table for a row's own variables: a function of them alone, so keeping it changes only the speed."""
+        if not conversation.variables:
+            return self._headers
+        key = json.dumps(conversation.variables, sort_keys=True, default=repr)
+        if key not in self._tables:
+            if len(self._tables) >= _TABLES_KEPT:
+                self._tables.clear()
+            rendered = render_probes(self._engine, conversation.variables)
+            self._tables[key] = learn_headers(observe(self._engine, rendered), self._special_tokens)
+        return self._tables[key]
+
+
+def structural_cuts(
+    regions: Rendered,
+    pieces: Pieces,
+    roles: UInt8,
+    finder: HeaderFinder,
+    stops: StopFinder,
+) -> Outcome:
+    """Cut at headers and stops; `roles` are those of all messages of the batch."""
+    opens, closes = _extremes(pieces, len(roles))
+    opening = pieces.take(opens)
+    before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
+    header_ends, lost = finder.find(regions, opening, before)
+    bodies = pieces.starts.copy()
+    bodies[opens] = header_ends
+    later = np.setdiff1d(np.flatnonzero(pieces.roles == Role.ASSISTANT), opens)
+    bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
+    if lost:
+        sure = ~np.isin(pieces.rows, list(lost))
+        pieces, bodies = pieces.take(np.flatnonzero(sure)), bodies[sure]
+        _, closes = _extremes(pieces, len(roles))
+    stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
+    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
+    silent = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
+    return Outcome(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
+
+
+def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
+    """Of each assistant message the first and the last piece, in the order of the text."""
+    own = np.flatnonzero(pieces.roles == Role.ASSISTANT)
+    first, last = np.full(messages, -1, np.int64), np.full(messages, -1, np.int64)
+    first[pieces.numbers[own][::-1]] = own[::-1]
+    last[pieces.numbers[own]] = own
+    return own[first[pieces.numbers[own]] == own], own[last[pieces.numbers[own]] == own]
+
+
+def _interleave(regions: Rendered, pieces: Pieces, bodies: Int64, stop_starts: Int64, stop_ends: Int64) -> Cuts:
+    """Five runs a piece (glue before it, header, body, stop, tail), and the glue at the end of each text."""
+    rows = len(regions.text_ends)
+    total = 5 * len(pieces.rows) + rows
+    tails = 5 * np.searchsorted(pieces.rows, np.arange(rows), side="right") + np.arange(rows)
+    of_pieces = np.ones(total, np.bool_)
+    of_pieces[tails] = False
+    ends, messages = np.empty(total, np.int64), np.full(total, -1, np.int32)
+    roles, parts = np.full(total, Role.NONE, np.uint8), np.full(total, Part.GLUE, np.uint8)
+    ends[tails] = regions.text_ends
+    ends[of_pieces] = np.stack((pieces.starts, bodies, stop_starts, stop_ends, pieces.ends), axis=1).ravel()
+    glue = np.array([True, False, False, False, False])
+    roles[of_pieces] = np.where(glue, np.uint8(Role.NONE), pieces.roles[:, None]).ravel()
+    messages[of_pieces] = np.where(glue, np.int32(-1), pieces.messages[:, None]).ravel()
+    parts[of_pieces] = np.tile(
+        np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8), len(bodies)
+    )
+    return Cuts(ends, roles, parts, messages, np.zeros(total, np.bool_))

@@ -1,0 +1,44 @@
+"""Whether what a message says and calls is in the text that it printed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.chat.conversation import Message
+from penstock.template.rendered import MessageFlag
+
+
+def flags_of(message: Message, text: bytes) -> MessageFlag:
+    """The flags of a message that printed this text."""
+    flags = MessageFlag(0)
+    if message.get("tool_calls"):
+        flags |= MessageFlag.HAS_CALLS
+        if _prints_calls(message["tool_calls"], text):
+            flags |= MessageFlag.CALLS_PRINTED
+    if _prints_content(message.get("content"), text):
+        flags |= MessageFlag.CONTENT_PRINTED
+    return flags
+
+
+def _prints_content(content: Any, text: bytes) -> bool:
+    """Whether a content, less the reasoning in it, occurs."""
+    return not isinstance(content, str) or content.rpartition("</think>")[2].strip().encode(errors="replace") in text
+
+
+def _prints_calls(calls: Any, text: bytes) -> bool:
+    """Whether each called function is named as often as it is called."""
+    names = [name for call in calls if (name := _name(call))] if isinstance(calls, list) else []
+    return all(_occurs(name, names.count(name), text) for name in set(names))
+
+
+def _name(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _occurs(name: str, times: int, text: bytes) -> bool:
+    """Whether a name occurs often enough, as it is or as JSON escapes it."""
+    spellings = (name, json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1])
+    return any(text.count(spelling.encode(errors="replace")) >= times for spelling in spellings)

@@ -1,0 +1,253 @@
+"""Rows and conversations in, `Rendered` out: each by the fastest engine that is exact for it.
+
+The machine serves usual rows straight from their bytes, and conversations that were read in Python; the reference
+serves what the machine gives up on, and everything where the template does not compile. Probe conversations compare
+both engines before any row is served. Making a renderer costs about 0.2 s.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.chat.adapt import Adapter
+from penstock.chat.conversation import Conversation
+from penstock.chat.formats import Mapping as ColumnMapping
+from penstock.chat.special_text import SpecialText
+from penstock.errors import RowError
+from penstock.native import RenderedBatch
+from penstock.template.bytecode import NotCompiled
+from penstock.template.machine import Machine, can_read, conversation_layout, encoded, row_layout
+from penstock.template.probes import PROBES
+from penstock.template.reference import Reference, template_refusal
+from penstock.template.rendered import Rendered, merge
+from penstock.template.trial import disagreement, doubt
+
+_RENDERED, _UNREAD, _GAVE_UP, _REFUSED = range(4)
+_NOT_JSON = "values that JSON can't hold"
+
+
+class RenderedRows(NamedTuple):
+    """What became of rows that the machine read."""
+
+    rendered: Rendered
+    rows: list[int]  # of its conversations
+    texts: list[bytes]
+    left: list[int]  # rows that must be read in Python
+    fresh: list[int]  # rows that took a path through the template for the first time
+
+
+class TemplateRenderer:
+    """One chat template with its special tokens, variables and date.
+
+    `mapping` says how the machine reads rows. Special tokens (`special_text`) are looked for in the text of messages,
+    and so are those of the `added_tokens` with which the template marks turns.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str | list[str]],
+        variables: Mapping[str, Any],
+        date: datetime.date,
+        mapping: ColumnMapping | None = None,
+        special_text: Iterable[str] = (),
+        added_tokens: Iterable[str] = (),
+        fast: bool = True,
+    ) -> None:
+        self.reference = Reference(template, special_tokens=special_tokens, variables=variables, date=date)
+        self.has_generation = self.reference.has_generation
+        self.plain = self.reference.plain
+        self.adapter = Adapter(self.plain)
+        self.special_text = SpecialText({*special_text, *_turn_markers(self.plain, added_tokens)})
+        self._rows: Machine | None = None
+        self._conversations: Machine | None = None
+        self.why_reference = "the fast engine is switched off"
+        self.why_unknown = ""  # why no row of this template has regions
+        if fast:
+            base = {"documents": None, "add_generation_prompt": False, **special_tokens, **variables}
+            self.why_reference = self._start_machines(template, base, date, mapping)
+        self._try_out()
+
+    def _start_machines(
+        self, template: str, base: Mapping[str, Any], date: datetime.date, mapping: ColumnMapping | None
+    ) -> str:
+        """Compile the template; what prevents it is the answer."""
+        needles = self.special_text.needles
+        try:
+            tree = self.reference.parse(template)
+            self._conversations = Machine(tree, base, date, conversation_layout(needles))
+            if mapping is not None and can_read(mapping):
+                self._rows = Machine(tree, base, date, row_layout(mapping, self.adapter.needs, needles))
+        except NotCompiled as reason:
+            return f"the template uses {reason}"
+        return ""
+
+    def _try_out(self) -> None:
+        """Let the probes decide whether the machine and the regions can be trusted."""
+        expected = self.reference.render(PROBES)
+        self.why_unknown = doubt(expected, PROBES)
+        if self._conversations is not None:
+            served = self._render_machine(self._conversations, PROBES)
+            self.why_reference = disagreement(served, expected)
+            self._conversations.forget()
+        if self.why_reference:
+            self._rows = self._conversations = None
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether `render_rows` serves rows."""
+        return self._rows is not None
+
+    @property
+    def paths(self) -> tuple[int, int]:
+        """How many ways through the template's branches have been taken, and how many there are."""
+        found = [machine.paths for machine in (self._rows, self._conversations) if machine is not None]
+        return max(found, default=(0, 0))
+
+    def forget_paths(self) -> None:
+        """No path counts as compared any more."""
+        for machine in (self._rows, self._conversations):
+            if machine is not None:
+                machine.forget()
+
+    # ---- rows
+
+    def render_rows(self, rows: list[bytes], read: Callable[[bytes], Conversation]) -> RenderedRows:
+        """Render rows from their bytes. `read` gives the conversation of one, where it is needed after all."""
+        assert self._rows is not None
+        batch = self._rows.render(rows)
+        status = np.frombuffer(batch.status, np.uint8)
+        left = np.flatnonzero((status == _UNREAD) | (status == _GAVE_UP)).tolist()
+        fresh = np.flatnonzero(np.frombuffer(batch.fresh, np.bool_)).tolist()
+
+        def conversation(number: int) -> Conversation:
+            return self.adapter.adapt(read(rows[kept[number]]))
+
+        kept = list(range(len(rows)))
+        texts = batch.texts
+        rendered = self._rendered(batch, conversation)
+        if left:
+            kept = np.flatnonzero((status == _RENDERED) | (status == _REFUSED)).tolist()
+            texts = [texts[number] for number in kept]
+            rendered = _only(rendered, kept)
+        return RenderedRows(self._certain(rendered), kept, texts, left, fresh)
+
+    # ---- conversations
+
+    def render(self, conversations: Sequence[Conversation]) -> Rendered:
+        """Render conversations that are adapted to the template."""
+        rendered = None if self._conversations is None else self._render_machine(self._conversations, conversations)
+        if rendered is None:
+            rendered = self.render_reference(conversations)
+        return self._certain(rendered)
+
+    def render_reference(self, conversations: Sequence[Conversation], why: str = "") -> Rendered:
+        """The same by the reference alone."""
+        rendered = self.reference.render(conversations, why or self.why_reference or "the reference was asked for")
+        special = {k: t for k, c in enumerate(conversations) if (t := self.special_text.first(c)) is not None}
+        for k in rendered.errors:
+            special.pop(k, None)
+        return self._certain(replace(rendered, special=special, **_facts(conversations)))
+
+    def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
+        rows = [encoded(c) if c.pieces is None else None for c in conversations]
+        batch = machine.render([row or b"" for row in rows])
+        rendered = self._rendered(batch, conversations.__getitem__)
+        left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
+        if not left:
+            return replace(rendered, **_facts(conversations))
+        why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
+        served = self.render_reference([conversations[k] for k in left], "counted below")
+        counted = Counter(
+            why[k] for n, k in enumerate(left) if n not in served.errors and conversations[k].pieces is None
+        )
+        served = replace(served, reference=counted)
+        kept = [k for k in range(len(rows)) if k not in why]
+        whole = merge([(_only(rendered, kept), kept), (served, left)], conversations.__getitem__)
+        return replace(whole, **_facts(conversations))
+
+    # ---- records
+
+    def _certain(self, rendered: Rendered) -> Rendered:
+        return rendered.without_regions() if self.why_unknown else rendered
+
+    def _rendered(self, batch: RenderedBatch, conversation: Callable[[int], Conversation]) -> Rendered:
+        """The machine's arrays as a record; rows that were not rendered have no text."""
+        ends = np.frombuffer(batch.ends, np.int64)
+        starts = np.concatenate(([0], ends))[:-1]
+        pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4)
+        spans = np.frombuffer(batch.spans, np.int32).reshape(-1, 3)
+        piece_base, span_base = starts[pieces[:, 0]].astype(np.int64), starts[spans[:, 0]].astype(np.int64)
+        known = np.frombuffer(batch.known, np.uint8)
+        found = np.frombuffer(batch.needles, np.int32)
+        refused = [k for k, status in enumerate(batch.status) if status == _REFUSED] if any(batch.status) else []
+        errors: dict[int, RowError] = {k: template_refusal(str(batch.reasons[k])) for k in refused}
+        return Rendered(
+            data=batch.data,
+            text_ends=ends,
+            known=(known & 1) > 0,
+            piece_rows=pieces[:, 0],
+            piece_messages=pieces[:, 1],
+            piece_starts=piece_base + pieces[:, 2],
+            piece_ends=piece_base + pieces[:, 3],
+            span_rows=spans[:, 0],
+            span_starts=span_base + spans[:, 1],
+            span_ends=span_base + spans[:, 2],
+            message_offsets=np.concatenate(([0], np.cumsum(np.frombuffer(batch.counts, np.int32), dtype=np.int64))),
+            message_roles=np.frombuffer(batch.roles, np.uint8),
+            message_flags=np.frombuffer(batch.flags, np.uint8),
+            conversation=conversation,
+            own_variables=(known & 2) > 0 if (known & 2).any() else None,
+            message_weights=np.frombuffer(batch.weights, np.float32) if batch.weights else None,
+            special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
+            errors=errors,
+        )
+
+
+def _turn_markers(plain: Callable[..., str], added_tokens: Iterable[str]) -> set[str]:
+    """The added tokens that the template prints around messages, but for those around reasoning, which models write."""
+    asked = [{"role": "user", "content": "⟦q⟧"}, {"role": "assistant", "content": "⟦a⟧"}] * 2
+    try:
+        text = plain(asked).rpartition("⟦q⟧")[0]
+    except RowError:
+        return set()
+    return {token for token in added_tokens if token in text and "think" not in token}
+
+
+def _only(rendered: Rendered, kept: list[int]) -> Rendered:
+    """Some of the conversations, of which the others have no text and no messages."""
+    place = np.full(len(rendered.text_ends), -1, np.int64)
+    place[kept] = np.arange(len(kept))
+    numbers = place.tolist()
+    counts = np.diff(rendered.message_offsets)[kept]
+    variables = rendered.own_variables
+    return replace(
+        rendered,
+        text_ends=rendered.text_ends[kept],
+        known=rendered.known[kept],
+        piece_rows=place[rendered.piece_rows].astype(np.int32),
+        span_rows=place[rendered.span_rows].astype(np.int32),
+        message_offsets=np.concatenate(([0], np.cumsum(counts))),
+        own_variables=None if variables is None else variables[kept],
+        special={numbers[k]: token for k, token in rendered.special.items()},
+        errors={numbers[k]: error for k, error in rendered.errors.items()},
+    )
+
+
+def _facts(conversations: Sequence[Conversation]) -> dict[str, Any]:
+    """What a record says of conversations that were read in Python: weights, and who has variables."""
+    weights = variables = None
+    if any(c.weights for c in conversations):
+        counts = (len(c.messages) if c.pieces is None else len(c.pieces) for c in conversations)
+        given = [c.weights or (None,) * n for c, n in zip(conversations, counts, strict=True)]
+        weights = np.array([np.nan if w is None else w for own in given for w in own], np.float32)
+    if any(c.variables for c in conversations):
+        variables = np.array([bool(c.variables) for c in conversations])
+    return {"message_weights": weights, "own_variables": variables}

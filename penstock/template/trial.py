@@ -1,0 +1,61 @@
+"""A template is tried on the probes before it is used: do the engines agree, and are the regions right?
+
+Rendered are wrong where a word of a message lies in a piece of another one and one of both is an assistant's; they
+are not certain where a word of an assistant lies in no piece. Either way the template's regions are unknown.
+Costs about 0.1 s per template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.chat.conversation import Conversation
+from penstock.template.probes import WORD
+from penstock.template.rendered import Rendered
+
+Row = tuple[bytes, bool, list[tuple[int, int, int]], list[tuple[int, int]], bool]
+
+
+def rows(regions: Rendered) -> Iterator[Row]:
+    """Each row's text, whether its regions are known, its pieces and spans relative to the text, whether it failed."""
+    pieces: list[list[tuple[int, int, int]]] = [[] for _ in regions.text_ends]
+    spans: list[list[tuple[int, int]]] = [[] for _ in regions.text_ends]
+    begins = [0, *regions.text_ends.tolist()]
+    columns = (regions.piece_rows, regions.piece_messages, regions.piece_starts, regions.piece_ends)
+    for row, message, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        pieces[row].append((message, start - begins[row], end - begins[row]))
+    columns3 = (regions.span_rows, regions.span_starts, regions.span_ends)
+    for row, start, end in zip(*(column.tolist() for column in columns3), strict=True):
+        spans[row].append((start - begins[row], end - begins[row]))
+    for row, end in enumerate(begins[1:]):
+        text = regions.data[begins[row] : end]
+        yield text, bool(regions.known[row]), pieces[row], spans[row], row in regions.errors
+
+
+def disagreement(served: Rendered, expected: Rendered) -> str:
+    """Empty where the machine gave what the reference gave on every probe, else what differs first."""
+    for number, (one, other) in enumerate(zip(rows(served), rows(expected), strict=True)):
+        for what, a, b in zip(("text", "knowledge", "pieces", "spans", "refusal"), one, other, strict=True):
+            if a != b:
+                return f"what the machine renders differently: the {what} of probe {number}"
+    words = {number: str(error) for number, error in served.errors.items()}
+    if words != {number: str(error) for number, error in expected.errors.items()}:
+        return "what the machine refuses in other words"
+    return ""
+
+
+def doubt(rendered: Rendered, conversations: Sequence[Conversation]) -> str:
+    """Empty where every word lies in a piece of its own message, else what is wrong first."""
+    for number, (row, conversation) in enumerate(zip(rows(rendered), conversations, strict=True)):
+        text, known, pieces, _, failed = row
+        if failed or not known:
+            continue
+        speakers = [message.get("role") == "assistant" for message in conversation.messages]
+        for word in WORD.finditer(text):
+            owner = next((m for m, start, end in pieces if start <= word.start() < end), None)
+            speaker = int(word[1])
+            if owner is None and speakers[speaker]:
+                return f"probe {number}: text of an assistant outside of the messages"
+            if owner not in (None, speaker) and (speakers[speaker] or (owner is not None and speakers[owner])):
+                return f"probe {number}: text of message {speaker} inside message {owner}"
+    return ""
