@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from benchmarks.masks import compare_masks, mask_report
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.sources import model_folder
@@ -184,6 +185,30 @@ def renders_raw(entry: dict[str, Any], oracle: Any, template: str) -> bool:
     return True
 
 
+def chosen_templates(arguments: argparse.Namespace, tokenizer: Path) -> dict[str, str]:
+    """The templates to compare, by name."""
+    return {p.stem: p.read_text() for p in arguments.template or []} or {
+        **{f"own/{n}": t for n, t in model_folder.load(tokenizer).templates.items()},
+        **({} if arguments.own else trl_templates()),
+    }
+
+
+def masks_against(arguments: argparse.Namespace) -> int:
+    """Compare masks and segments with another checkout's."""
+    tallies = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = groups(arguments.data, arguments.sample, Path(folder))
+        for tokenizer in arguments.tokenizer:
+            templates = chosen_templates(arguments, tokenizer)
+            found = compare_masks(arguments.masks_against, tokenizer, templates, data, arguments.timeout)
+            tallies.update({f"{tokenizer.name} × {name}": tally for name, tally in found.items()})
+    if arguments.json:
+        arguments.json.write_text(json.dumps(mask_report(tallies), indent=1))
+    good = all(tally.perfect for tally in tallies.values())
+    print("all equal" if good else "NOT all equal")
+    return 0 if good else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", nargs="+", type=Path, required=True, help="folders with tokenizer.json")
@@ -191,18 +216,18 @@ def main() -> int:
     parser.add_argument("--template", nargs="*", type=Path, help="templates; default: the tokenizer's own and trl's")
     parser.add_argument("--own", action="store_true", help="the tokenizer's own templates alone")
     parser.add_argument("--sample", type=int, help="rows per file; default: all")
+    parser.add_argument("--masks-against", type=Path, help="compare masks with this other checkout's instead")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds a checkout may take for a template's files")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
+    if arguments.masks_against:
+        return masks_against(arguments)
     results: dict[str, Any] = {}
     good = True
     print(f"{'tokenizer':16} {'template':36} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>11} why")
     for folder in arguments.tokenizer:
         oracle = reference_tokenizer(folder)
-        templates = {p.stem: p.read_text() for p in arguments.template or []} or {
-            **{f"own/{n}": t for n, t in model_folder.load(folder).templates.items()},
-            **({} if arguments.own else trl_templates()),
-        }
-        for name, template in templates.items():
+        for name, template in chosen_templates(arguments, folder).items():
             tally = Tally()
             with tempfile.TemporaryDirectory() as cache:
                 for data in groups(arguments.data, arguments.sample, Path(cache)):
