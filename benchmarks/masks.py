@@ -11,24 +11,21 @@ its tokens are equal.
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.material import Files
 from benchmarks.segments import POLICIES
+from benchmarks.servers import ROOT, DiedError, Server
 
-ROOT = Path(__file__).parent.parent
 ROLES = ("none", "system", "user", "assistant", "tool", "other")  # numbers of the file format
 PARTS = ("glue", "header", "body", "stop", "tail")
 ORIGIN = ("role", "part", "message", "weight")
@@ -41,41 +38,22 @@ class Checkout:
 
     def __init__(self, folder: Path, name: str, seconds: float) -> None:
         self.name = name
-        self._folder, self._seconds = folder.resolve(), seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        script = str(ROOT / "benchmarks" / "segments.py")
+        self._server = Server(["-P", script], folder, seconds)
+        module = Path(self._server.start()["penstock"])
+        if not module.is_relative_to(folder.resolve()):
+            raise SystemExit(f"{folder} has no penstock package: {module} would be used instead")
 
     def dump(self, request: dict[str, Any]) -> str | None:
         """Have a request served; returns the error, if any."""
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], self._seconds)
-        line = process.stdout.readline() if ready else b""
-        if line:
-            answer: dict[str, str] = json.loads(line)
-            return answer.get("error")
-        self.close()
-        return f"ended with exit code {process.returncode}" if ready else f"no answer in {self._seconds:.0f} s"
+        try:
+            error: str | None = self._server.ask(request).get("error")
+        except DiedError as died:
+            error = str(died)
+        return error
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(ROOT / "benchmarks" / "segments.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(self._folder)},
-        )  # fmt: skip
-        assert process.stdout is not None
-        module = Path(json.loads(process.stdout.readline())["penstock"])
-        if not module.is_relative_to(self._folder):
-            raise SystemExit(f"{self._folder} has no penstock package: {module} would be used instead")
-        return process
+        self._server.close()
 
 
 @dataclass
@@ -100,7 +78,7 @@ class MaskTally:
 class Comparison:
     """Two dumps of the same files."""
 
-    def __init__(self, here: Arrays, there: Arrays, files: Sequence[str], decoder: Any, tally: MaskTally) -> None:
+    def __init__(self, here: Arrays, there: Arrays, files: Files, decoder: Any, tally: MaskTally) -> None:
         self._here, self._there, self._files = here, there, files
         self._decoder, self._tally = decoder, tally
 
@@ -172,7 +150,7 @@ class Comparison:
 
     def _name(self, place: tuple[int, int, int]) -> str:
         source, row, side = place
-        return f"{Path(self._files[source]).name}:{row + 1}" + (" (rejected)" if side else "")
+        return self._files.name(source, row) + (" (rejected)" if side else "")
 
     def _text(self, ids: Any, start: int, end: int) -> str:
         before, inside, after = (
@@ -203,7 +181,7 @@ def _origin(arrays: Arrays, token: int) -> str:
 
 
 def compare_masks(
-    against: Path, tokenizer: Path, templates: Mapping[str, str], data: Sequence[Sequence[str]], seconds: float
+    against: Path, tokenizer: Path, templates: Mapping[str, str], data: Sequence[Files], seconds: float
 ) -> dict[str, MaskTally]:
     """Compare this checkout with another over all templates; prints as it goes."""
     from tokenizers import Tokenizer
@@ -222,7 +200,7 @@ def compare_masks(
                 for files in data:
                     outs = [f"{scratch}/{side.name}.npz" for side in sides]
                     requests = [
-                        {"data": files, "tokenizer": str(tokenizer.absolute()), "template": str(file), "out": out}
+                        {"data": files.paths, "tokenizer": str(tokenizer.absolute()), "template": str(file), "out": out}
                         for out in outs
                     ]
                     errors = list(pool.map(Checkout.dump, sides, requests))
@@ -258,4 +236,4 @@ def _print(name: str, tally: MaskTally) -> None:
 
 def mask_report(tallies: Mapping[str, MaskTally]) -> dict[str, Any]:
     """The figures as JSON."""
-    return {name: {**asdict(tally), "perfect": tally.perfect} for name, tally in tallies.items()}
+    return {name: {**tally.__dict__, "perfect": tally.perfect} for name, tally in tallies.items()}

@@ -15,7 +15,6 @@ rendered already and that it has seen once before (warm). Both get conversations
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,39 +23,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import orjson
 import xxhash
 
-Answer = dict[str, Any]
-ROOT = Path(__file__).parent.parent
+from benchmarks.oracle import reference_tokenizer, token_hash
+from benchmarks.servers import Answer, Server, answers, serve
 
 
 class Meter:
     """The other end of such a process. `ready` is its first report."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.meters", *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-        self.ready = self._read()
+        self._server = Server(["-m", "benchmarks.meters", *arguments])
+        self.ready = self._server.start()
 
     def measure(self, **request: Any) -> Answer:
         """Send a request and wait for the report."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(orjson.dumps(request) + b"\n")
-        self._process.stdin.flush()
-        return self._read()
+        answer = self._server.ask(request)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
 
     def close(self) -> None:
-        self._process.communicate()
-
-    def _read(self) -> Answer:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{' '.join(self._process.args[2:])}: exit code {self._process.wait()}")  # type: ignore[index]
-        answer: Answer = json.loads(line)
-        return answer
+        self._server.close()
 
 
 @dataclass
@@ -94,24 +82,6 @@ def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[
             pause(seen)
     meter.close()
     return run
-
-
-def token_hash(ids: Any) -> int:
-    """A hash of a row's tokens."""
-    return xxhash.xxh3_64_intdigest(np.asarray(ids, np.uint32).tobytes())
-
-
-def reference_tokenizer(folder: Path) -> Any:
-    """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
-    from transformers import AddedToken, PreTrainedTokenizerFast
-
-    from penstock.sources import model_folder
-
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}
-    tokens = model_folder.load(folder).special_tokens
-    file = str(folder / "tokenizer.json")
-    return PreTrainedTokenizerFast(tokenizer_file=file, added_tokens_decoder=declared, **tokens)
 
 
 def chosen(templates: dict[str, str], conversation: dict[str, Any]) -> str:
@@ -189,7 +159,9 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
             )  # fmt: skip
             tokens.append(encoded["input_ids"])
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
-        hashes = [(xxhash.xxh3_64_intdigest(line), token_hash(ids)) for line, ids in zip(lines, tokens, strict=True)]
+        hashes = [
+            (xxhash.xxh3_128_hexdigest(line), token_hash(ids).hex()) for line, ids in zip(lines, tokens, strict=True)
+        ]
         return {**times, "bytes": sum(map(len, lines)), "rows": hashes}
 
     return work
@@ -225,20 +197,14 @@ def gigatoken(model: str) -> Callable[[Answer], Answer]:
 
 
 def main() -> None:
-    stdout, sys.stdout = sys.stdout, sys.stderr  # keeps whatever a library prints out of the answers
-
-    def out(answer: Answer) -> None:
-        print(json.dumps(answer), file=stdout, flush=True)
-
     kind, *arguments = sys.argv[1:]
-    if kind == "penstock":
-        penstock(out, *arguments)
-        return
-    make: dict[str, Callable[..., Callable[[Answer], Answer]]] = {"transformers": transformers, "gigatoken": gigatoken}
-    work = make[kind](*arguments)
-    out({})
-    for line in sys.stdin:
-        out(work(json.loads(line)))
+    match kind:
+        case "penstock":
+            penstock(answers(), *arguments)
+        case "transformers":
+            serve(transformers(*arguments))
+        case "gigatoken":
+            serve(gigatoken(*arguments))
 
 
 if __name__ == "__main__":

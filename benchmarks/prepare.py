@@ -32,8 +32,9 @@ from jinja2 import TemplateError
 
 import penstock as ps
 from benchmarks.grow import MATERIAL, grow_rows, material
-from benchmarks.meters import Meter, chosen, reference_tokenizer, timed, token_hash
+from benchmarks.meters import Meter, chosen, timed
 from benchmarks.models import trl_templates
+from benchmarks.oracle import reference_tokenizer, token_hash
 from benchmarks.scaling import long_conversations, speed_up
 from penstock.sources import model_folder
 
@@ -119,14 +120,13 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
 
 def same_tokens(dataset: ps.Dataset, file: Path, theirs: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """Of the rows that transformers encoded: how many have its tokens here, and how many there are."""
-    wanted = {int(line): int(ids) for answer in theirs for line, ids in answer["rows"]}
+    wanted = {line: ids for answer in theirs for line, ids in answer["rows"]}
     with file.open("rb") as lines:
-        numbers = {
-            n: h for n, line in enumerate(lines) if (h := xxhash.xxh3_64_intdigest(line.rstrip(b"\n"))) in wanted
-        }
-    found = {row: k for k in range(len(dataset)) if (row := dataset.locate(k).row) in numbers}
-    equal = sum(token_hash(dataset.input_ids(k)) == wanted[numbers[row]] for row, k in found.items())
-    return equal, len(numbers)
+        hashes = enumerate(xxhash.xxh3_128_hexdigest(line.rstrip(b"\n")) for line in lines)
+        rows = {number: wanted[line] for number, line in hashes if line in wanted}
+    found = {row: k for k in range(len(dataset)) if (row := dataset.locate(k).row) in rows}
+    equal = sum(token_hash(dataset.input_ids(k)).hex() == rows[row] for row, k in found.items())
+    return equal, len(rows)
 
 
 def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, pauses: int) -> dict[str, Any]:
