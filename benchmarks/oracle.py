@@ -72,6 +72,7 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = reference_tokenizer(folder)
+        self._backend = self.tokenizer.backend_tokenizer
         self._tokens: dict[bytes, bytes] = {}  # by hash of the text
 
     def expected(self, sides: Sequence[dict[str, Any]], template: str, masks: bool) -> Iterator[Expected]:
@@ -115,9 +116,8 @@ class Oracle:
             except Exception as error:
                 errors[number] = str(error)
         keys = [xxhash.xxh3_128_digest(text.encode()) for text in texts]
-        backend = self.tokenizer.backend_tokenizer
         if masks:
-            encodings = backend.encode_batch(texts, add_special_tokens=False)
+            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
             self._tokens.update(zip(keys, (token_hash(encoding.ids) for encoding in encodings), strict=True))
             found = [
                 Expected(None, self._tokens[key], stock_mask(encoding, own), encoding, own)
@@ -125,7 +125,7 @@ class Oracle:
             ]
         else:
             new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._tokens}
-            encodings = backend.encode_batch_fast(list(new.values()), add_special_tokens=False)
+            encodings = self._backend.encode_batch_fast(list(new.values()), add_special_tokens=False)
             self._tokens.update(zip(new, (token_hash(encoding.ids) for encoding in encodings), strict=True))
             found = [Expected(None, self._tokens[key]) for key in keys]
         return [Expected(errors[number]) if number in errors else one for number, one in enumerate(found)]
