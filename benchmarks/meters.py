@@ -60,6 +60,8 @@ class Run:
     def cost(self, kind: str) -> float:
         """Seconds a byte after the first slice, which belongs to the start; `kind` is seconds or cpu."""
         first, last = self.reports[1], self.result
+        if last["seen"] == first["seen"]:
+            raise SystemExit("the data fits into one slice, which belongs to the start: raise --megabytes")
         return float((last[kind] - first[kind]) / (last["seen"] - first["seen"]))
 
     def start_up(self, kind: str) -> float:
