@@ -34,5 +34,9 @@ check: $(VENV)/dev
 conformance: $(VENV)/dev
 	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
+# make bench MODELS=FOLDER, or without it for the bundled tokenizer
+bench: $(VENV)/dev
+	$(BIN)/python -m benchmarks.prepare $(if $(MODELS),--models $(wildcard $(MODELS)/*)) $(ARGS)
+
 clean:
 	rm -rf $(VENV)

@@ -4,32 +4,44 @@
 
 Templates default to the tokenizer's own and all of PyPI's `trl`. For each template and tokenizer it prints how many
 rows transformers renders, how many have equal tokens, how many have equal masks, what was refused, and which engines
-served. Exit code 1 unless all are equal and none is refused.
+served. Exit code 1 unless all are equal and none is refused. The work is spread over `--processes`; a process that
+crashes or hangs costs its template, which is reported, not the run.
+
+With `--masks-against CHECKOUT`, masks and segments are compared with those of another checkout instead (`masks`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import os
 import sys
 import tempfile
-from collections import Counter
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import penstock as ps
-from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder
+from benchmarks import models
+from benchmarks.masks import compare_masks, mask_report
+from benchmarks.material import Files, sampled
+from benchmarks.oracle import Expected, Oracle, token_hash
+from benchmarks.servers import DiedError, Server, serve
 from penstock.sources import model_folder
+
+NAMED = 3  # differing rows that are printed for a template
 
 
 @dataclass
 class Tally:
-    """One template with one tokenizer over all data."""
+    """One template with one tokenizer over all data. Sides of pairs count as rows."""
 
     rows: int = 0
     not_rendered: int = 0  # transformers refuses the conversation
@@ -40,11 +52,14 @@ class Tally:
     masks_theirs_wrong: int = 0  # equal once the known faults of transformers' own mask are repaired
     engines: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def perfect(self) -> bool:
         return (
-            self.equal == self.rows - self.not_rendered
+            not self.errors
+            and self.equal == self.rows - self.not_rendered
             and not self.refused
             and self.masks_equal + self.masks_theirs_wrong == self.masks
         )
@@ -52,64 +67,71 @@ class Tally:
 
 def trl_templates() -> dict[str, str]:
     """The chat templates that PyPI's trl carries."""
-    import importlib.util
-
-    found = importlib.util.find_spec("trl")
-    assert found is not None
-    assert found.origin is not None
-    return {
-        f"trl/{p.stem}": p.read_text() for p in sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
-    }
+    return {f"trl/{name}": text for name, text in models.trl_templates().items()}
 
 
-def reference_tokenizer(folder: Path) -> Any:
-    """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
-    from transformers import AddedToken, PreTrainedTokenizerFast
-
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}
-    tokens = model_folder.load(folder).special_tokens
-    file = str(folder / "tokenizer.json")
-    return PreTrainedTokenizerFast(tokenizer_file=file, added_tokens_decoder=declared, **tokens)
+# -- one template with one tokenizer ------------------------------------------------------------------------------
 
 
-def groups(data: list[Path], sample: int | None, folder: Path) -> list[list[str]]:
-    """Files that are read the same way, so that one prepare serves them; cut to a sample of their rows."""
-    kinds: dict[bool, list[str]] = {}
-    for path in data:
-        lines = path.read_bytes().splitlines(keepends=True)
-        if sample is not None and sample < len(lines):
-            lines = random.Random(0).sample(lines, sample)
-        target = folder / path.name
-        target.write_bytes(b"".join(lines))
-        kinds.setdefault(b'"chosen"' in lines[0], []).append(str(target))
-    return list(kinds.values())
-
-
-def compare(data: list[str], tokenizer: Path, oracle: Any, template: str, cache: Path, tally: Tally) -> None:
+def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally: Tally) -> None:
     """Prepare some files and compare every row of them."""
-    file = cache / "template.jinja"
-    file.write_text(template)
-    options = prepare_options({
-        "tokenizer": tokenizer, "template": file, "cache": cache, "workers": 1, "on_bad_row": "quarantine",
-        "dropped_tool_calls": "keep",
-    })  # fmt: skip
-    builder = Builder(data, options, None)
-    outcome = builder.run()
-    for stage, why in outcome.progress.engines.items():
-        tally.engines.update({f"{stage}: {reason}": n for reason, n in why.items()})
-    dataset = ps.open(outcome.dataset.path)
-    masks = view_masks(dataset) if "generation %}" in template and not dataset.is_preference else None
-    for number, side in enumerate(dataset.origin.conversations()):
+    clock = Clock(tally.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        file, quarantine = Path(folder) / "template.jinja", Path(folder) / "quarantine.jsonl"
+        file.write_text(template)
+        last: list[Any] = []
+        dataset = ps.prepare(
+            *files.paths, tokenizer=str(tokenizer), template=file, cache=folder, workers=1, on_bad_row="quarantine",
+            quarantine_file=quarantine, dropped_tool_calls="keep", on_progress=lambda progress: last.append(progress),
+        )  # fmt: skip
+        clock.lap("prepare")
+        for stage, why in last[-1].engines.items():
+            tally.engines.update({f"{stage}: {reason}": n for reason, n in why.items()})
+        compare_rows(dataset, files, oracle, template, tally, clock)
+        compare_rejected(quarantine, oracle, template, tally)
+        clock.lap("rejected")
+
+
+def compare_rows(dataset: ps.Dataset, files: Files, oracle: Oracle, template: str, tally: Tally, clock: Clock) -> None:
+    """Tokens and masks of every example."""
+    has_masks = "generation %}" in template and not dataset.is_preference
+    masks = view_masks(dataset) if has_masks else {}
+    clock.lap("masks")
+    sides = list(conversations(dataset))
+    clock.lap("conversations")
+    if wrong := oracle.check(sides, template, has_masks):
+        tally.errors.append(f"the reference's short cut differs from apply_chat_template on {wrong} conversations")
+    for number, expected in enumerate(oracle.expected(sides, template, has_masks)):
         tally.rows += 1
-        compare_row(dataset, number, side, oracle, template, masks, tally)
-    for entry in rejected(outcome.quarantine):
-        tally.rows += 1
-        if renders_raw(entry, oracle, template):
-            tally.refused += 1
-            tally.differing.append(f"refused {entry['where']}: {entry['reason']}")
+        where = files.name(*dataset.locate(number))
+        ids = dataset.input_ids(number)
+        if expected.error is not None:
+            tally.differing.append(f"transformers refuses what Penstock rendered, {where}: {expected.error}")
+        elif token_hash(ids) == expected.tokens:
+            tally.equal += 1
+            if has_masks:
+                compare_mask(masks.get(number, np.zeros(len(ids), bool)), expected, where, tally)
         else:
-            tally.not_rendered += 1
+            tally.differing.append(f"tokens of {where}")
+            tally.masks += has_masks
+    clock.lap("reference")
+
+
+def compare_mask(ours: Any, expected: Expected, where: str, tally: Tally) -> None:
+    tally.masks += 1
+    if np.array_equal(ours, expected.mask):
+        tally.masks_equal += 1
+    elif np.array_equal(ours, expected.repaired_mask()):
+        tally.masks_theirs_wrong += 1
+    else:
+        tally.differing.append(f"mask of {where}")
+
+
+def conversations(dataset: ps.Dataset) -> Iterator[dict[str, Any]]:
+    """The conversations of all examples in order, as the template takes them; of pairs both sides."""
+    for number in range(len(dataset)):
+        found = dataset.conversation(number)
+        yield from (found["chosen"], found["rejected"]) if dataset.is_preference else (found,)
 
 
 def view_masks(dataset: ps.Dataset) -> dict[int, Any]:
@@ -118,110 +140,192 @@ def view_masks(dataset: ps.Dataset) -> dict[int, Any]:
     return {int(number): view.example(k).loss_mask for k, number in enumerate(view.numbers)}
 
 
-def compare_row(
-    dataset: ps.Dataset, number: int, side: dict[str, Any], oracle: Any, template: str, masks: Any, tally: Tally
-) -> None:
-    """Tokens of one conversation, and its mask."""
-    try:
-        expected = oracle.apply_chat_template(
-            side["messages"], tools=side["tools"], chat_template=template, tokenize=True, return_dict=True,
-            return_assistant_tokens_mask=masks is not None, **side["variables"],
-        )  # fmt: skip
-    except Exception as error:
-        tally.differing.append(f"transformers refuses what Penstock rendered: {error}")
-        return
-    ids = dataset.input_ids(number)
-    if ids.tolist() == list(expected["input_ids"]):
-        tally.equal += 1
-    else:
-        tally.differing.append(f"tokens of {dataset.locate(number)}")
-    if masks is not None:
-        tally.masks += 1
-        theirs = np.asarray(expected["assistant_masks"], bool)
-        ours = masks.get(number, np.zeros(len(ids), bool))
-        if np.array_equal(ours, theirs):
-            tally.masks_equal += 1
-        elif np.array_equal(ours, repaired_mask(side, oracle, template, expected)):
-            tally.masks_theirs_wrong += 1
-        else:
-            tally.differing.append(f"mask of {dataset.locate(number)}")
+def compare_rejected(quarantine: Path, oracle: Oracle, template: str, tally: Tally) -> None:
+    """Rows set aside: would transformers have rendered them as they stand?"""
+    for line in quarantine.read_text().split("\n") if quarantine.exists() else []:
+        if line:
+            entry = json.loads(line)
+            tally.rows += 1
+            if renders_raw(json.loads(entry["data"]), oracle, template):
+                tally.refused += 1
+                tally.differing.append(f"refused {entry['where']}: {entry['reason']}")
+            else:
+                tally.not_rendered += 1
 
 
-def repaired_mask(side: dict[str, Any], oracle: Any, template: str, expected: Any) -> Any:
-    """transformers' mask without its known faults: every token that has a character in a tagged block is trained.
-
-    An empty block trains a token that lies across it; of a last character split over several tokens only the first is
-    trained; a block whose first character has no token of its own leaves the rest of the row untrained.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    _, spans = render_jinja_template(
-        [side["messages"]], tools=side["tools"], chat_template=template, return_assistant_tokens_mask=True,
-        **oracle.special_tokens_map, **side["variables"],
-    )  # fmt: skip
-    mask = np.zeros(len(expected["input_ids"]), bool)
-    for token in range(len(mask)):
-        own = expected.token_to_chars(token)
-        mask[token] = own is not None and any(max(own.start, start) < min(own.end, end) for start, end in spans[0])
-    return mask
-
-
-def rejected(path: Path | None) -> list[dict[str, Any]]:
-    """Rows set aside."""
-    return [json.loads(line) for line in path.read_text().split("\n") if line] if path else []
-
-
-def renders_raw(entry: dict[str, Any], oracle: Any, template: str) -> bool:
-    """Would transformers have rendered the row as it stands?"""
-    row = json.loads(entry["data"])
+def renders_raw(row: dict[str, Any], oracle: Oracle, template: str) -> bool:
     prompt = row.get("messages") or row.get("prompt")
     sides = [prompt + row[k] for k in ("chosen", "rejected")] if "chosen" in row else [prompt]
     try:
         for side in sides:
-            oracle.apply_chat_template(side, tools=row.get("tools"), chat_template=template, tokenize=False)
+            oracle.render({"messages": side, "tools": row.get("tools"), "variables": {}}, template)
     except Exception:
         return False
     return True
 
 
+class Clock:
+    """CPU seconds by stage."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds, self._last = seconds, time.process_time()
+
+    def lap(self, stage: str) -> None:
+        now = time.process_time()
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+# -- all templates and tokenizers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A template with a tokenizer."""
+
+    tokenizer: Path
+    name: str
+    template: str
+
+
+def families(tokenizers: list[Path], chosen: Mapping[Path, Mapping[str, str]]) -> deque[list[Task]]:
+    """Tasks in groups that render much the same text, so that one process encodes it once: `x_training` before `x`."""
+    found: dict[tuple[Path, str], list[Task]] = {}
+    for tokenizer in tokenizers:
+        for name, template in chosen[tokenizer].items():
+            found.setdefault((tokenizer, name.removesuffix("_training")), []).append(Task(tokenizer, name, template))
+    return deque(sorted(tasks, key=lambda task: "generation %}" not in task.template) for tasks in found.values())
+
+
+class Run:
+    """Processes that work through the families, from both ends of the list, so that each mostly keeps a tokenizer."""
+
+    def __init__(self, work: deque[list[Task]], data: list[Files], seconds: float) -> None:
+        self._work, self._data, self._seconds = work, data, seconds
+        self._lock = threading.Lock()
+        self.tallies: dict[str, Tally] = {}
+
+    def go(self, processes: int) -> None:
+        threads = [threading.Thread(target=self._drive, args=(number % 2 == 1,)) for number in range(processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _drive(self, from_end: bool) -> None:
+        server = Server(["-m", "benchmarks.conformance", "--serve"], seconds=self._seconds)
+        while (family := self._next(from_end)) is not None:
+            for task in family:
+                tally = self._tally(server, task)
+                with self._lock:
+                    self.tallies[f"{task.tokenizer.name} × {task.name}"] = tally
+                    print_tally(task, tally)
+        server.close()
+
+    def _next(self, from_end: bool) -> list[Task] | None:
+        with self._lock:
+            if not self._work:
+                return None
+            return self._work.pop() if from_end else self._work.popleft()
+
+    def _tally(self, server: Server, task: Task) -> Tally:
+        request = {"tokenizer": str(task.tokenizer.absolute()), "template": task.template}
+        try:
+            answer = server.ask({**request, "data": [files.as_json() for files in self._data]})
+        except DiedError as died:
+            answer = {"errors": [f"the process died: {died}"]}
+        return Tally(**{**answer, "engines": Counter(answer.get("engines"))})
+
+
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Serve one task."""
+    tally = Tally()
+    tokenizer = Path(request["tokenizer"])
+    try:
+        for files in request["data"]:
+            compare(Files(**files), tokenizer, oracle_of(tokenizer), request["template"], tally)
+    except Exception as error:  # one template's failure must not end the run
+        tally.errors.append(f"{type(error).__name__}: {error}")
+    return dict(tally.__dict__)
+
+
+@cache
+def oracle_of(tokenizer: Path) -> Oracle:
+    return Oracle(tokenizer)
+
+
+HEAD = f"{'tokenizer':16} {'template':36} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>13} why"
+
+
+def print_tally(task: Task, tally: Tally) -> None:
+    rendered = tally.rows - tally.not_rendered
+    masks = f"{tally.masks_equal}+{tally.masks_theirs_wrong}/{tally.masks}" if tally.masks else "-"
+    why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
+    print(
+        f"{task.tokenizer.name:16} {task.name:36} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7}"
+        f" {masks:>13} {why}"
+    )
+    for line in (*(f"ERROR {error}" for error in tally.errors), *tally.differing[:NAMED]):
+        print(f"    {line}")
+    sys.stdout.flush()
+
+
+def chosen_templates(arguments: argparse.Namespace, tokenizer: Path) -> dict[str, str]:
+    """The templates to compare, by name."""
+    return {p.stem: p.read_text() for p in arguments.template or []} or {
+        **{f"own/{n}": t for n, t in model_folder.load(tokenizer).templates.items()},
+        **({} if arguments.own else trl_templates()),
+    }
+
+
+def masks_against(arguments: argparse.Namespace, data: list[Files]) -> tuple[bool, dict[str, Any]]:
+    """Compare masks and segments with another checkout's."""
+    tallies = {}
+    for tokenizer in arguments.tokenizer:
+        templates = chosen_templates(arguments, tokenizer)
+        found = compare_masks(arguments.masks_against, tokenizer, templates, data, arguments.timeout)
+        tallies.update({f"{tokenizer.name} × {name}": tally for name, tally in found.items()})
+    return all(tally.perfect for tally in tallies.values()), mask_report(tallies)
+
+
+def conformance(arguments: argparse.Namespace, data: list[Files]) -> tuple[bool, dict[str, Any]]:
+    """Compare tokens and masks with transformers'."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false" if arguments.processes > 1 else "true"
+    chosen = {tokenizer: chosen_templates(arguments, tokenizer) for tokenizer in arguments.tokenizer}
+    print(HEAD)
+    run = Run(families(arguments.tokenizer, chosen), data, arguments.timeout)
+    run.go(arguments.processes)
+    spent: Counter[str] = Counter()
+    for tally in run.tallies.values():
+        spent.update(tally.seconds)
+    rows, equal = (sum(getattr(tally, name) for tally in run.tallies.values()) for name in ("rows", "equal"))
+    print(f"{len(run.tallies)} combinations, {rows:,} rows, {equal:,} equal; CPU seconds:", end=" ")
+    print(", ".join(f"{stage} {seconds:.0f}" for stage, seconds in spent.most_common()))
+    return all(tally.perfect for tally in run.tallies.values()), {n: tally.__dict__ for n, tally in run.tallies.items()}
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--serve"]:
+        serve(work)
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", nargs="+", type=Path, required=True, help="folders with tokenizer.json")
     parser.add_argument("--data", nargs="+", type=Path, required=True)
     parser.add_argument("--template", nargs="*", type=Path, help="templates; default: the tokenizer's own and trl's")
     parser.add_argument("--own", action="store_true", help="the tokenizer's own templates alone")
     parser.add_argument("--sample", type=int, help="rows per file; default: all")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--masks-against", type=Path, help="compare masks with this other checkout's instead")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds a process may take for one template")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {}
-    good = True
-    print(f"{'tokenizer':16} {'template':36} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>11} why")
-    for folder in arguments.tokenizer:
-        oracle = reference_tokenizer(folder)
-        templates = {p.stem: p.read_text() for p in arguments.template or []} or {
-            **{f"own/{n}": t for n, t in model_folder.load(folder).templates.items()},
-            **({} if arguments.own else trl_templates()),
-        }
-        for name, template in templates.items():
-            tally = Tally()
-            with tempfile.TemporaryDirectory() as cache:
-                for data in groups(arguments.data, arguments.sample, Path(cache)):
-                    compare(data, folder, oracle, template, Path(cache), tally)
-            good &= tally.perfect
-            rendered = tally.rows - tally.not_rendered
-            masks = f"{tally.masks_equal}+{tally.masks_theirs_wrong}/{tally.masks}" if tally.masks else "-"
-            why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
-            print(
-                f"{folder.name:16} {name:36} {tally.rows:7} {rendered:8} {tally.equal:7} {tally.refused:7} {masks:>11}",
-                why,
-            )
-            for line in tally.differing[:3]:
-                print(f"    {line}")
-            sys.stdout.flush()
-            results[f"{folder.name} × {name}"] = {**tally.__dict__, "engines": dict(tally.engines)}
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        data = sampled(arguments.data, arguments.sample, Path(folder))
+        good, results = (masks_against if arguments.masks_against else conformance)(arguments, data)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
-    print("all equal" if good else "NOT all equal")
+    print("all equal" if good else "NOT all equal", f"in {(time.perf_counter() - begin) / 60:.1f} minutes")
     return 0 if good else 1
 
 

@@ -66,9 +66,14 @@ def grown(rows: Sequence[dict[str, Any]], size: int, seed: int = 0) -> Iterator[
 
 
 def grow(files: Sequence[Path], size: int, out: Path, seed: int = 0) -> Path:
-    """Write a grown file."""
+    """Write a file grown from the conversations of others."""
+    return grow_rows(material(files), size, out, seed)
+
+
+def grow_rows(rows: Sequence[dict[str, Any]], size: int, out: Path, seed: int = 0) -> Path:
+    """Write a file grown from rows."""
     with out.open("wb") as file:
-        file.writelines(grown(material(files), size, seed))
+        file.writelines(grown(rows, size, seed))
     return out
 
 

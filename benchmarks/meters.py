@@ -1,148 +1,212 @@
-"""What Penstock is compared with, each in a process of its own that works on command and reports its time.
+"""The contestants of `benchmarks.prepare`, each in a process of its own that works on command and reports its time.
 
-    python -m benchmarks.meters peer TOKENIZER TEMPLATE | limit TOKENIZER
+    python -m benchmarks.meters penstock MODEL FILE CACHE | transformers MODEL TEMPLATES | gigatoken MODEL
 
-In: lines of JSON, {"path", "offset", "bytes"}: a stretch of a JSON lines file. Out: lines of JSON with seconds (wall
-and CPU) and bytes. `peer` is transformers' `apply_chat_template(tokenize=True)` with its masks, row by row, parsing not
-counted; it also gives a hash of each row's tokens. `limit` is gigatoken alone on text that is rendered already and that
-it has seen once before (warm).
+All talk JSON, one object a line, and report seconds (wall) and cpu (user and system).
+
+`penstock` prepares a file with one worker through the public API. After every slice it reports its clock and waits for
+a line before it goes on; its last report has the dataset's path.
+`transformers` and `gigatoken` take {"path", "offset", "bytes"}: a stretch of a JSON lines file. The first runs
+`apply_chat_template` with masks, row by row, and gives a hash of each row's tokens; the second encodes text that is
+rendered already and that it has seen once before (warm). Both get conversations that are ready for the template, as
+`Dataset.conversation` shows them: parsing is not counted for them.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import orjson
 import xxhash
 
-from penstock.build.options import prepare_options
-from penstock.build.pipeline import Pipeline
-from penstock.build.recipe import make_recipe
-from penstock.chat.conversation import Conversation
-from penstock.chat.formats_detect import detect
-from penstock.sources import model_folder
-
-Answer = dict[str, Any]
-ROOT = Path(__file__).parent.parent
+from benchmarks.oracle import reference_tokenizer, token_hash
+from benchmarks.servers import Answer, Server, answers, serve
 
 
 class Meter:
-    """The other end of such a process."""
+    """The other end of such a process. `ready` is its first report."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.meters", *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-        self._read()  # it says when it is ready
+        self._server = Server(["-m", "benchmarks.meters", *arguments])
+        self.ready = self._server.start()
 
     def measure(self, **request: Any) -> Answer:
-        """Ask for a stretch of work, and wait for it to be done."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(orjson.dumps(request) + b"\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _read(self) -> Answer:
-        assert self._process.stdout is not None
-        answer: Answer = json.loads(self._process.stdout.readline())
+        """Send a request and wait for the report."""
+        answer = self._server.ask(request)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
         return answer
 
-
-def token_hash(ids: Any) -> int:
-    """A hash of a row's tokens."""
-    return xxhash.xxh3_64_intdigest(np.asarray(ids, np.uint32).tobytes())
+    def close(self) -> None:
+        self._server.close()
 
 
-def lines_at(path: str, offset: int, size: int) -> list[bytes]:
+@dataclass
+class Run:
+    """The reports of one `penstock` process: before it began, after each slice, and once done."""
+
+    reports: list[Answer] = field(default_factory=list)
+
+    @property
+    def result(self) -> Answer:
+        return self.reports[-1]
+
+    def cost(self, kind: str) -> float:
+        """Seconds a byte after the first slice, which belongs to the start; `kind` is seconds or cpu."""
+        first, last = self.reports[1], self.result
+        if last["seen"] == first["seen"]:
+            raise SystemExit("the data fits into one slice, which belongs to the start: raise --megabytes")
+        return float((last[kind] - first[kind]) / (last["seen"] - first["seen"]))
+
+    def start_up(self, kind: str) -> float:
+        """Seconds until the first slice was done, less what such a slice costs later on."""
+        begin = self.reports[0]["seconds"] if kind == "seconds" else 0.0
+        first = self.reports[1]
+        return max(0.0, float(first[kind] - begin - first["seen"] * self.cost(kind)))
+
+
+def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[[int], None] | None = None) -> Run:
+    """One worker prepares a file in a new process. `pause(bytes so far)` is called every `every` bytes, with the
+    clock stopped."""
+    meter = Meter("penstock", str(model), str(file), str(cache))
+    run = Run([meter.ready])
+    while "dataset" not in run.result:
+        before = run.result["seen"]
+        run.reports.append(meter.measure())
+        seen = run.result["seen"]
+        if pause is not None and "dataset" not in run.result and seen // every > before // every:
+            pause(seen)
+    meter.close()
+    return run
+
+
+def chosen(templates: dict[str, str], conversation: dict[str, Any]) -> str:
+    """The template that transformers uses for a conversation, of a tokenizer with several."""
+    return templates["tool_use" if conversation["tools"] and "tool_use" in templates else "default"]
+
+
+def stretch(request: Answer) -> list[bytes]:
     """The whole lines in a stretch of a file."""
-    with Path(path).open("rb") as file:
-        file.seek(offset)
-        if offset:
+    with Path(request["path"]).open("rb") as file:
+        file.seek(request["offset"])
+        if request["offset"]:
             file.readline()
-        return file.read(size).splitlines()[:-1]
+        return file.read(request["bytes"]).split(b"\n")[:-1]
 
 
-def pipeline_of(tokenizer: str, lines: list[bytes]) -> Pipeline:
-    """Penstock's own stages for such rows; used to give the others conversations and texts that are ready to use."""
-    model = model_folder.load(tokenizer)
-    options = prepare_options({"tokenizer": tokenizer})
-    mapping = detect([orjson.loads(line) for line in lines[:100]], options)
-    return Pipeline(make_recipe(options, mapping, model), model.tokenizer_json)
+def conversations(model: str, lines: list[bytes]) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """The rows that the template accepts, and their conversations as it takes them."""
+    import penstock as ps
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        dataset = ps.prepare(
+            file, tokenizer=model, cache=folder, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine"
+        )
+        numbers = range(len(dataset))
+        return [lines[dataset.locate(k).row] for k in numbers], [dataset.conversation(k) for k in numbers]
 
 
-def conversations(pipeline: Pipeline, lines: list[bytes]) -> list[Conversation]:
-    """The rows as the template can take them, which is what `Dataset.conversation` shows."""
-    adapt = pipeline.renderings["default"].adapter.adapt
-    return [adapt(conversation) for line in lines for conversation in pipeline.reader.conversations(line)]
+def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -> None:
+    """One worker on a file, stopped after each slice."""
+    import penstock as ps
+
+    paused = 0.0
+
+    def report(**more: Any) -> None:
+        nonlocal paused
+        wall, cpu = time.perf_counter() - paused, time.process_time()
+        out({"seconds": wall, "cpu": cpu, **more})
+        begin = time.perf_counter()
+        sys.stdin.readline()
+        paused += time.perf_counter() - begin
+
+    def on_progress(progress: Any) -> None:
+        report(seen=progress.bytes_seen)
+        last[:] = [progress]
+
+    last: list[Any] = []
+    report(seen=0)
+    dataset = ps.prepare(
+        file, tokenizer=model, cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine",
+        on_progress=on_progress,
+    )  # fmt: skip
+    progress = last[0]
+    report(
+        seen=progress.bytes_seen, dataset=str(dataset.path), rows=progress.rows, tokens=progress.tokens,
+        reference={stage: dict(why) for stage, why in progress.engines.items()}, mismatches=progress.mismatches,
+    )  # fmt: skip
 
 
-def peer(tokenizer: str, template: str) -> Callable[[Answer], Answer]:
-    """transformers, with masks from a template with {% generation %}."""
-    from benchmarks.conformance import reference_tokenizer
-
-    oracle = reference_tokenizer(Path(tokenizer))
-    text = Path(template).read_text()
-    pipeline: Pipeline | None = None
+def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
+    """`apply_chat_template` with masks from templates with {% generation %}."""
+    oracle = reference_tokenizer(Path(model))
+    texts: dict[str, str] = json.loads(Path(templates).read_text())
 
     def work(request: Answer) -> Answer:
-        nonlocal pipeline
-        lines = lines_at(request["path"], request["offset"], request["bytes"])
-        pipeline = pipeline or pipeline_of(tokenizer, lines)
-        ready = conversations(pipeline, lines)
+        lines, ready = conversations(model, stretch(request))
         tokens = []
         begin, cpu = time.perf_counter(), time.process_time()
         for conversation in ready:
             encoded = oracle.apply_chat_template(
-                conversation.messages, tools=conversation.tools, chat_template=text, tokenize=True, return_dict=True,
-                return_assistant_tokens_mask=True,
+                conversation["messages"], tools=conversation["tools"], chat_template=chosen(texts, conversation),
+                tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **conversation["variables"],
             )  # fmt: skip
             tokens.append(encoded["input_ids"])
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
-        hashes = [(xxhash.xxh3_64_intdigest(line), token_hash(ids)) for line, ids in zip(lines, tokens, strict=True)]
+        hashes = [
+            (xxhash.xxh3_128_hexdigest(line), token_hash(ids).hex()) for line, ids in zip(lines, tokens, strict=True)
+        ]
         return {**times, "bytes": sum(map(len, lines)), "rows": hashes}
 
     return work
 
 
-def limit(tokenizer: str) -> Callable[[Answer], Answer]:
+def gigatoken(model: str) -> Callable[[Answer], Answer]:
     """The fast encoder alone."""
     from gigatoken import Tokenizer
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    encoder = Tokenizer.from_json(model_folder.load(tokenizer).tokenizer_json).backend
-    pipeline: Pipeline | None = None
+    from penstock.sources import model_folder
+
+    loaded = model_folder.load(model)
+    encoder = Tokenizer.from_json(loaded.tokenizer_json).backend
+
+    def rendered(conversation: dict[str, Any]) -> bytes:
+        texts, _ = render_jinja_template(
+            [conversation["messages"]], tools=conversation["tools"],
+            chat_template=chosen(loaded.templates, conversation), **loaded.special_tokens, **conversation["variables"],
+        )  # fmt: skip
+        return bytes(texts[0].encode())
 
     def work(request: Answer) -> Answer:
-        nonlocal pipeline
-        lines = lines_at(request["path"], request["offset"], request["bytes"])
-        pipeline = pipeline or pipeline_of(tokenizer, lines)
-        regions = pipeline.renderings["default"].engine.render(conversations(pipeline, lines))
-        ends = regions.text_ends.tolist()
-        texts = [regions.data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        lines, ready = conversations(model, stretch(request))
+        texts = [rendered(conversation) for conversation in ready]
         encoder.encode_batch(texts, parallel=False)
         begin, cpu = time.perf_counter(), time.process_time()
         encoder.encode_batch(texts, parallel=False)
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
-        return {**times, "bytes": sum(map(len, lines)), "text": len(regions.data)}
+        return {**times, "bytes": sum(map(len, lines)), "text": sum(map(len, texts))}
 
     return work
 
 
 def main() -> None:
-    make: dict[str, Callable[..., Callable[[Answer], Answer]]] = {"peer": peer, "limit": limit}
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints must not mix with our answers
-    work = make[sys.argv[1]](*sys.argv[2:])
-    print("{}", file=out, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(work(json.loads(line))), file=out, flush=True)
+    kind, *arguments = sys.argv[1:]
+    match kind:
+        case "penstock":
+            penstock(answers(), *arguments)
+        case "transformers":
+            serve(transformers(*arguments))
+        case "gigatoken":
+            serve(gigatoken(*arguments))
 
 
 if __name__ == "__main__":

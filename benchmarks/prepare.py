@@ -1,28 +1,28 @@
-"""How fast `penstock.prepare` is, against transformers and against the fast encoder alone, in one run.
+"""How fast `penstock.prepare` is on a grid of models, beside transformers and beside the fast encoder alone.
 
-    python -m benchmarks.prepare --tokenizer FOLDER --data FILE.jsonl … [--traces FILE.jsonl …] [--megabytes 500]
+    python -m benchmarks.prepare --models FOLDER … --data FILE.jsonl … [--traces FILE.jsonl …] [--megabytes 200]
 
-Data is grown from the files by seeded word shuffles. While one worker prepares it, the run stops the clock every few
-slices and lets transformers (with masks) and gigatoken (alone, warm, on rendered text) work on a stretch of the same
-file: so all three see the same noise. Every row that transformers encoded is compared token by token. The clock starts
-after the first slice: start-up (imports, engines, calibration, cold caches) is reported apart. One worker and two, one
-loop and two take turns, for the same reason.
-Targets: 20 times transformers, on `--traces` too; 0.25 of the encoder; two workers 0.8 of what two copies of a plain
-loop reach; 400-message conversations at most 1.3 times the cost per byte of 4-message ones. Exit code 1 if one fails.
+A model is a folder with tokenizer.json and a chat template; `benchmarks.models` builds them. For each, data is grown
+by seeded word shuffles from the rows that its template accepts. While one worker prepares it, the run stops the clock
+every few slices and lets transformers (row by row, with masks) and gigatoken (alone, warm, on rendered text) work on a
+stretch of the same file: so all three see the same noise. Every row that transformers encoded is compared token by
+token. Start-up (interpreter, imports, engines, calibration, all until the first slice) is reported apart, and so are
+the long tool traces of `--traces`, of a quarter of the size. The first model also shows how the cost scales with
+workers and with the length of conversations (`scaling`; `--rounds 0` leaves it out).
+
+Speeds and ratios are in CPU time, user and system, all threads of a process included: what one core can do. The JSON
+has wall time beside it. Targets: 30 times transformers on every model, on traces too; 0.3 of gigatoken alone; two
+workers 0.8 of what two copies of a plain loop reach; 400-message conversations at most 1.3 times the cost per byte of
+4-message ones. Exit code 1 if one is missed or a token differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,78 +31,43 @@ import xxhash
 from jinja2 import TemplateError
 
 import penstock as ps
-from benchmarks.conformance import reference_tokenizer, trl_templates
-from benchmarks.grow import MATERIAL, grow, grown, material
-from benchmarks.meters import Meter, token_hash
-from benchmarks.turns import rates
-from penstock.build.progress import Progress
+from benchmarks.grow import MATERIAL, grow_rows, material
+from benchmarks.meters import Meter, chosen, timed
+from benchmarks.models import trl_templates
+from benchmarks.oracle import reference_tokenizer, token_hash
+from benchmarks.scaling import long_conversations, speed_up
 from penstock.sources import model_folder
 
-PEER_BYTES, LIMIT_BYTES = 700_000, 24_000_000
-TURN_BYTES = 30_000_000
-WARM_BYTES = 50_000_000
-LOOPS = 60_000_000
+PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
+SAMPLE = 100  # conversations that an equivalent template has to render alike
+TIMES, SHARE = 30.0, 0.3  # targets: of transformers' speed, of gigatoken's
+Row = dict[str, Any]
 
 
-@dataclass
-class Clock:
-    """When slices were done; time spent in `pauses` does not count. The first slice belongs to the start."""
-
-    marks: list[tuple[float, float, int]] = field(default_factory=list)  # wall, CPU, bytes
-    paused: float = 0.0
-    begin: float = field(default_factory=time.perf_counter)
-
-    def mark(self, seen: int) -> None:
-        self.marks.append((time.perf_counter() - self.begin - self.paused, time.process_time(), seen))
-
-    def pause(self, work: Callable[[], None]) -> None:
-        begin = time.perf_counter()
-        work()
-        self.paused += time.perf_counter() - begin
-
-    @property
-    def start_up(self) -> float:
-        """Seconds until the first slice was done, less the time such a slice takes later on."""
-        return max(0.0, self.marks[0][0] - self.marks[0][2] * self.seconds_per_byte())
-
-    def seconds_per_byte(self, cpu: bool = False) -> float:
-        first, last = self.marks[0], self.marks[-1]
-        return (last[cpu] - first[cpu]) / (last[2] - first[2])
-
-
-def timed(
-    file: Path, tokenizer: Path, every: int = 0, pause: Callable[[int], None] | None = None
-) -> tuple[Clock, ps.Dataset, Progress]:
-    """One worker prepares a file in a new cache. `pause(bytes so far)` is called every so many bytes with the clock
-    stopped."""
-    cache = Path(tempfile.mkdtemp(prefix="bench-", dir=file.parent))
-    clock = Clock()
-    last: list[Progress] = []
-
-    def on_progress(progress: Progress) -> None:
-        before = clock.marks[-1][2] if clock.marks else 0
-        clock.mark(progress.bytes_seen)
-        last[:] = [progress]
-        if pause is not None and progress.bytes_seen // every > before // every:
-            clock.pause(lambda: pause(progress.bytes_seen))
-
+def accepted(model: Path, rows: Sequence[Row], folder: Path) -> tuple[list[Row], list[dict[str, Any]]]:
+    """The rows that the model's template accepts, and a sample of their conversations."""
+    file, cache = folder / "material.jsonl", folder / "material"
+    file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     dataset = ps.prepare(
-        file, tokenizer=str(tokenizer), cache=cache, workers="1", dropped_tool_calls="keep", on_progress=on_progress
+        file, tokenizer=str(model), cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine"
     )
-    clock.mark(last[0].bytes_seen)
-    return clock, dataset, last[0]
+    kept = [rows[dataset.locate(k).row] for k in range(len(dataset))]
+    return kept, [dataset.conversation(k) for k in range(0, len(dataset), max(1, len(dataset) // SAMPLE))]
 
 
-def peer_template(tokenizer: Path, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """A template with {% generation %} that prints what the tokenizer's own prints, and its name: its own, one of
-    trl's, or its own with an empty tag."""
-    oracle = reference_tokenizer(tokenizer)
-    own = model_folder.load(tokenizer).templates["default"]
+def tagged_template(oracle: Any, own: str, sample: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """A template with {% generation %} that prints what the model's own prints, and its name.
+
+    It is the model's own, one of trl's, or its own with an empty tag: transformers then does the work of masks all
+    the same.
+    """
 
     def texts(template: str) -> list[str]:
         return [
-            oracle.apply_chat_template(r["messages"], tools=r.get("tools"), chat_template=template, tokenize=False)
-            for r in rows
+            oracle.apply_chat_template(
+                c["messages"], tools=c["tools"], chat_template=template, tokenize=False, **c["variables"]
+            )
+            for c in sample
         ]
 
     expected = texts(own)
@@ -112,167 +77,169 @@ def peer_template(tokenizer: Path, rows: Sequence[dict[str, Any]]) -> tuple[str,
                 return name, template
         except (TemplateError, TypeError):
             continue  # a template of another model refuses what it does not know
-    return "own, with an empty tag", tagged(own)
+    return "own, with an empty tag", own + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
 
 
-def tagged(template: str) -> str:
-    """A template without a tagged twin, with one empty tag: transformers then does the work of masks all the same."""
-    return template + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
-
-
-def against(file: Path, tokenizer: Path, peer: Meter, limit: Meter, pauses: int) -> dict[str, Any]:
-    """One worker on a file, transformers and the encoder on stretches of it in between."""
+def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -> dict[str, Any]:
+    """One worker on a file, transformers and gigatoken on stretches of it in between."""
     size = file.stat().st_size
     theirs: list[dict[str, Any]] = []
-    encoder: list[dict[str, Any]] = []
+    alone: list[dict[str, Any]] = []
 
     def pause(seen: int) -> None:
-        room = max(0, min(seen, size - LIMIT_BYTES))
-        theirs.append(peer.measure(path=str(file), offset=min(seen, size - PEER_BYTES), bytes=PEER_BYTES))
-        encoder.append(limit.measure(path=str(file), offset=room, bytes=LIMIT_BYTES))
+        for meter, length, answers in ((peer, PEER_BYTES, theirs), (encoder, ENCODER_BYTES, alone)):
+            offset = max(0, min(seen, size - length))
+            answers.append(meter.measure(path=str(file), offset=offset, bytes=length))
 
-    clock, dataset, progress = timed(file, tokenizer, size // (pauses + 1), pause)
-    equal, compared = same_tokens(dataset, file, theirs)
-    shutil.rmtree(dataset.cache.root)
-    ours = {kind: clock.seconds_per_byte(kind == "cpu") for kind in ("seconds", "cpu")}
-    cost = {
-        name: {kind: sum(r[kind] for r in runs) / sum(r["bytes"] for r in runs) for kind in ("seconds", "cpu")}
-        for name, runs in (("transformers", theirs), ("encoder", encoder))
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=file.parent) as cache:
+        run = timed(file, model, Path(cache), size // (pauses + 1), pause)
+        equal, compared = same_tokens(ps.open(run.result["dataset"]), file, theirs)
+    kinds = ("cpu", "seconds")
+    ours = {kind: run.cost(kind) for kind in kinds}
+    others = {
+        name: {kind: sum(a[kind] for a in answers) / sum(a["bytes"] for a in answers) for kind in kinds}
+        for name, answers in (("transformers", theirs), ("gigatoken", alone))
     }
     return {
         "megabytes": size / 1e6,
-        "rows": progress.rows,
-        "tokens": progress.tokens,
-        "start_up_seconds": clock.start_up,
-        "megabytes_per_second": per_second(ours),
-        "rows_per_second": progress.rows / size / ours["seconds"],
-        "tokens_per_second": progress.tokens / size / ours["seconds"],
-        "transformers_megabytes_per_second": per_second(cost["transformers"]),
-        "encoder_megabytes_per_second": per_second(cost["encoder"]),
-        "times_transformers": {kind: cost["transformers"][kind] / ours[kind] for kind in ours},
-        "of_the_encoder": {kind: cost["encoder"][kind] / ours[kind] for kind in ours},
+        "rows": run.result["rows"],
+        "tokens": run.result["tokens"],
+        "start_up": {kind: run.start_up(kind) for kind in kinds},
+        "megabytes_per_second": {
+            name: {kind: 1e-6 / cost for kind, cost in costs.items()}
+            for name, costs in {"penstock": ours, **others}.items()
+        },
+        "times_transformers": {kind: others["transformers"][kind] / ours[kind] for kind in kinds},
+        "share_of_gigatoken": {kind: others["gigatoken"][kind] / ours[kind] for kind in kinds},
         "compared_rows": compared,
         "equal_rows": equal,
-        "reference_served": {stage: dict(why) for stage, why in progress.engines.items()},
-        "proof_mismatches": progress.mismatches,
+        "reference_served": run.result["reference"],
+        "mismatches": run.result["mismatches"],
     }
 
 
-def per_second(costs: dict[str, float]) -> dict[str, float]:
-    return {kind: 1e-6 / cost for kind, cost in costs.items()}
-
-
-def same_tokens(dataset: ps.Dataset, file: Path, theirs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Of the rows that transformers encoded: how many have its tokens here, and how many were found here."""
-    wanted = {int(line): int(ids) for answer in theirs for line, ids in answer["rows"]}
+def same_tokens(dataset: ps.Dataset, file: Path, theirs: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Of the rows that transformers encoded: how many have its tokens here, and how many there are."""
+    wanted = {line: ids for answer in theirs for line, ids in answer["rows"]}
     with file.open("rb") as lines:
-        numbers = {k: h for k, h in enumerate(map(xxhash.xxh3_64_intdigest, map(bytes.rstrip, lines))) if h in wanted}
-    equal = sum(token_hash(dataset.input_ids(k)) == wanted[h] for k, h in numbers.items())
-    return equal, len(numbers)
+        hashes = enumerate(xxhash.xxh3_128_hexdigest(line.rstrip(b"\n")) for line in lines)
+        rows = {number: wanted[line] for number, line in hashes if line in wanted}
+    found = {row: k for k in range(len(dataset)) if (row := dataset.locate(k).row) in rows}
+    equal = sum(token_hash(dataset.input_ids(k)).hex() == rows[row] for row, k in found.items())
+    return equal, len(rows)
 
 
-def speed_up(file: Path, tokenizer: Path, rounds: int) -> dict[str, Any]:
-    """Two workers against one, and two copies of a loop against one, all by turns.
-
-    Each worker's encoder has to meet the words of the data first, so the clock starts after `WARM_BYTES` a worker.
-    """
-    warm = min(WARM_BYTES, file.stat().st_size / 4)
-    loop = ("loop", str(LOOPS))
-    workers: list[float] = []
-    loops: list[float] = []
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=file.parent) as caches:
-            one, two = (
-                ("prepare", str(file), str(tokenizer), f"{caches}/{count}", str(count), str(count * warm))
-                for count in (1, 2)
-            )
-            found = rates({"one": [one], "two": [two], "loop": [loop], "loops": [loop, loop]})
-        workers.append(found["two"] / found["one"])
-        loops.append(found["loops"] / found["loop"])
-    shares = [w / loop for w, loop in zip(workers, loops, strict=True)]
-    return {"workers": workers, "loops": loops, "share_of_loops": statistics.median(shares)}
-
-
-def turns(rows: Sequence[dict[str, Any]], length: int, size: int) -> Iterator[bytes]:
-    """Conversations of `length` messages, made of the questions and answers of others."""
-    messages: list[dict[str, str]] = []
-    for line in grown(rows, size, seed=5):
-        for before, after in pairwise(orjson.loads(line)["messages"]):
-            if (before["role"], after["role"]) == ("user", "assistant") and before["content"] and after["content"]:
-                messages += ({"role": m["role"], "content": m["content"]} for m in (before, after))
-            if len(messages) == length:
-                yield orjson.dumps({"messages": messages}) + b"\n"
-                messages = []
-
-
-def long_conversations(rows: Sequence[dict[str, Any]], tokenizer: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Cost per byte of long conversations against short ones with the same messages."""
-    files = {length: folder / f"turns_{length}.jsonl" for length in (4, 400)}
-    for length, file in files.items():
-        with file.open("wb") as out:
-            out.writelines(turns(rows, length, TURN_BYTES))
-    costs: dict[int, list[float]] = {4: [], 400: []}
-    for _ in range(rounds):
-        for length, file in files.items():
-            clock, dataset, _ = timed(file, tokenizer)
-            shutil.rmtree(dataset.cache.root)
-            costs[length].append(clock.seconds_per_byte(cpu=True))
-    return {"400_messages_against_4": statistics.median(costs[400]) / statistics.median(costs[4])}
-
-
-def verdicts(result: dict[str, Any]) -> dict[str, bool]:
-    """Which targets are met."""
-    parts = {name: result[name] for name in ("mixed", "traces") if name in result}
-    times = {name: part["times_transformers"]["seconds"] for name, part in parts.items()}
-    return {
-        **{f"{name}: 20 times transformers": found >= 20 for name, found in times.items()},
-        **{f"{name}: same tokens": part["equal_rows"] == part["compared_rows"] > 0 for name, part in parts.items()},
-        "mixed: a quarter of the encoder": result["mixed"]["of_the_encoder"]["seconds"] >= 0.25,
-        "two workers: 0.8 of the loops": result["two_workers"]["share_of_loops"] >= 0.8,
-        "400 messages: at most 1.3": result["turns"]["400_messages_against_4"] <= 1.3,
-    }
-
-
-def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All measurements."""
-    rows = material(arguments.data)
-    template = folder / "peer.jinja"
-    name, text = peer_template(arguments.tokenizer, rows[:: max(1, len(rows) // 100)])
-    template.write_text(text)
-    peer, limit = Meter("peer", str(arguments.tokenizer), str(template)), Meter("limit", str(arguments.tokenizer))
-    size = int(arguments.megabytes * 1e6)
-    mixed = grow(arguments.data, size, folder / "mixed.jsonl")
-    result: dict[str, Any] = {"transformers_template": name}
-    result["mixed"] = against(mixed, arguments.tokenizer, peer, limit, arguments.pauses)
-    if arguments.traces:
-        traces = grow(arguments.traces, size // 4, folder / "traces.jsonl", seed=1)
-        result["traces"] = against(traces, arguments.tokenizer, peer, limit, arguments.pauses)
-        traces.unlink()
-    peer.close()
-    limit.close()
-    result["two_workers"] = speed_up(mixed, arguments.tokenizer, arguments.rounds)
-    result["turns"] = long_conversations(rows, arguments.tokenizer, folder, arguments.rounds)
+def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, pauses: int) -> dict[str, Any]:
+    """One model, on mixed rows and on traces."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        kept, sample = accepted(model, rows, folder)
+        kept_traces = accepted(model, traces, folder)[0] if traces else []
+        templates = model_folder.load(model).templates
+        oracle = reference_tokenizer(model)
+        equivalent = {
+            name: tagged_template(oracle, text, [c for c in sample if chosen(templates, c) == text])
+            for name, text in templates.items()
+            if name in ("default", "tool_use")
+        }
+        tagged = folder / "tagged.json"
+        tagged.write_text(json.dumps({name: text for name, (_, text) in equivalent.items()}))
+        peer, encoder = Meter("transformers", str(model), str(tagged)), Meter("gigatoken", str(model))
+        result: dict[str, Any] = {
+            "transformers_template": ", ".join(name for name, _ in equivalent.values()),
+            "refused_rows": len(rows) - len(kept),
+        }
+        for name, source, length in (("mixed", kept, size), ("traces", kept_traces, size // 4)):
+            if source:
+                file = grow_rows(source, length, folder / f"{name}.jsonl", seed=name == "traces")
+                result[name] = against(file, model, peer, encoder, pauses)
+                file.unlink()
+        peer.close()
+        encoder.close()
     return result
+
+
+def scaling(model: Path, rows: Sequence[Row], size: int, rounds: int) -> dict[str, Any]:
+    """Workers and lengths."""
+    with tempfile.TemporaryDirectory() as scratch:
+        mixed = grow_rows(rows, size, Path(scratch) / "mixed.jsonl")
+        workers = speed_up(mixed, model, rounds)
+        mixed.unlink()
+        return {"two_workers": workers, "turns": long_conversations(rows, model, Path(scratch), rounds)}
+
+
+HEAD = (
+    f"{'model':16} {'MB/s':>7} {'× transformers':>14} {'of gigatoken':>12} {'traces ×':>8} {'equal/compared':>16}"
+    f" {'start-up, s':>11}  by the reference"
+)
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """A model's line in the table; all times are CPU time."""
+    mixed, parts = result["mixed"], [result[name] for name in ("mixed", "traces") if name in result]
+    traces = f"{result['traces']['times_transformers']['cpu']:8.1f}" if "traces" in result else f"{'-':>8}"
+    equal = f"{sum(p['equal_rows'] for p in parts)}/{sum(p['compared_rows'] for p in parts)}"
+    reference = "; ".join(f"{why} {n}" for stage in mixed["reference_served"].values() for why, n in stage.items())
+    return (
+        f"{name:16} {mixed['megabytes_per_second']['penstock']['cpu']:7.1f} {mixed['times_transformers']['cpu']:14.1f}"
+        f" {mixed['share_of_gigatoken']['cpu']:12.2f} {traces} {equal:>16} {mixed['start_up']['cpu']:11.1f}"
+        f"  {reference or '-'}"
+    )
+
+
+def verdicts(models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
+    """Which targets are met."""
+    met: dict[str, bool] = {}
+    for name, result in models.items():
+        for part in ("mixed", "traces"):
+            if part in result:
+                found = result[part]
+                met[f"{name}, {part}: {TIMES:.0f} times transformers"] = found["times_transformers"]["cpu"] >= TIMES
+                met[f"{name}, {part}: same tokens"] = found["equal_rows"] == found["compared_rows"] > 0
+        met[f"{name}: {SHARE} of gigatoken"] = result["mixed"]["share_of_gigatoken"]["cpu"] >= SHARE
+    if scaled:
+        met["two workers: 0.8 of the loops"] = scaled["two_workers"]["share_of_loops"] >= 0.8
+        met["400 messages: at most 1.3"] = scaled["turns"]["400_messages_against_4"] <= 1.3
+    return met
+
+
+def report(models: dict[str, Any], scaled: dict[str, Any], met: dict[str, bool]) -> None:
+    """Worst and best, how it scales, and what is missed."""
+    for figure, label in (("times_transformers", "× transformers"), ("share_of_gigatoken", "of gigatoken")):
+        order = sorted((result["mixed"][figure]["cpu"], name) for name, result in models.items())
+        (low, worst), (high, best) = order[0], order[-1]
+        print(f"{label}: worst {low:.2f} ({worst}), best {high:.2f} ({best})")
+    if scaled:
+        workers, turns = scaled["two_workers"]["share_of_loops"], scaled["turns"]["400_messages_against_4"]
+        print(f"two workers: {workers:.2f} of two loops; 400 messages cost {turns:.2f} times 4 messages, per byte")
+    missed = [name for name, ok in met.items() if not ok]
+    print("all targets met" if not missed else "MISSED: " + "; ".join(missed))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, default=MATERIAL.parent / "tokenizer", help="folder")
+    parser.add_argument("--models", nargs="+", type=Path, default=[MATERIAL.parent / "tokenizer"], help="folders")
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
     parser.add_argument("--traces", nargs="*", type=Path, default=[], help="long tool traces, measured by themselves")
-    parser.add_argument("--megabytes", type=float, default=500)
+    parser.add_argument("--megabytes", type=float, default=200)
     parser.add_argument("--pauses", type=int, default=10, help="how often the others are measured in between")
-    parser.add_argument("--rounds", type=int, default=3, help="of workers, loops and turns")
+    parser.add_argument("--rounds", type=int, default=3, help="of workers, loops and turns, on the first model")
     parser.add_argument("--scratch", type=Path, help="folder for the grown data; default: the system's")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
-        result = run(arguments, Path(folder))
-    result["met"] = verdicts(result)
-    print(json.dumps(result, indent=1))
+    tempfile.tempdir = str(arguments.scratch) if arguments.scratch else None
+    rows, traces, size = material(arguments.data), material(arguments.traces), int(arguments.megabytes * 1e6)
+    models: dict[str, Any] = {}
+    print(HEAD)
+    for model in arguments.models:
+        models[model.name] = measure(model.absolute(), rows, traces, size, arguments.pauses)
+        print(line(model.name, models[model.name]), flush=True)
+    scaled = scaling(arguments.models[0].absolute(), rows, size, arguments.rounds) if arguments.rounds else {}
+    met = verdicts(models, scaled)
+    report(models, scaled, met)
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
-    return 0 if all(result["met"].values()) else 1
+        arguments.json.write_text(json.dumps({"models": models, **scaled, "met": met}, indent=1))
+    return 0 if all(met.values()) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 MOMENT = 0.25  # seconds
@@ -103,19 +104,19 @@ def say(how_far: float) -> None:
 def prepare(file: str, tokenizer: str, cache: str, workers: str, warm: str) -> None:
     """Prepare a file; warm after so many bytes."""
     import penstock as ps
-    from penstock.build.progress import Progress
 
     seen: list[int] = []
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: Any) -> None:
         if progress.bytes_seen >= float(warm):
             if not seen:
                 say(progress.bytes_seen)
             seen[:] = [progress.bytes_seen]
 
     ps.prepare(
-        file, tokenizer=tokenizer, cache=cache, workers=workers, dropped_tool_calls="keep", on_progress=on_progress
-    )
+        file, tokenizer=tokenizer, cache=cache, workers=workers, dropped_tool_calls="keep", on_bad_row="quarantine",
+        on_progress=on_progress,
+    )  # fmt: skip
     say(seen[0])
 
 

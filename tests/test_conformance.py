@@ -7,9 +7,16 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
-from benchmarks.conformance import Tally, compare, reference_tokenizer, trl_templates
+import penstock as ps
+from benchmarks.conformance import Clock, Tally, compare, compare_rows, trl_templates
+from benchmarks.masks import Comparison, MaskTally
+from benchmarks.material import Files, sampled
+from benchmarks.oracle import Oracle
+from benchmarks.segments import dump
 
 TEMPLATES = trl_templates()
 TOOL = {
@@ -69,28 +76,82 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, examples: Path) -> list[str]:
+def data(tmp_path_factory: pytest.TempPathFactory, examples: Path) -> list[Files]:
     folder = tmp_path_factory.mktemp("data")
     chats = (examples / "data" / "chats.jsonl").read_text().splitlines()[:24]
     pairs = (examples / "data" / "pairs.jsonl").read_text().splitlines()[:6]
     hostile = [json.dumps(row, ensure_ascii=n % 2 == 0) for n, row in enumerate(HOSTILE)]
     (folder / "chats.jsonl").write_text("\n".join(chats + hostile) + "\n")
     (folder / "pairs.jsonl").write_text("\n".join(pairs) + "\n")
-    return [str(folder / "chats.jsonl"), str(folder / "pairs.jsonl")]
+    return sampled([folder / "chats.jsonl", folder / "pairs.jsonl"], None, tmp_path_factory.mktemp("copies"))
 
 
 @pytest.fixture(scope="module")
-def oracle(tokenizer: Path) -> Any:
-    return reference_tokenizer(tokenizer)
+def oracle(tokenizer: Path) -> Oracle:
+    return Oracle(tokenizer)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tokens_and_masks_equal_transformers(
-    name: str, data: list[str], tokenizer: Path, oracle: Any, tmp_path: Path
-) -> None:
+def test_tokens_and_masks_equal_transformers(name: str, data: list[Files], tokenizer: Path, oracle: Oracle) -> None:
     tally = Tally()
-    for source in data:
-        compare([source], tokenizer, oracle, TEMPLATES[name], tmp_path, tally)
+    for files in data:
+        compare(files, tokenizer, oracle, TEMPLATES[name], tally)
     assert tally.rows >= len(HOSTILE) + 30
-    assert tally.perfect, tally.differing
+    assert tally.perfect, (tally.differing, tally.errors)
+
+
+def test_other_tokens_and_masks_are_noticed(data: list[Files], tokenizer: Path, oracle: Oracle, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATES["trl/qwen2_5"])
+    dataset = ps.prepare(
+        *data[0].paths, tokenizer=tokenizer, template=template, cache=tmp_path, on_bad_row="quarantine",
+        dropped_tool_calls="keep",
+    )  # fmt: skip
+    tally = Tally()
+    compare_rows(dataset, data[0], oracle, TEMPLATES["trl/qwen3_training"], tally, Clock({}))
+    assert not tally.perfect
+    assert "tokens of chats.jsonl:1" in tally.differing
+    untagged, tally = TEMPLATES["trl/qwen2_5_training"].replace("generation %}", "if true %}"), Tally()
+    untagged = (
+        untagged.replace("endif true %}", "endif %}") + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+    )
+    compare_rows(dataset, data[0], oracle, untagged, tally, Clock({}))
+    assert tally.equal == tally.rows
+    assert "mask of chats.jsonl:1" in tally.differing
+
+
+def test_a_changed_segment_is_shown(data: list[Files], tokenizer: Path, tmp_path: Path) -> None:
+    template, out = tmp_path / "template.jinja", tmp_path / "dump.npz"
+    template.write_text(TEMPLATES["trl/qwen3"])
+    dump({"data": data[0].paths, "tokenizer": str(tokenizer), "template": str(template), "out": str(out)})
+    here, there = dict(np.load(out)), dict(np.load(out))
+    decoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    equal = MaskTally()
+    Comparison(here, there, data[0], decoder, equal).run()
+    assert equal.perfect
+    assert equal.rows == equal.segments == equal.masks["all_messages"] == len(here["row"])
+
+    first = int(np.flatnonzero(here["all_assistant_messages"])[0])
+    here["part"] = here["part"].copy()
+    here["part"][first] = 1
+    here["all_assistant_messages"] = here["all_assistant_messages"].copy()
+    here["all_assistant_messages"][first] = False
+    changed = MaskTally()
+    Comparison(here, there, data[0], decoder, changed).run()
+    assert changed.segments == changed.masks["all_assistant_messages"] == changed.rows - 1
+    assert changed.masks["all_messages"] == changed.rows
+    assert set(changed.changes) == {
+        "all_assistant_messages: assistant/body → assistant/header",
+        "segments: assistant/body → assistant/header",
+    }
+    assert changed.shown[0].startswith(f"chats.jsonl:1 tokens {first}:{first + 1}")
+
+
+def test_a_sample_keeps_line_numbers(tmp_path: Path) -> None:
+    source, copies = tmp_path / "rows.jsonl", tmp_path / "copies"
+    source.write_text("".join(f'{{"n": {number}}}\n' for number in range(1, 101)))
+    copies.mkdir()
+    (files,) = sampled([source], 5, copies)
+    rows = (copies / "rows.jsonl").read_text().splitlines()
+    assert [files.name(0, row) for row in range(5)] == [f"rows.jsonl:{json.loads(row)['n']}" for row in rows]
