@@ -1,1 +1,1 @@
-"""Slices in, shards and a manifest out: workers, resume, ledger, proof."""
+"""Slices in, shards and a manifest out: workers, resume, ledger, spot check."""

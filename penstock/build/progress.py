@@ -19,8 +19,10 @@ class SliceReport:
     tokens: int
     bytes: int  # of rows read
     rejected: int
-    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served (or no stencil) -> rows
-    mismatches: int  # rows of the proof's sample that differed; the slice was redone by the references
+    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
+    checked: int  # rows that were redone with the references and compared
+    mismatches: int  # of these, rows that differed; the slice was redone by the references
+    paths: tuple[int, int]  # ways through the template's branches: taken, and compared
     memory: int  # resident bytes of the process
 
     def as_json(self) -> dict[str, Any]:
@@ -43,7 +45,9 @@ class Progress:
     bytes: int = 0  # of rows read by this process
     bytes_seen: int = 0  # of slices found, reused ones included
     rejected: int = 0
+    checked: int = 0
     mismatches: int = 0
+    paths: tuple[int, int] = (0, 0)  # of the process that has taken most
     retries: int = 0
     memory: int = 0  # of the largest worker
     waiting: bool = False
@@ -75,7 +79,9 @@ class Progress:
         self.bytes += report.bytes
         self.bytes_seen += report.bytes
         self.rejected += report.rejected
+        self.checked += report.checked
         self.mismatches += report.mismatches
+        self.paths = max(self.paths, (report.paths[0], report.paths[1]))
         self.memory = max(self.memory, report.memory)
         for stage, why in report.engines.items():
             self.engines.setdefault(stage, Counter()).update(why)

@@ -43,8 +43,9 @@ class SliceJob:
         sample = sampled_rows(slice_.digest, sizes)
         result = self.pipeline.run(rows)
         wrong: list[int] = []
-        if self.pipeline.fast:
-            wrong = mismatches(self.pipeline, rows.rows, sorted({*sample, *result.fresh}), result)
+        checked = sorted({*sample, *result.fresh}) if self.pipeline.fast else []
+        if checked:
+            wrong = mismatches(self.pipeline, rows.rows, checked, result)
         if wrong:
             for rendering in self.pipeline.renderings.values():
                 rendering.renderer.forget_paths()  # they are compared again wherever they are taken
@@ -52,7 +53,7 @@ class SliceJob:
             result.engines["spot check"] = Counter({"the spot check found a difference": result.rows})
         rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
         del rows  # makes room for the shard
-        return self._encoded(slice_, result, rejected, sample, len(wrong), sum(sizes))
+        return self._encoded(slice_, result, rejected, sample, (len(checked), len(wrong)), sum(sizes))
 
     def _encoded(
         self,
@@ -60,7 +61,7 @@ class SliceJob:
         result: SliceResult,
         rejected: list[dict[str, Any]],
         sample: list[int],
-        wrong: int,
+        check: tuple[int, int],  # rows compared with the references, and those that differed
         size: int,
     ) -> Callable[[], SliceReport]:
         columns = result.columns
@@ -80,14 +81,27 @@ class SliceJob:
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
+        taken = self.pipeline.paths[0]
+        paths = taken, 0 if check[1] else taken  # a path that no row has taken before is compared, or the slice redone
         note = {
             "rejected": len(rejected),
             "engines": engines,
-            "mismatches": wrong,
-            "paths": self.pipeline.paths,
+            "checked": check[0],
+            "mismatches": check[1],
+            "paths": paths,
         }
         report = SliceReport(
-            name, result.rows, columns.examples, ledger["tokens"], size, len(rejected), engines, wrong, resident_bytes()
+            name=name,
+            rows=result.rows,
+            examples=columns.examples,
+            tokens=ledger["tokens"],
+            bytes=size,
+            rejected=len(rejected),
+            engines=engines,
+            checked=check[0],
+            mismatches=check[1],
+            paths=paths,
+            memory=resident_bytes(),
         )
 
         def commit() -> SliceReport:

@@ -59,8 +59,8 @@ def summary(console: Console, outcome: Outcome) -> None:
         table.add_row("engines", _engines(outcome))
         speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"
         table.add_row("time", f"{duration(progress.seconds)} ({speed}, {progress.workers} workers)")
-    proof = f"{dataset.manifest.proof['rows']:,} rows redone with the reference engines"
-    table.add_row("proof", proof + (f", {progress.mismatches} differed (redone)" if progress.mismatches else ""))
+    if progress.checked:
+        table.add_row("spot check", _checks(outcome))
     if outcome.quarantine:
         table.add_row("set aside", str(outcome.quarantine))
     for warning in outcome.warnings:
@@ -85,16 +85,26 @@ def _slices(outcome: Outcome) -> str:
 
 def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
-    single: Mapping[str, int] = outcome.progress.engines.get("stencil", {})
-    lines = [f"stencils: {100 * max(0, rows - sum(single.values())) / rows:.2f}%" + _reasons(single, "one by one")]
-    if not outcome.dataset.manifest.recipe["templates"]:
-        lines = []  # nothing was rendered
-    for stage, fast in (("render", "minijinja"), ("encode", "gigatoken")):
+    lines = []
+    stages = [("encode", "gigatoken")]
+    if outcome.dataset.manifest.recipe["templates"]:
+        stages.insert(0, ("render", "machine"))
+    for stage, fast in stages:
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)
         text = f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
         lines.append(text + _reasons(why, "by the reference"))
     return "\n".join(lines)
+
+
+def _checks(outcome: Outcome) -> str:
+    """What was compared with the references."""
+    progress = outcome.progress
+    text = f"{progress.checked:,} rows compared with the reference engines"
+    if progress.mismatches:
+        return f"{text}, {progress.mismatches:,} differed (their slices were redone)"
+    taken, compared = progress.paths
+    return f"{text}; paths: {compared} of {taken} checked" if taken else text
 
 
 def _reasons(why: Mapping[str, int], how: str) -> str:

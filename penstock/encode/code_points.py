@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ REORDERS: Final = 4  # a mark that does not compose, but has its place among oth
 _UNSEEN: Final = 128
 _STEP: Final = 1 << 13
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
+# Where characters with two canonical parts lie; a test looks through all of Unicode.
+_COMPOSED: Final = (range(0xC0, 0x3100), range(0xFB1D, 0xFB50), range(0x11000, 0x12000), range(0x1D100, 0x1D200))
 _kinds = np.full(0x110000, _UNSEEN, np.uint8)
 
 
@@ -130,7 +133,6 @@ def _kind(code_point: int) -> int:
 
 @cache
 def _seconds() -> frozenset[int]:
-    """All that some character has as the second of its two parts; conjoining jamo, which follow a rule, are not listed.
-    No such character lies beyond the second plane."""
-    parts = (unicodedata.decomposition(chr(code_point)).split() for code_point in range(0x20000))
+    """All that some character has as the second of its two parts; conjoining jamo, which follow a rule, are not listed."""
+    parts = (unicodedata.decomposition(chr(code_point)).split() for code_point in chain(*_COMPOSED))
     return frozenset(int(pair[1], 16) for pair in parts if len(pair) == 2 and not pair[0].startswith("<"))

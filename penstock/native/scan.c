@@ -11,21 +11,19 @@ static bool all_bytes(PyObject *list) {
 
 /* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is not UTF-8. */
 static int kinds_of(const char *text, size_t n, const uint8_t *table) {
-    if (!is_utf8(text, n)) return -1;
     int found = 0;
     for (size_t i = 0; i < n;) {
-        uint64_t word;
-        if (n - i >= 8 && (memcpy(&word, text + i, 8), !(word & 0x8080808080808080u))) {
-            i += 8;
-            continue;
+        i += ascii_prefix(text + i, n - i);
+        while (i < n && !(text[i] & 0x80)) i++;
+        const size_t start = i;
+        for (int size; i < n && (text[i] & 0x80); i += (size_t)size) {
+            size = text[i] & 0x20 ? (text[i] & 0x10 ? 4 : 3) : 2;
+            if (n - i < (size_t)size || !(text[i] & 0x40)) return -1;
+            const uint32_t point = decode(text + i, &size);
+            if (point >= 0x110000) return -1;
+            found |= table[point];
         }
-        if (!(text[i] & 0x80)) {
-            i++;
-            continue;
-        }
-        int size;
-        found |= table[decode(text + i, &size)];
-        i += (size_t)size;
+        if (!is_utf8(text + start, i - start)) return -1;
     }
     return found;
 }

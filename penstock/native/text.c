@@ -56,7 +56,7 @@ static bool follows(const unsigned char *s, int n) {
 }
 
 /* How far a text is ASCII, in steps of a few bytes. */
-static size_t ascii_prefix(const char *s, size_t n) {
+size_t ascii_prefix(const char *s, size_t n) {
     size_t i = 0;
 #if defined(__SSE2__)
     for (; i + 16 <= n; i += 16)

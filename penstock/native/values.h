@@ -279,6 +279,7 @@ uint32_t decode(const char *p, int *size); /* valid UTF-8 only */
 int encode(char *p, uint32_t c);
 bool is_utf8(const char *s, size_t n);
 bool is_ascii(const char *s, size_t n);
+size_t ascii_prefix(const char *s, size_t n); /* how far it is ASCII, in steps of some bytes */
 size_t count_points(const char *s, size_t n);
 size_t point_offset(const char *s, size_t n, size_t index);
 const char *find(const char *text, size_t n, const char *wanted, size_t size);

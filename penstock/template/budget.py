@@ -16,9 +16,9 @@ from jinja2.utils import Namespace
 
 MAX_STEPS: Final = 10_000_000  # syntax nodes run in one render …
 STEPS_PER_VALUE: Final = 400  # … plus this for each value in the row …
-STEPS_PER_CHARACTER: Final = 4  # … and this for each character
+STEPS_PER_CHARACTER: Final = 64  # … and this for each character
 MAX_FUEL: Final = 1 << 26  # characters made in one render …
-FUEL_PER_CHARACTER: Final = 128  # … plus this for each character in the row
+FUEL_PER_CHARACTER: Final = 64  # … plus this for each character in the row
 MAX_DEPTH: Final = 100  # macros that call each other
 
 READ: Final = 3  # as a shift: reading costs an eighth of making

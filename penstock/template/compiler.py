@@ -28,6 +28,8 @@ class Compiler(Expressions):
         self._macros: list[tuple[nodes.Macro, Frame, int]] = []  # whose bodies are still to be compiled
 
     def compile(self, tree: nodes.Template) -> Bytecode:
+        if find_undeclared(tree.body, ("self",)):
+            raise NotCompiled("self")
         frame = Frame(Symbols(level=0))
         frame.symbols.analyze_node(tree)
         self._enter(frame)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.template.tracing import Span, Traced, add_span
+from penstock.template.budget import Budget
+from penstock.template.tracing import SPAN, Span, Traced, add_span
 
 Piece = tuple[int, int, int]  # message, start, end
 
@@ -89,7 +90,7 @@ class Buffer:
     _open: list[_Open] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)  # of generation blocks
 
-    def collect(self, chunks: Iterable[str]) -> Traced:
+    def collect(self, chunks: Iterable[str], budget: Budget) -> Traced:
         """The text of all strings, with its owners."""
         for chunk in chunks:
             if isinstance(chunk, Mark):
@@ -97,12 +98,13 @@ class Buffer:
             else:
                 self._texts.append(chunk)
                 if isinstance(chunk, Traced):
+                    budget.make(SPAN * len(chunk.spans))
                     for start, end, message, looped in chunk.spans:
                         add_span(self._spans, Span(start + self._size, end + self._size, message, looped))
                 self._size += len(chunk)
         while self._open:
             self._close()
-        return Traced("".join(self._texts), self._spans)
+        return Traced("".join(self._texts), self._spans, budget)
 
     def _read(self, mark: Mark) -> None:
         match mark.event:
@@ -151,7 +153,7 @@ def claim_statement(text: Traced) -> Traced:
     if len({span.message for span in text.spans}) != 1:
         return text
     looped = any(span.looped for span in text.spans)
-    return Traced(text, [Span(0, len(text), text.spans[0].message, looped)])
+    return Traced(text, [Span(0, len(text), text.spans[0].message, looped)], text.budget)
 
 
 def pieces_of(spans: Iterable[Span], assistants: Sequence[bool]) -> list[Piece]:

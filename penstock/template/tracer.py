@@ -70,14 +70,16 @@ class Tracer(Sandbox):
     def trace(self, template: jinja2.Template, context: Mapping[str, Any]) -> Trace:
         """Render a row."""
         messages: Sequence[Message] = context["messages"]
-        copies = [_trace_message(message, number) for number, message in enumerate(messages)]
+        copies = [self._trace_message(message, number) for number, message in enumerate(messages)]
         self._numbers = {id(copy): number for number, copy in enumerate(copies)}
         self._assistants = [role_number(message.get("role")) is Role.ASSISTANT for message in messages]
         self._loops.clear()
         self._captured_generation = False
         self.budget.start(context)
         root = Buffer(self._assistants)
-        text = root.collect(template.root_render_func(template.new_context({**context, "messages": copies})))
+        text = root.collect(
+            template.root_render_func(template.new_context({**context, "messages": copies})), self.budget
+        )
         pieces = pieces_of(text.spans, self._assistants)
         return Trace(text, pieces, sorted(root.generations), not self._captured_generation)
 
@@ -87,7 +89,7 @@ class Tracer(Sandbox):
         parts = list(chunks)
         self.budget.join(list(map(len, parts)))
         capture = Buffer(self._assistants)
-        text = capture.collect(parts)
+        text = capture.collect(parts, self.budget)
         self._captured_generation |= bool(capture.generations)
         return text
 
@@ -111,6 +113,13 @@ class Tracer(Sandbox):
         return run
 
     # ---- messages
+
+    def _trace_message(self, message: Message, number: int) -> Message:
+        """A copy with traced strings. Roles stay plain: they name a message and are no text of it."""
+        return {
+            trace(key, number, self.budget): value if key == "role" else trace(value, number, self.budget)
+            for key, value in message.items()
+        }
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """An iteration over integers belongs to the first message that it finds by its integer."""
@@ -191,11 +200,6 @@ def _output(name: str, node: nodes.Expr) -> nodes.Output:
 
 def _printed(node: nodes.Expr) -> nodes.Expr:
     return node if isinstance(node, nodes.TemplateData) else call_filter(PRINTED, node)
-
-
-def _trace_message(message: Message, number: int) -> Message:
-    """A copy with traced strings. Roles stay plain: they are printed as names, not as text of a message."""
-    return {trace(key, number): value if key == "role" else trace(value, number) for key, value in message.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -1,17 +1,22 @@
 """Strings that know which message each of their characters comes from.
 
 A `Traced` string is an ordinary string to a template. What cuts it up or puts it together keeps the origin of every
-character; what rewrites characters (`upper`, `tojson`, `%`, …) gives a plain string. Cost: Python speed, one tuple per
-run of characters with one origin.
+character; what rewrites characters (`upper`, `tojson`, `%`, …) gives a plain string. Cost: about a microsecond for each
+run of characters with one origin, charged to the render's budget.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 from markupsafe import Markup
+
+from penstock.template.budget import Budget
+
+SPAN: Final = 64  # what a new span costs, in characters
+_END: Final = 1 << 62
 
 
 class Span(NamedTuple):
@@ -20,36 +25,46 @@ class Span(NamedTuple):
     start: int
     end: int
     message: int
-    looped: bool = False  # printed by an iteration of a loop over the messages
+    looped: bool = False  # printed by an iteration of a loop over messages
 
 
 class Traced(str):
     """A string with the spans of it that belong to messages: sorted, apart, none empty."""
 
-    __slots__ = ("spans",)
+    __slots__ = ("budget", "spans")
     spans: tuple[Span, ...]
+    budget: Budget | None
 
-    def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> Traced:
+    def __new__(cls, text: str = "", spans: Iterable[Span] = (), budget: Budget | None = None) -> Traced:
         self = super().__new__(cls, text)
-        self.spans = tuple(spans)
+        self.spans, self.budget = tuple(spans), budget
         return self
 
     def __str__(self) -> str:
         return self  # so that printing keeps the spans
 
+    def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[Span]:
+        """The spans of a part, which is about to stand at `to`."""
+        shift = to - start
+        for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
+            first, last, message, looped = self.spans[number]
+            if first >= end:
+                break
+            yield Span(max(first, start) + shift, min(last, end) + shift, message, looped)
+
     def cut(self, start: int, end: int) -> Traced:
         """The characters from start to end."""
-        spans = []
-        for number in range(bisect_right(self.spans, start, key=_end), len(self.spans)):
-            span = self.spans[number]
-            if span.start >= end:
-                break
-            spans.append(Span(max(span.start, start) - start, min(span.end, end) - start, span.message, span.looped))
-        return Traced(str.__getitem__(self, slice(start, end)), spans)
+        if start <= 0 and end >= len(self):
+            return self
+        spans = tuple(self.spans_between(start, end))
+        if self.budget is not None:
+            self.budget.make(SPAN * (len(spans) + 1))
+        return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget)
 
-    def _cut_all(self, pieces: Iterable[str], gap: int = 0) -> list[Traced]:
-        """The pieces, which stand in this order with gaps between them."""
-        found, position = [], 0
+    def _cut_all(self, pieces: Iterable[str], gap: int = 0) -> list[str]:
+        """The pieces, which stand here in this order with gaps between them."""
+        found: list[str] = []
+        position = 0
         for piece in pieces:
             found.append(self.cut(position, position + len(piece)))
             position += len(piece) + gap
@@ -66,7 +81,14 @@ class Traced(str):
         return self.cut(index, index + 1)
 
     def __iter__(self) -> Iterator[str]:
-        return (self.cut(index, index + 1) for index in range(len(self)))
+        position = 0
+        for start, end, message, looped in self.spans:
+            yield from str.__getitem__(self, slice(position, start))
+            whole = (Span(0, 1, message, looped),)
+            for character in str.__getitem__(self, slice(start, end)):
+                yield Traced(character, whole, self.budget)
+            position = end
+        yield from str.__getitem__(self, slice(position, None))
 
     def strip(self, chars: str | None = None, /) -> Traced:
         return self.lstrip(chars).rstrip(chars)
@@ -91,17 +113,18 @@ class Traced(str):
 
     def _located(self, pieces: list[str], separator: str | None) -> list[str]:
         if separator is not None:
-            return [*self._cut_all(pieces, len(separator))]
-        found, position = [], 0
+            return self._cut_all(pieces, len(separator))
+        found: list[str] = []
+        position = 0
         for piece in pieces:
             start = self.find(piece, position)
             position = start + len(piece)
             found.append(self.cut(start, position))
-        return [*found]
+        return found
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         lines = self._cut_all(str.splitlines(self, True))
-        return [*lines] if keepends else [line.cut(0, len(str.splitlines(line)[0])) for line in lines]
+        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         before, found, after = self._cut_all(str.partition(self, sep))
@@ -122,34 +145,53 @@ class Traced(str):
     def join(self, iterable: Iterable[str], /) -> str:
         items = list(iterable)
         str.join(self, items)  # where it fails
-        return concat(part for item in items for part in (self, item)).cut(len(self) if items else 0, MAX)
+        return concat(part for number, item in enumerate(items) for part in ((self, item) if number else (item,)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         str.replace(self, old, new, count)  # where it fails
         times = count.__index__()
-        return traced(new).join(self.split(old, times) if old else self._between(times))
+        if not old:
+            return traced(new).join(self._characters(times))
+        added, position = traced(new), 0
+        parts: list[tuple[str, int, int]] = []
+        for kept in str.split(self, old, times):
+            parts.append((self, position, len(kept)))
+            parts.append((added, 0, len(added)))
+            position += len(kept) + len(old)
+        return _assemble(parts[:-1])
 
-    def _between(self, count: int) -> list[str]:
-        """The pieces that replacing `""` joins: each character on its own, up to the last insertion."""
-        cuts = min(count, len(self) + 1) if count >= 0 else len(self) + 1
-        return ["", *(self[index] for index in range(cuts - 1)), self.cut(cuts - 1, MAX)] if cuts else [self]
-
-
-MAX = 1 << 62
+    def _characters(self, count: int) -> list[str]:
+        """The pieces between which replacing `""` inserts: each character, up to the last insertion."""
+        times = min(count, len(self) + 1) if count >= 0 else len(self) + 1
+        return ["", *(self[index] for index in range(times - 1)), self.cut(times - 1, _END)] if times else [self]
 
 
 def concat(parts: Iterable[str]) -> Traced:
     """The parts joined, with the spans of those that are traced."""
-    texts: list[str] = []
+    return _assemble([(part, 0, len(part)) for part in parts])
+
+
+def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
+    """Parts (string, start, length) joined; a first part that is whole keeps its spans as they are."""
     spans: list[Span] = []
+    texts: list[str] = []
+    budget = None
     size = 0
-    for part in parts:
-        texts.append(part)
-        if isinstance(part, Traced):
-            for start, end, message, looped in part.spans:
-                add_span(spans, Span(start + size, end + size, message, looped))
-        size += len(part)
-    return Traced("".join(texts), spans)
+    for text, start, length in parts:
+        whole = length == len(text)
+        texts.append(text if whole else str.__getitem__(text, slice(start, start + length)))
+        if isinstance(text, Traced) and text.spans:
+            budget = budget or text.budget
+            if whole and not size:
+                spans += text.spans
+            else:
+                for span in text.spans_between(start, start + length, size):
+                    add_span(spans, span)
+        size += length
+    if budget is not None:
+        reused = len(parts[0][0].spans) if isinstance(parts[0][0], Traced) else 0
+        budget.make(len(spans) + max(0, len(spans) - reused) * SPAN)
+    return Traced("".join(texts), spans, budget)
 
 
 def add_span(spans: list[Span], span: Span) -> None:
@@ -165,18 +207,18 @@ def traced(text: str) -> Traced:
     return text if isinstance(text, Traced) else Traced(text)
 
 
-def trace(value: Any, message: int) -> Any:
+def trace(value: Any, message: int, budget: Budget) -> Any:
     """A value made of JSON types, all of its strings traced to a message."""
     if isinstance(value, str):
-        return Traced(value, (Span(0, len(value), message),) if value else ())
+        return Traced(value, (Span(0, len(value), message),) if value else (), budget)
     if isinstance(value, dict):
-        return {trace(key, message): trace(item, message) for key, item in value.items()}
+        return {trace(key, message, budget): trace(item, message, budget) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(trace(item, message) for item in value)
+        return type(value)(trace(item, message, budget) for item in value)
     return value
 
 
-def _end(span: Span) -> int:
+def _end_of(span: Span) -> int:
     return span.end
 
 
