@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.chat import plain_rows, special_text, stencil
 from penstock.encode import code_points
 from penstock.native import native
 from penstock.sources import lines
@@ -75,11 +74,11 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The inner loops once as they were compiled, once in Python."""
+    """The loops over text once as they were compiled, once in Python."""
     if request.param == "compiled" and native is None:
         pytest.skip("installed without a compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for module in (lines, plain_rows, special_text, stencil, code_points):
+            for module in (lines, code_points):
                 patch.setattr(module, "native", None)
         yield

@@ -40,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def test_plain_messages_pass_as_they_are() -> None:
     messages = [system("S"), {"role": "developer", "content": "D"}, user("Hi"), bot("Ho")]
-    assert only({"messages": messages}) == Conversation(messages, plain=True, odd=())
+    assert only({"messages": messages}) == Conversation(messages)
 
 
 def test_messages_keep_their_extra_keys() -> None:
@@ -50,7 +50,7 @@ def test_messages_keep_their_extra_keys() -> None:
         {"role": "tool", "content": None, "tool_call_id": "c1"},
         {"role": "assistant", "content": [{"type": "text", "text": "Ho"}], "extra": {"x": [1]}},
     ]
-    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(messages, [TOOL], odd=(0, 1, 2, 3))
+    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(messages, [TOOL])
 
 
 def test_roles_are_mapped() -> None:
@@ -115,7 +115,6 @@ def test_weights_are_taken_out_of_messages(given: dict[str, Any], weight: float 
     conversation = only({"messages": [user("Hi"), {**bot("Ho"), **given}]})
     assert conversation.messages == [user("Hi"), bot("Ho")]
     assert conversation.weights == (None if weight is None else (None, weight))
-    assert not conversation.has_float
 
 
 def test_other_weight_keys() -> None:
@@ -244,23 +243,6 @@ def calling(arguments: object) -> list[dict[str, Any]]:
     return [user("Hi"), {**bot(""), "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"messages": calling({"x": 1})}, False),
-        ({"messages": calling({"x": [{"y": 1.0}]})}, True),
-        ({"messages": [user("Hi"), {**bot("Ho"), "score": 0.5}]}, True),
-        ({"messages": [user("1.5"), bot("2.5")], "other": 1.5}, False),
-        ({"messages": [user("Hi"), bot("Ho")], "tools": [{"default": 0.5}]}, True),
-        ({"messages": [user("Hi"), bot("Ho")], "tools": '[{"default": 0.5}]'}, True),
-        ({"messages": [user("Hi"), bot("Ho")], "chat_template_kwargs": {"t": 0.5}}, True),
-        ({"messages": [user("Hi"), {**bot("Ho"), "weight": 0.5}]}, False),
-    ],
-)
-def test_floats_are_noticed_where_a_template_can_print_them(row: dict[str, Any], expected: bool) -> None:
-    assert only(row).has_float is expected
-
-
 @pytest.mark.parametrize("number", [2**63, 2**64, 2**64 + 1, -(2**63) - 1, 10**30 + 7])
 def test_integers_of_any_size_stay_exact(number: int) -> None:
     conversation = only({"messages": calling({"x": number, "y": 0.5, "z": 1e30})})
@@ -268,7 +250,6 @@ def test_integers_of_any_size_stay_exact(number: int) -> None:
     assert arguments == {"x": number, "y": 0.5, "z": 1e30}
     assert isinstance(arguments["x"], int)
     assert isinstance(arguments["z"], float)
-    assert conversation.has_float  # engines print those differently, too
     text = json.dumps([{"n": number}])
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": text}).tools == [{"n": number}]
 

@@ -13,7 +13,18 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from penstock.chat.conversation import Message, Part
 from penstock.errors import RowError
 from penstock.regions.splitter import RegionsMode
-from tests.chat.splitting import DATE, SPECIAL, Recipe, Split, assistant, calls, returns, trl_recipe, trl_template, user
+from tests.regions.splitting import (
+    DATE,
+    SPECIAL,
+    Recipe,
+    Split,
+    assistant,
+    calls,
+    returns,
+    trl_recipe,
+    trl_template,
+    user,
+)
 
 AGREEING = ["llama3", "gemma3", "cohere", "cohere2", "lfm2", "qwen3", "qwen3_vl", "qwen2_5_vl", "qwen3_instruct_2507"]
 TRL = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"  # type: ignore[union-attr]
@@ -54,7 +65,7 @@ def by_author(template: str, messages: list[Message], text: str) -> list[bool]:
 
 def split_or_skip(recipe: Recipe, messages: list[Message]) -> Split:
     try:
-        recipe.engine.plain(messages)
+        recipe.renderer.plain(messages)
     except RowError as error:
         pytest.skip(str(error))
     return recipe.split(messages)
@@ -74,7 +85,7 @@ def test_auto_is_the_authors_word(name: str, monkeypatch: pytest.MonkeyPatch) ->
     tried = 0
     for title, messages in CONVERSATIONS.items():
         try:
-            recipe.engine.plain(messages)
+            recipe.renderer.plain(messages)
         except RowError:
             continue
         split = recipe.split(messages)

@@ -1,4 +1,4 @@
-"""Hostile and unusual conversations for the template engine, and transformers' own answer to them."""
+"""Hostile and unusual conversations for a template, and transformers' own answer to them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import transformers.utils.chat_template_utils as hf
 import trl
-from penstock.chat.guards import has_float
-from penstock.chat.probes import PROBES, SEARCH, WEATHER, assistant, calling, result, system, user
 
 from penstock.chat.conversation import Conversation
+from penstock.template.probes import PROBES, SEARCH, WEATHER, assistant, calling, result, system, user
 
 DATE = datetime.date(2026, 1, 2)
 TOKENS: dict[str, str | list[str]] = {
@@ -39,7 +38,7 @@ def _call(**arguments: Any) -> Conversation:
     message = calling(1, False)
     message["tool_calls"][0]["function"]["arguments"] = arguments
     messages = [user(0), message, result(2), assistant(3)]
-    return Conversation(messages, [WEATHER, SEARCH], has_float=has_float(arguments))
+    return Conversation(messages, [WEATHER, SEARCH])
 
 
 same = user(0)
@@ -62,7 +61,7 @@ HOSTILE = (
     Conversation([same, assistant(1), same, assistant(3), same, assistant(5)]),
     Conversation([user(0), assistant(1)], variables={"temperature": 0.5, "enable_thinking": True}),
     Conversation([system(0), *(message for n in range(12) for message in (user(2 * n + 1), assistant(2 * n + 2)))]),
-    Conversation([user(0), {"role": "assistant", "content": 5}, {"role": "tool", "content": 1.5}], has_float=True),
+    Conversation([user(0), {"role": "assistant", "content": 5}, {"role": "tool", "content": 1.5}]),
 )
 BATTERY = (*PROBES, *HOSTILE)
 

@@ -1,4 +1,4 @@
-"""What the tests of the splitter share: real templates, engines, and segments read back as text."""
+"""What the tests of the splitter share: real templates, renderers, and segments read back as text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.chat.engine import TemplateEngine
-
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.errors import RowError
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import RegionsMode, Splitter
 from penstock.template.rendered import Rendered
+from penstock.template.renderer import TemplateRenderer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 DATE = datetime.date(2026, 1, 2)
@@ -55,9 +54,9 @@ class Split(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A template's engine with a splitter."""
+    """A template's renderer with a splitter."""
 
-    engine: TemplateEngine
+    renderer: TemplateRenderer
     splitter: Splitter
 
     def split(self, messages: list[Message], tools: list[Any] | None = None, **variables: Any) -> Split:
@@ -66,14 +65,14 @@ class Recipe(NamedTuple):
 
     def split_all(self, conversations: list[Conversation]) -> list[Split]:
         """Render and split a batch."""
-        regions = self.engine.render(conversations)
-        segments, errors = self.splitter.split(conversations, regions)
-        return [_read(regions, segments, errors, row) for row in range(len(conversations))]
+        rendered = self.renderer.render(conversations)
+        segments, errors = self.splitter.split(rendered)
+        return [_read(rendered, segments, errors, row) for row in range(len(conversations))]
 
 
-def _read(regions: Rendered, segments: Segments, errors: dict[int, RowError], row: int) -> Split:
-    low = int(regions.text_ends[row - 1]) if row else 0
-    text = regions.data[low : int(regions.text_ends[row])]
+def _read(rendered: Rendered, segments: Segments, errors: dict[int, RowError], row: int) -> Split:
+    low = int(rendered.text_ends[row - 1]) if row else 0
+    text = rendered.data[low : int(rendered.text_ends[row])]
     runs, start = [], 0
     for index in range(int(segments.offsets[row]), int(segments.offsets[row + 1])):
         end = int(segments.ends[index])
@@ -85,10 +84,10 @@ def _read(regions: Rendered, segments: Segments, errors: dict[int, RowError], ro
 
 
 def recipe(template: str, mode: RegionsMode = RegionsMode.STRUCTURE, **variables: Any) -> Recipe:
-    """An engine and a splitter; the template's own markers are the special tokens."""
-    engine = TemplateEngine(template, special_tokens=SPECIAL, variables=variables, date=DATE)
+    """A renderer and a splitter; the template's own markers are the special tokens."""
+    renderer = TemplateRenderer(template, special_tokens=SPECIAL, variables=variables, date=DATE)
     tokens = frozenset(MARKER.findall(template)) | set(SPECIAL.values())
-    return Recipe(engine, Splitter(engine, special_tokens=tokens, eos_token="</s>", mode=mode))
+    return Recipe(renderer, Splitter(renderer, special_tokens=tokens, eos_token="</s>", mode=mode))
 
 
 @cache

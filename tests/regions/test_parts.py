@@ -8,7 +8,7 @@ import pytest
 
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.regions.splitter import RegionsMode, Splitter
-from tests.chat.splitting import Recipe, assistant, calls, recipe, returns, trl_recipe, user
+from tests.regions.splitting import Recipe, assistant, calls, recipe, returns, trl_recipe, user
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -165,9 +165,9 @@ def test_white_space_before_and_after_the_stop() -> None:
 
 
 def test_a_stop_that_is_no_special_token_is_no_stop() -> None:
-    engine = recipe(CHATML).engine
-    splitter = Splitter(engine, special_tokens=frozenset({"</s>"}), eos_token="</s>", mode=RegionsMode.AUTO)
-    split = Recipe(engine, splitter).split([user("q"), assistant("a")])
+    renderer = recipe(CHATML).renderer
+    splitter = Splitter(renderer, special_tokens=frozenset({"</s>"}), eos_token="</s>", mode=RegionsMode.AUTO)
+    split = Recipe(renderer, splitter).split([user("q"), assistant("a")])
     assert split.assistant(1) == {"HEADER": "<|im_start|>assistant\n", "BODY": "a<|im_end|>\n"}
     assert split.notes == {"no_stop": 1}
     assert splitter.warnings == (
@@ -262,14 +262,14 @@ def test_the_cost_of_a_long_conversation_stays_linear(monkeypatch: pytest.Monkey
     """Where no table settles a header the row's prompts are rendered, but only so many."""
     thinks = recipe(THINKS)
     asked = 0
-    plain = thinks.engine.plain
+    plain = thinks.renderer.plain
 
     def counted(*args: Any, **options: Any) -> str:
         nonlocal asked
         asked += 1
         return plain(*args, **options)
 
-    monkeypatch.setattr(thinks.engine, "plain", counted)
+    monkeypatch.setattr(thinks.renderer, "plain", counted)
     doubtful = [user("q"), assistant("<think>\n\n</think>\na")]
     assert thinks.split(doubtful * 5).known
     assert asked == 5

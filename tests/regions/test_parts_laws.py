@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.chat.conversation import Conversation, Message, Part, Role, role_number
 from penstock.regions.splitter import RegionsMode
-from tests.chat.splitting import Split, trl_recipe
+from tests.regions.splitting import Split, trl_recipe
 
 NAMES = ["qwen2_5", "qwen3_training", "llama3_training", "gemma4", "gptoss", "deepseek_r1_distill_training"]
 MARKERS = ["<|im_end|>", "<|im_start|>assistant\n", "<|eot_id|>", "<think>\n", "</think>", "<turn|>", "</s>", "\n", " "]
@@ -69,6 +69,6 @@ def test_segments_cover_each_text_once(name: str, mode: RegionsMode, batch: list
             assert all(run.part is Part.GLUE for run in split.runs)
             continue
         check_labels(split, conversation.messages)
-        if mode is RegionsMode.STRUCTURE or not recipe.engine.has_generation:
+        if mode is RegionsMode.STRUCTURE or not recipe.renderer.has_generation:
             check_order(split)
             assert not any(run.inclusive for run in split.runs)
