@@ -1,5 +1,6 @@
 """The cache folder: where shards, manifests and tokenizers are, and how they get there.
 
+    CACHE/penstock-cache.json          makes the folder a cache; the first file in it
     CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
     CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
@@ -19,11 +20,12 @@ from typing import Any
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder, write_whole
+from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder
 from penstock.store.format import canonical
+from penstock.store.marker import is_marked, mark
+from penstock.store.tree import NAME, Tree
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
-_NAME = re.compile(r"b3-[0-9a-f]{64}")
 
 
 def default_cache() -> Path:
@@ -37,7 +39,7 @@ def default_cache() -> Path:
 
 def checked_name(name: object) -> str:
     """A digest from a file, fit to become part of a path; anything else is refused."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
     return name
 
@@ -53,7 +55,7 @@ class Cache:
                 "Use a local or NFS folder with --cache."
             )
         self.root = (Path(text).expanduser() if text else default_cache()).absolute()
-        self.tmp = self.root / "tmp"
+        self.tree = Tree(self.root)
 
     def shard_path(self, name: str) -> Path:
         """Where the shard of that name is, or will be."""
@@ -75,12 +77,17 @@ class Cache:
         """Where the tokenizer.json with that digest is kept."""
         return self.root / "tokenizers" / f"{checked_name(digest)}.json"
 
+    def check_marker(self) -> bool:
+        """Is the folder marked as a cache? One that is missing or empty is not, yet; any other is a StoreError."""
+        return is_marked(self.tree)
+
     def prepare_root(self) -> None:
-        """Make the cache folder; a StoreError with the remedy where that can't be."""
+        """Make and mark the cache folder; a StoreError with the remedy where that can't be."""
         make_folder(self.root)
-        make_folder(self.tmp, like=self.root)
-        with explained(self.root, "can't be written"):
-            if not os.access(self.tmp, os.W_OK | os.X_OK):
+        if not self.check_marker():
+            mark(self.tree)
+        with explained(self.root, "can't be written"), self.tree.folder(self.tree.tmp, create=True):
+            if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
 
     def has_shard(self, name: str) -> bool:
@@ -90,16 +97,16 @@ class Cache:
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard and its note in place; the shard last."""
         note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
-        write_whole(self.note_path(name), canonical(note), self.tmp, "note", durable=False)
-        write_whole(self.shard_path(name), data, self.tmp, "shard")
+        self.tree.write(self.note_path(name), canonical(note), "note", durable=False)
+        self.tree.write(self.shard_path(name), data, "shard")
         bad = self.bad_path(name)
         if bad.exists():
             with explained(bad, "can't be removed, though the shard has been made again"):
-                bad.unlink(missing_ok=True)
+                self.tree.remove(bad)
 
     def mark_bad(self, name: str, why: str) -> None:
         """Have the next prepare make a shard again; readers keep what is there until then."""
-        write_whole(self.bad_path(name), why.encode(), self.tmp, "bad", durable=False)
+        self.tree.write(self.bad_path(name), why.encode(), "bad", durable=False)
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
@@ -124,5 +131,5 @@ class Cache:
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
         if not is_there(path):
-            write_whole(path, tokenizer_json, self.tmp, "tokenizer")
+            self.tree.write(path, tokenizer_json, "tokenizer")
         return name
