@@ -4,6 +4,7 @@
     CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
     CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
+    CACHE/retired/b3-….….arrow         shards that were replaced, while readers may still have them mapped
     CACHE/memo/…, claims/…, tmp/…      conveniences; losing them only repeats work
 
 A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk. A file `….bad`
@@ -12,15 +13,17 @@ beside it says that `verify` found its bytes wrong: it counts as missing until i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder
+from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder
 from penstock.store.format import canonical
 from penstock.store.marker import is_marked, mark
 from penstock.store.tree import NAME, Tree
@@ -95,14 +98,32 @@ class Cache:
         return is_there(self.shard_path(name)) and not self.bad_path(name).exists()
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
-        """Put a shard and its note in place; the shard last."""
-        note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
-        self.tree.write(self.note_path(name), canonical(note), "note", durable=False)
-        self.tree.write(self.shard_path(name), data, "shard")
-        bad = self.bad_path(name)
-        if bad.exists():
-            with explained(bad, "can't be removed, though the shard has been made again"):
-                self.tree.remove(bad)
+        """Put a shard and its note in place; the shard last. Readers may have mapped the one that is there.
+
+        On NFS a mapped file must not vanish: its readers on other hosts would die of SIGBUS. So an equal shard stays,
+        and one that has to be replaced is kept under another name until `gc` finds it old.
+        """
+        path, made = self.shard_path(name), bytes_digest(data)
+        self.tree.write(
+            self.note_path(name), canonical({**note, "digest": made, "bytes": len(data)}), "note", durable=False
+        )
+        with explained(path, "can't be replaced"):
+            if self._found_digest(path, len(data)) == made:
+                with contextlib.suppress(PermissionError):  # another user's
+                    self.tree.touch(path)  # tells `gc` and others who were asked to make it anew
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self.tree.move(path, self.root / "retired" / f"{name}.{secrets.token_hex(6)}.arrow")
+                fault("shard.retire")
+                self.tree.write(path, data, "shard", keep=True)
+        with explained(self.bad_path(name), "can't be removed, though the shard has been made again"):
+            self.tree.remove(self.bad_path(name))
+
+    def _found_digest(self, path: Path, size: int) -> str | None:
+        try:
+            return file_digest(path) if is_there(path) and path.stat().st_size == size else None
+        except OSError:
+            return None
 
     def mark_bad(self, name: str, why: str) -> None:
         """Have the next prepare make a shard again; readers keep what is there until then."""

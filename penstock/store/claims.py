@@ -43,8 +43,8 @@ class Claims:
                 return False
             try:
                 self._tree.remove(path)
-            except PermissionError:
-                return True  # a dead claim that we may not remove: work without one
+            except OSError:
+                return True  # a dead claim that we may not remove, or no claim at all: work without one
             if not self._create(path):
                 return False  # another process was faster
         with self._lock:

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,10 +82,10 @@ def _process_space() -> bytes:
 def process_start(pid: int) -> str | None:
     """When a process of this host started (ticks since boot), or None when there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # gone, or hidden from us
         return "unknown" if _is_running(pid) else None
-    fields = stat.rpartition(")")[2].split()
+    fields = line.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]  # a zombie is dead, though nobody has asked for its exit code
 
 
@@ -114,12 +115,19 @@ def writer_is_dead(name: str) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Can we read the file? NFS clients remember what was not there; listing the folder makes them look again."""
-    if os.access(path, os.R_OK):
+    """Is it a regular file that we can read? NFS clients cache absence; listing the folder makes them look again."""
+    if _is_readable(path):
         return True
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         next(entries, None)
-    return os.access(path, os.R_OK)
+    return _is_readable(path)
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK)
+    except OSError:
+        return False
 
 
 def make_folder(path: Path) -> None:
@@ -157,8 +165,8 @@ def explained(path: Path, what: str) -> Iterator[None]:
                 why, remedy = "the disk is full", "Free some space and run the same command again: finished slices stay"
             case errno.EACCES | errno.EPERM | errno.EROFS:
                 why, remedy = "permission denied", "Choose a folder you can write to with --cache or PENSTOCK_CACHE"
-            case errno.ENOTDIR:
-                why = error.strerror or "not a folder"
+            case errno.ENOTDIR | errno.EEXIST:
+                why = error.strerror or str(error)
                 remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"
             case _:
                 why, remedy = error.strerror or str(error), "Finished slices stay; the same command goes on from there"

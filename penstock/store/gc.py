@@ -23,6 +23,7 @@ from penstock.store.manifest import read_manifest
 from penstock.store.orphans import clean_orphans, remove_orphan, temporary_files
 
 DAY = 86400.0
+RETIRED_AGE = 30 * DAY  # a replaced shard stays this long for those who had mapped it
 MEMO_AGE = 90 * DAY  # how files were cut is forgotten after this; finding it again costs one reading
 
 
@@ -137,7 +138,7 @@ class _Run:
         for group, moved in aside:
             if group.paths[0].stem in again:
                 for place, hidden in moved:
-                    self._tree.move(hidden, place)
+                    self._tree.move(hidden, place, keep=True)
                 continue
             for _, hidden in moved:
                 self._tree.remove(hidden)
@@ -165,6 +166,10 @@ class _Run:
             if self._is_old(path, max(self._older_than, DAY)):  # of hosts that we can't ask
                 with contextlib.suppress(OSError):
                     self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache, path)
+        for path in self._tree.files(self._cache.root / "retired"):
+            with contextlib.suppress(OSError):
+                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it got its present name
+                    self.result.leftovers += self._unlink(path)
         if not self._someone_builds():
             for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):

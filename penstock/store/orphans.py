@@ -36,7 +36,5 @@ def remove_orphan(cache: Cache, path: Path) -> bool:
     aside = ASIDE.fullmatch(path.name)
     if aside and aside["suffix"] != ".bad":
         place = cache.shard_path(aside["name"]).with_suffix(aside["suffix"])
-        if not place.exists():
-            cache.tree.move(path, place)
-            return False
+        return not cache.tree.move(path, place, keep=True)
     return cache.tree.remove(path)

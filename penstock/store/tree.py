@@ -34,6 +34,7 @@ OWN = re.compile(
             rf"tmp/{TEMPORARY.pattern}",
             rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad)",
             rf"claims/{NAME}",
+            rf"retired/{NAME}\.[0-9a-f]{{12}}\.arrow",
             r"shards/(?P<shard>[0-9a-f]{2})/b3-(?P=shard)[0-9a-f]{62}\.(?:arrow|json|bad)",
             rf"datasets/{NAME}/(?:manifest\.json|notes\.json|quarantine\.jsonl|used)",
             rf"datasets/{NAME}/reference/{NAME}\.npy",
@@ -43,6 +44,7 @@ OWN = re.compile(
         )
     )
 )
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links; others' files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
@@ -108,11 +110,20 @@ class Tree:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def write(
-        self, path: Path, data: Any, point: str, *, durable: bool = True, beside: bool = False, mode: int | None = None
+        self,
+        path: Path,
+        data: Any,
+        point: str,
+        *,
+        durable: bool = True,
+        keep: bool = False,
+        beside: bool = False,
+        mode: int | None = None,
     ) -> None:
-        """Put a whole file in place. With `beside` the temporary file is in the root; `mode` overrides the umask.
+        """Put a whole file in place. With `keep`, a file that is already there stays instead.
 
-        A convenience need not be `durable`: after a power failure it may be empty, which its reader notices.
+        A convenience need not be `durable`: after a power failure it may be empty, which its reader notices. With
+        `beside` the temporary file is in the root; `mode` overrides the umask.
         """
         with (
             explained(path, "can't be written"),
@@ -131,7 +142,7 @@ class Tree:
                     if durable:
                         os.fsync(file.fileno())
                 fault(f"{point}.sync")
-                _rename(tmp, temporary, folder, path.name)
+                _rename(tmp, temporary, folder, path.name, keep=keep)
                 fault(f"{point}.rename")
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -182,16 +193,16 @@ class Tree:
 
     # -- moving and removing --------------------------------------------------------------------------------------
 
-    def move(self, source: Path, target: Path) -> None:
-        """Rename one of Penstock's files."""
+    def move(self, source: Path, target: Path, *, keep: bool = False) -> bool:
+        """Rename one of Penstock's files. With `keep`, a file at the target stays, the source goes: then it's False."""
         with self.folder(source.parent) as from_, self.folder(target.parent, create=True) as to:
             self._check(source, from_)
             if not self.owns(target):
                 raise _not_ours(target)
-            _rename(from_, source.name, to, target.name)
+            return _rename(from_, source.name, to, target.name, keep=keep)
 
     def remove(self, path: Path) -> bool:
-        """Remove one of Penstock's files; False where it is gone. Anything else is refused with PermissionError."""
+        """Remove one of Penstock's files; False where it is gone. Anything else is a FileExistsError."""
         try:
             with self.folder(path.parent) as folder:
                 self._check(path, folder)
@@ -210,8 +221,8 @@ class Tree:
             raise _not_ours(path)
 
 
-def _not_ours(path: Path) -> PermissionError:
-    return PermissionError(errno.EPERM, "not a file that Penstock made", str(path))
+def _not_ours(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "not a file that Penstock made", str(path))
 
 
 def _temporary_name() -> str:
@@ -237,14 +248,35 @@ def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
     return made
 
 
-def _rename(from_: int, source: str, to: int, target: str) -> None:
+def _rename(from_: int, source: str, to: int, target: str, *, keep: bool) -> bool:
     """Rename; where the answer got lost on the way (NFS retries), look at what is there."""
+    if keep:
+        return _rename_to_new(from_, source, to, target)
     size = os.stat(source, dir_fd=from_, follow_symlinks=False).st_size
     try:
         os.replace(source, target, src_dir_fd=from_, dst_dir_fd=to)
     except FileNotFoundError:
         if _size(from_, source) is not None or _size(to, target) != size:
             raise
+    return True
+
+
+def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
+    """Rename, unless there is a file of the new name: then the old name goes and that file stays, and it's False."""
+    made = True
+    try:
+        os.link(source, target, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
+    except FileExistsError:
+        made = False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        made = _size(to, target) is None  # the best there is: another process may come between look and rename
+        if made:
+            return _rename(from_, source, to, target, keep=False)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(source, dir_fd=from_)
+    return made
 
 
 def _size(folder: int, name: str) -> int | None:

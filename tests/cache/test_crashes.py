@@ -13,6 +13,7 @@ from tests.cache.conftest import Forks, leftovers, result
 STEPS = [
     *(f"{file}.{step}" for file in ("marker", "note", "shard", "manifest", "notes", "tokenizer", "memo") for step in
       ("open", "write", "sync", "rename")),
+    "shard.retire",
     "claim.open",
     "claim.write",
     "claim.release",

@@ -23,6 +23,7 @@ OWN = (
     f"datasets/{DIGEST}/used",
     f"memo/aa/{DIGEST}.json",
     f"memo/dates/{DIGEST}",
+    f"retired/{DIGEST}.0123456789ab.arrow",
     f"shards/aa/{DIGEST}.arrow",
     f"shards/aa/{DIGEST}.bad",
     f"shards/aa/{DIGEST}.json",
@@ -108,11 +109,11 @@ def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> 
     path = put(tmp_path / name)
     tree = Tree(tmp_path)
     assert tree.files(path.parent) == []
-    with pytest.raises(PermissionError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
         tree.remove(path)
-    with pytest.raises(PermissionError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
         tree.move(path, tree.tmp / f"{writer_name()}.aside.{DIGEST}.arrow")
-    with pytest.raises(PermissionError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
         tree.move(put(tree.tmp / f"{writer_name()}.0123456789ab"), path)
     assert path.read_bytes() == b"data"
 
@@ -154,5 +155,5 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
         Tree(tmp_path).read(pipe)
-    with pytest.raises(PermissionError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
         Tree(tmp_path).remove(pipe)
