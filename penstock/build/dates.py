@@ -17,7 +17,7 @@ from penstock.build.recipe import Recipe
 from penstock.errors import StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.files import digest, write_whole
+from penstock.store.files import digest
 from penstock.store.manifest import shard_name
 
 UNDER_WAY = datetime.timedelta(days=1)  # a build without its first shard yet is this young
@@ -44,7 +44,7 @@ def remember_date(cache: Cache, recipe: Recipe, first: Slice, *, overwrite: bool
     path = _path(cache, recipe, first)
     with contextlib.suppress(StoreError, OSError):  # a convenience
         if not path.exists() or path.read_text() != recipe.date.isoformat():
-            write_whole(path, recipe.date.isoformat().encode(), cache.tmp, "date", durable=False)
+            cache.tree.write(path, recipe.date.isoformat().encode(), "date", durable=False)
 
 
 def _path(cache: Cache, recipe: Recipe, first: Slice) -> Path:

@@ -14,9 +14,10 @@ import orjson
 from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
-from penstock.store.files import is_there, write_whole
+from penstock.store.files import is_there, make_folder
 from penstock.store.format import canonical
 from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.tree import Tree
 
 if TYPE_CHECKING:
     from penstock.build.prepare import Outcome
@@ -51,7 +52,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
         if path.read_bytes() == notes:
             return
     with contextlib.suppress(StoreError):  # a convenience; others' caches may be read-only
-        write_whole(path, notes, cache.tmp, "notes", durable=False)
+        cache.tree.write(path, notes, "notes", durable=False)
 
 
 def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
@@ -81,7 +82,11 @@ def write_quarantine(
         if path.read_bytes() == data:
             return path
     try:
-        write_whole(path, data, cache.tmp if target is None else path.parent, "quarantine")
+        if target is None:
+            cache.tree.write(path, data, "quarantine")
+        else:
+            make_folder(path.parent)
+            Tree(path.parent).write(path, data, "quarantine", beside=True)
     except StoreError:
         if target is not None or not path.exists():
             raise

@@ -30,8 +30,10 @@ def chosen_place(options: PrepareOptions) -> Place:
     """Where to look for the dataset, and to build it if the folder can be written."""
     if options.no_cache:
         cache = Cache(tempfile.mkdtemp(prefix="penstock-"))
+        cache.prepare_root()
         return Place(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
     cache = Cache(options.cache)
+    cache.check_marker()  # a folder of other files is refused, even where building elsewhere is wanted
     try:
         cache.prepare_root()
     except StoreError as obstacle:

@@ -39,7 +39,7 @@ class Sharing:
         self._files = files
         self._recipe = recipe
         self._force = force
-        self._claims = Claims(cache.root / "claims")
+        self._claims = Claims(cache.tree)
         self._seen: set[str] = set()
         self._before: dict[str, tuple[int, int] | None] = {}  # with `force`: what was there when we first looked
         self.slices: list[Slice] = []

@@ -1,8 +1,10 @@
 """The cache folder: where shards, manifests and tokenizers are, and how they get there.
 
+    CACHE/penstock-cache.json          makes the folder a cache; the first file in it
     CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
     CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
+    CACHE/retired/b3-….….arrow         shards that were replaced, while readers may still have them mapped
     CACHE/memo/…, claims/…, tmp/…      conveniences; losing them only repeats work
 
 A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk. A file `….bad`
@@ -11,19 +13,22 @@ beside it says that `verify` found its bytes wrong: it counts as missing until i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, file_digest, is_there, make_folder, write_whole
+from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder
 from penstock.store.format import canonical
+from penstock.store.marker import is_marked, mark
+from penstock.store.tree import NAME, Tree
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
-_NAME = re.compile(r"b3-[0-9a-f]{64}")
 
 
 def default_cache() -> Path:
@@ -37,7 +42,7 @@ def default_cache() -> Path:
 
 def checked_name(name: object) -> str:
     """A digest from a file, fit to become part of a path; anything else is refused."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
     return name
 
@@ -53,7 +58,7 @@ class Cache:
                 "Use a local or NFS folder with --cache."
             )
         self.root = (Path(text).expanduser() if text else default_cache()).absolute()
-        self.tmp = self.root / "tmp"
+        self.tree = Tree(self.root)
 
     def shard_path(self, name: str) -> Path:
         """Where the shard of that name is, or will be."""
@@ -75,12 +80,17 @@ class Cache:
         """Where the tokenizer.json with that digest is kept."""
         return self.root / "tokenizers" / f"{checked_name(digest)}.json"
 
+    def check_marker(self) -> bool:
+        """Is the folder marked as a cache? One that is missing or empty is not, yet; any other is a StoreError."""
+        return is_marked(self.tree)
+
     def prepare_root(self) -> None:
-        """Make the cache folder; a StoreError with the remedy where that can't be."""
+        """Make and mark the cache folder; a StoreError with the remedy where that can't be."""
         make_folder(self.root)
-        make_folder(self.tmp, like=self.root)
-        with explained(self.root, "can't be written"):
-            if not os.access(self.tmp, os.W_OK | os.X_OK):
+        if not self.check_marker():
+            mark(self.tree)
+        with explained(self.root, "can't be written"), self.tree.folder(self.tree.tmp, create=True):
+            if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
 
     def has_shard(self, name: str) -> bool:
@@ -88,18 +98,36 @@ class Cache:
         return is_there(self.shard_path(name)) and not self.bad_path(name).exists()
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
-        """Put a shard and its note in place; the shard last."""
-        note = {**note, "digest": bytes_digest(data), "bytes": len(data)}
-        write_whole(self.note_path(name), canonical(note), self.tmp, "note", durable=False)
-        write_whole(self.shard_path(name), data, self.tmp, "shard")
-        bad = self.bad_path(name)
-        if bad.exists():
-            with explained(bad, "can't be removed, though the shard has been made again"):
-                bad.unlink(missing_ok=True)
+        """Put a shard and its note in place; the shard last. Readers may have mapped the one that is there.
+
+        On NFS a mapped file must not vanish: its readers on other hosts would die of SIGBUS. So an equal shard stays,
+        and one that has to be replaced is kept under another name until `gc` finds it old.
+        """
+        path, made = self.shard_path(name), bytes_digest(data)
+        self.tree.write(
+            self.note_path(name), canonical({**note, "digest": made, "bytes": len(data)}), "note", durable=False
+        )
+        with explained(path, "can't be replaced"):
+            if self._found_digest(path, len(data)) == made:
+                with contextlib.suppress(PermissionError):  # another user's
+                    self.tree.touch(path)  # tells `gc` and others who were asked to make it anew
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self.tree.move(path, self.root / "retired" / f"{name}.{secrets.token_hex(6)}.arrow")
+                fault("shard.retire")
+                self.tree.write(path, data, "shard", keep=True)
+        with explained(self.bad_path(name), "can't be removed, though the shard has been made again"):
+            self.tree.remove(self.bad_path(name))
+
+    def _found_digest(self, path: Path, size: int) -> str | None:
+        try:
+            return file_digest(path) if is_there(path) and path.stat().st_size == size else None
+        except OSError:
+            return None
 
     def mark_bad(self, name: str, why: str) -> None:
         """Have the next prepare make a shard again; readers keep what is there until then."""
-        write_whole(self.bad_path(name), why.encode(), self.tmp, "bad", durable=False)
+        self.tree.write(self.bad_path(name), why.encode(), "bad", durable=False)
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
@@ -124,5 +152,5 @@ class Cache:
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
         if not is_there(path):
-            write_whole(path, tokenizer_json, self.tmp, "tokenizer")
+            self.tree.write(path, tokenizer_json, "tokenizer")
         return name

@@ -8,12 +8,12 @@ Losing or stealing a claim only repeats work: shards are the same whoever makes 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from pathlib import Path
 
-from penstock.store.files import explained, fault, listed, make_folder, writer_is_dead, writer_name
+from penstock.store.files import fault, writer_is_dead, writer_name
+from penstock.store.tree import Tree
 
 HEARTBEAT = 5.0  # seconds between touches
 EXPIRY = 120.0  # seconds without a touch; generous, because NFS clients cache attributes for up to a minute
@@ -24,29 +24,27 @@ CLOCK_EVERY = 30.0  # seconds between looks at the file server's clock
 class Claims:
     """The claims this process holds."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._held: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._clock = ServerClock(folder)
+        self._clock = ServerClock(tree)
 
     def _path(self, name: str) -> Path:
-        return self._folder / name
+        return self._tree.root / "claims" / name
 
     def take(self, name: str) -> bool:
         """Claim a slice; False when somebody else, alive as far as we know, has it."""
-        make_folder(self._folder, like=self._folder.parent)
         path = self._path(name)
         if not self._create(path):
             if not self._is_abandoned(path):
                 return False
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    path.unlink()
-                except PermissionError:
-                    return True  # a dead claim that we may not remove: work without one
+            try:
+                self._tree.remove(path)
+            except OSError:
+                return True  # a dead claim that we may not remove, or no claim at all: work without one
             if not self._create(path):
                 return False  # another process was faster
         with self._lock:
@@ -55,20 +53,7 @@ class Claims:
         return True
 
     def _create(self, path: Path) -> bool:
-        with explained(path, "can't be written"):
-            try:
-                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-            except FileExistsError:
-                return False
-            fault("claim.open")
-            try:
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(writer_name())
-            except OSError:  # a full disk: leave no claim without a name
-                path.unlink(missing_ok=True)
-                raise
-            fault("claim.write")
-        return True
+        return self._tree.create(path, writer_name().encode(), "claim")
 
     def release(self, name: str) -> None:
         """Give a claim back; the shard is there, or somebody else shall try."""
@@ -78,7 +63,7 @@ class Claims:
             self._held.discard(name)
         if held:
             with contextlib.suppress(OSError):
-                self._path(name).unlink(missing_ok=True)
+                self._tree.remove(self._path(name))
 
     def close(self) -> None:
         """Give everything back."""
@@ -90,12 +75,12 @@ class Claims:
 
     def _is_abandoned(self, path: Path) -> bool:
         try:
-            owner = _owner(path)
+            owner = _owner(self._tree, path)
             if owner and writer_is_dead(owner):
                 return True
             expiry = NAMELESS_EXPIRY if owner == "" else EXPIRY
             return self._clock.age(path) > expiry
-        except FileNotFoundError:
+        except OSError:  # gone, or no file that Penstock made
             return True
 
     def _start(self) -> None:
@@ -109,14 +94,14 @@ class Claims:
                 held = list(self._held)
             for name in held:
                 with contextlib.suppress(OSError):  # a lost claim only repeats work
-                    os.utime(self._path(name))
+                    self._tree.touch(self._path(name))
 
 
 class ServerClock:
     """The file server's clock: the time it gives to a file touched right now. Hosts' own clocks may differ from it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._offset = 0.0  # what to add to our monotonic clock
         self._read_at: float | None = None
 
@@ -129,34 +114,28 @@ class ServerClock:
 
     def age(self, path: Path) -> float:
         """Seconds since a file was last touched; FileNotFoundError when it is gone."""
-        return self.now() - path.stat().st_mtime
+        return self.now() - path.lstat().st_mtime
 
     def _look(self) -> float:
-        probe = self._folder / f"{writer_name()}.clock"
         try:
-            probe.touch()
-            return probe.stat().st_mtime
+            return self._tree.server_time()
         except OSError:
             return time.time()  # we may not write here: our own clock has to do
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
 
 
-def clean_claims(folder: Path) -> None:
+def clean_claims(tree: Tree) -> None:
     """Remove what dead processes have left. Costs a listing; claims are few."""
-    clock = ServerClock(folder)
-    for path in listed(folder):
+    clock = ServerClock(tree)
+    for path in tree.files(tree.root / "claims"):
         with contextlib.suppress(OSError):  # gone by now, or not ours to remove
-            owner = _owner(path)
-            dead = writer_is_dead(path.name) or (owner and writer_is_dead(owner))
-            if dead or clock.age(path) > EXPIRY:
-                path.unlink()
+            owner = _owner(tree, path)
+            if (owner and writer_is_dead(owner)) or clock.age(path) > EXPIRY:
+                tree.remove(path)
 
 
-def _owner(path: Path) -> str | None:
+def _owner(tree: Tree, path: Path) -> str | None:
     """Who made a claim: empty where that is not written yet, None where we may not read it."""
     try:
-        return path.read_text(errors="replace")
+        return tree.read(path).decode(errors="replace")
     except PermissionError:
         return None

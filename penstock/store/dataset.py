@@ -98,15 +98,17 @@ class StoredDataset:
             return
         self._marked = time.monotonic()
         mark = self.path / "used"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
+            if not self.cache.check_marker():
+                return
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - mark.lstat().st_mtime <= MARK_EVERY:
+                    return
             try:
-                if time.time() - mark.stat().st_mtime > MARK_EVERY:
-                    mark.touch()
-            except FileNotFoundError:
-                mark.touch()
+                self.cache.tree.touch(mark, create=True)
             except PermissionError:  # another user's mark: put ours in its place
-                mark.unlink()
-                mark.touch()
+                self.cache.tree.remove(mark)
+                self.cache.tree.touch(mark, create=True)
 
     # -- what is in it --------------------------------------------------------------------------------------------
 

@@ -1,18 +1,13 @@
-"""Files that appear whole or not at all, on local disks and on NFS.
-
-A file is written under a name of its own in the cache's `tmp/` folder, synced, renamed to its place, and the folder
-synced. The temporary name tells its writer (host, process, start time), so that orphans of dead writers can be told
-from work in progress. Nothing here deletes a file before its replacement is in place; no locks are used.
-"""
+"""What all files of a cache have in common: digests, the name of their writer, faults for crash tests, clear errors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import secrets
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -87,10 +82,10 @@ def _process_space() -> bytes:
 def process_start(pid: int) -> str | None:
     """When a process of this host started (ticks since boot), or None when there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # gone, or hidden from us
         return "unknown" if _is_running(pid) else None
-    fields = stat.rpartition(")")[2].split()
+    fields = line.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]  # a zombie is dead, though nobody has asked for its exit code
 
 
@@ -120,83 +115,43 @@ def writer_is_dead(name: str) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Can we read the file? NFS clients remember what was not there; listing the folder makes them look again."""
-    if os.access(path, os.R_OK):
+    """Is it a regular file that we can read? NFS clients cache absence; listing the folder makes them look again."""
+    if _is_readable(path):
         return True
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         next(entries, None)
-    return os.access(path, os.R_OK)
+    return _is_readable(path)
 
 
-def listed(folder: Path) -> list[Path]:
-    """The entries of a folder, in order; none where it is not there or not ours to read."""
+def _is_readable(path: Path) -> bool:
     try:
-        return sorted(folder.iterdir())
+        return stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK)
     except OSError:
-        return []
+        return False
 
 
-def make_folder(path: Path, like: Path | None = None) -> None:
-    """Make a folder with the permissions of the one it stands in, so that users who share that one share this one."""
-    if path.is_dir():
-        return
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it."""
     with explained(path, "can't be created"):
-        make_folder(path.parent, like)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir()
-            if like is not None and like.is_dir():
-                with contextlib.suppress(OSError):
-                    path.chmod(like.stat().st_mode & 0o7777)
-
-
-def write_whole(path: Path, data: Any, tmp: Path, point: str, *, durable: bool = True) -> None:
-    """Write `data` under a temporary name in `tmp`, then rename it to `path`.
-
-    What is only a convenience need not be `durable`: after a power failure it may be empty, which its reader notices.
-    """
-    make_folder(path.parent, like=tmp.parent)
-    make_folder(tmp, like=tmp.parent)
-    temporary = tmp / f"{writer_name()}.{secrets.token_hex(6)}"
-    with explained(path, "can't be written"):
-        try:
-            fault(f"{point}.open")
-            with temporary.open("xb") as file:
-                file.write(data)
-                fault(f"{point}.write")
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            fault(f"{point}.sync")
-            rename(temporary, path)
-            fault(f"{point}.rename")
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        if durable:
-            sync_folder(path.parent)
-
-
-def rename(source: Path, target: Path) -> None:
-    """Rename; where the answer got lost on the way (NFS retries), look at what is there."""
-    size = source.stat().st_size
-    try:
-        source.replace(target)
-    except FileNotFoundError:
-        if source.exists() or not target.exists() or target.stat().st_size != size:
-            raise
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename durable; some file systems can't sync folders, and need not."""
+    """Make renames in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_descriptor(folder: int) -> None:
+    """Make renames in an open folder durable; some file systems can't sync folders, and need not."""
+    try:
+        os.fsync(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -210,6 +165,9 @@ def explained(path: Path, what: str) -> Iterator[None]:
                 why, remedy = "the disk is full", "Free some space and run the same command again: finished slices stay"
             case errno.EACCES | errno.EPERM | errno.EROFS:
                 why, remedy = "permission denied", "Choose a folder you can write to with --cache or PENSTOCK_CACHE"
+            case errno.ENOTDIR | errno.EEXIST:
+                why = error.strerror or str(error)
+                remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"
             case _:
                 why, remedy = error.strerror or str(error), "Finished slices stay; the same command goes on from there"
         raise StoreError(f"{path} {what}: {why}. {remedy}.") from error

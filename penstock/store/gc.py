@@ -17,12 +17,13 @@ from typing import NamedTuple
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.claims import EXPIRY, ServerClock
-from penstock.store.files import fault, listed, writer_name
-from penstock.store.listing import dataset_folders, last_use
+from penstock.store.files import fault, writer_name
+from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
 from penstock.store.manifest import read_manifest
-from penstock.store.orphans import clean_orphans, remove_orphan
+from penstock.store.orphans import clean_orphans, remove_orphan, temporary_files
 
 DAY = 86400.0
+RETIRED_AGE = 30 * DAY  # a replaced shard stays this long for those who had mapped it
 MEMO_AGE = 90 * DAY  # how files were cut is forgotten after this; finding it again costs one reading
 
 
@@ -67,12 +68,13 @@ class _Run:
         self._cache = cache
         self._older_than = older_than
         self._dry_run = dry_run
-        self._clock = ServerClock(cache.tmp)
+        self._tree = cache.tree
+        self._clock = ServerClock(cache.tree)
         self.result = Collected()
 
     def all(self, max_bytes: int | None, drop_unused: float | None) -> Collected:
         """The whole of it."""
-        if not self._cache.root.is_dir():
+        if not self._cache.check_marker():
             raise StoreError(f"{self._cache.root}: there is no cache here. Name it with --cache or PENSTOCK_CACHE.")
         dropped = set() if drop_unused is None else self._drop(drop_unused)
         shards, tokenizers = reached(self._cache, leave_out=dropped)
@@ -94,9 +96,9 @@ class _Run:
 
     def _loose_shards(self, reached_names: set[str]) -> Iterator[Garbage]:
         """Shards that no manifest reaches, with what stands beside them."""
-        for folder in listed(self._cache.root / "shards"):
+        for folder in self._tree.folders(self._cache.root / "shards"):
             groups: dict[str, list[Path]] = {}
-            for path in listed(folder):
+            for path in self._tree.files(folder):
                 groups.setdefault(path.stem, []).append(path)
             for name, paths in groups.items():
                 if name not in reached_names:
@@ -107,7 +109,7 @@ class _Run:
     def _garbage(self, paths: list[Path]) -> Garbage | None:
         try:
             age = min(self._clock.age(path) for path in paths)
-            return Garbage(tuple(paths), sum(path.stat().st_size for path in paths), age)
+            return Garbage(tuple(paths), sum(path.lstat().st_size for path in paths), age)
         except FileNotFoundError:
             return None  # somebody else removes it
 
@@ -136,10 +138,10 @@ class _Run:
         for group, moved in aside:
             if group.paths[0].stem in again:
                 for place, hidden in moved:
-                    hidden.replace(place)
+                    self._tree.move(hidden, place, keep=True)
                 continue
             for _, hidden in moved:
-                hidden.unlink(missing_ok=True)
+                self._tree.remove(hidden)
             fault("gc.delete")
             self.result.shards += any(path.suffix == ".arrow" for path in group.paths)
             self.result.bytes += group.bytes
@@ -147,9 +149,9 @@ class _Run:
     def _put_aside(self, group: Garbage) -> list[tuple[Path, Path]]:
         moved: list[tuple[Path, Path]] = []
         for path in sorted(group.paths):  # the shard before its note
-            hidden = self._cache.tmp / f"{writer_name()}.aside.{path.name}"
+            hidden = self._tree.tmp / f"{writer_name()}.aside.{path.name}"
             try:
-                path.replace(hidden)
+                self._tree.move(path, hidden)
                 moved.append((path, hidden))
             except FileNotFoundError:
                 continue
@@ -160,24 +162,29 @@ class _Run:
     def _leftovers(self, tokenizers: set[str]) -> None:
         if not self._dry_run:
             self.result.leftovers += clean_orphans(self._cache)
-        for path in listed(self._cache.tmp):
+        for path in temporary_files(self._cache):
             if self._is_old(path, max(self._older_than, DAY)):  # of hosts that we can't ask
                 with contextlib.suppress(OSError):
                     self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache, path)
+        for path in self._tree.files(self._cache.root / "retired"):
+            with contextlib.suppress(OSError):
+                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it got its present name
+                    self.result.leftovers += self._unlink(path)
         if not self._someone_builds():
-            for path in listed(self._cache.root / "tokenizers"):
+            for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):
                     self.result.tokenizers += self._unlink(path)
-        for path in sorted((self._cache.root / "memo").glob("*/*")):
-            if self._is_old(path, max(self._older_than, MEMO_AGE)):
-                self.result.leftovers += self._unlink(path)
-        for folder in listed(self._cache.root / "datasets"):
-            if not (folder / "manifest.json").exists() and self._is_old(folder, max(self._older_than, EXPIRY)):
+        for folder in self._tree.folders(self._cache.root / "memo"):
+            for path in self._tree.files(folder):
+                if self._is_old(path, max(self._older_than, MEMO_AGE)):
+                    self.result.leftovers += self._unlink(path)
+        for folder in dataset_places(self._cache):
+            if not has_manifest(folder) and self._is_old(folder, max(self._older_than, EXPIRY)):
                 self.result.leftovers += 1
                 self._remove_folder(folder)
 
     def _someone_builds(self) -> bool:
-        return any(path.name.startswith("b3-") for path in listed(self._cache.root / "claims"))
+        return bool(self._tree.files(self._cache.root / "claims"))
 
     def _is_old(self, path: Path, age: float) -> bool:
         try:
@@ -189,19 +196,20 @@ class _Run:
         if self._dry_run:
             return True
         try:
-            path.unlink(missing_ok=True)
+            self._tree.remove(path)
         except OSError:
             self.result.refused += 1
             return False
         return True
 
     def _remove_folder(self, folder: Path) -> None:
-        for path in listed(folder):
+        inner = folder / "reference"
+        for path in (*self._tree.files(inner), *self._tree.files(folder)):
             if path.name != "manifest.json":
                 self._unlink(path)
         if not self._dry_run:
-            with contextlib.suppress(OSError):  # a build has begun to write here
-                folder.rmdir()
+            self._tree.remove_folder(inner)
+            self._tree.remove_folder(folder)
 
 
 def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
@@ -214,7 +222,7 @@ def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], se
         try:
             manifest = read_manifest(folder / "manifest.json")
         except StoreError as error:
-            if not (folder / "manifest.json").exists():
+            if not has_manifest(folder):
                 continue  # dropped since we looked
             raise StoreError(
                 f"{error} So it is not known which shards it needs, and nothing is deleted. "
@@ -227,8 +235,8 @@ def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], se
 
 def _shard_bytes(cache: Cache) -> int:
     total = 0
-    for folder in listed(cache.root / "shards"):
-        for path in listed(folder):
+    for folder in cache.tree.folders(cache.root / "shards"):
+        for path in cache.tree.files(folder):
             with contextlib.suppress(OSError):
-                total += path.stat().st_size
+                total += path.lstat().st_size
     return total

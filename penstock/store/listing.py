@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import listed
+from penstock.store.files import explained
 from penstock.store.manifest import read_manifest
+from penstock.store.tree import NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,35 @@ class Listed:
 
 def list_datasets(cache: Cache) -> list[Listed]:
     """All datasets of a cache."""
+    cache.check_marker()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
 
 def dataset_folders(cache: Cache) -> list[Path]:
     """The folders that hold a manifest."""
-    return [folder for folder in listed(cache.root / "datasets") if (folder / "manifest.json").exists()]
+    return [folder for folder in dataset_places(cache) if has_manifest(folder)]
+
+
+def dataset_places(cache: Cache) -> list[Path]:
+    """What is named by a key. Raises where that can't be seen: `gc` must not take it for nothing."""
+    path = cache.root / "datasets"
+    with explained(path, "can't be read"):
+        try:
+            return [path / name for name in cache.tree.names(path) if re.fullmatch(NAME, name)]
+        except FileNotFoundError:
+            return []
+
+
+def has_manifest(folder: Path) -> bool:
+    """Is there a manifest, readable or not?"""
+    try:
+        (folder / "manifest.json").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def last_use(folder: Path) -> float:

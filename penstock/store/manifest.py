@@ -15,7 +15,7 @@ import orjson
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store.cache import Cache, checked_name
-from penstock.store.files import digest, write_whole
+from penstock.store.files import digest
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
 
@@ -51,7 +51,7 @@ class Manifest:
     def commit(self, cache: Cache) -> Path:
         """Put the manifest in place, last of all."""
         path = cache.dataset_path(self.key) / "manifest.json"
-        write_whole(path, self.to_bytes(), cache.tmp, "manifest")
+        cache.tree.write(path, self.to_bytes(), "manifest")
         return path
 
 

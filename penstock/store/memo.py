@@ -17,7 +17,7 @@ import orjson
 from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
 from penstock.store.cache import Cache
-from penstock.store.files import digest, write_whole
+from penstock.store.files import digest
 from penstock.store.format import canonical
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
@@ -47,7 +47,7 @@ class PlanMemo:
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
         try:
-            write_whole(self._path(file, found), canonical(plan.to_json()), self._cache.tmp, "memo", durable=False)
+            self._cache.tree.write(self._path(file, found), canonical(plan.to_json()), "memo", durable=False)
         except StoreError:
             return  # a convenience; where it can't be kept, files are cut again
 

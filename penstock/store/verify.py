@@ -19,7 +19,7 @@ import orjson
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_there, listed
+from penstock.store.files import file_digest, is_there
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import read_manifest
 from penstock.store.shard import read_shard
@@ -58,6 +58,7 @@ class Verified:
 
 def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> Verified:
     """Check the given datasets, or everything in the cache."""
+    cache.check_marker()
     run = _Run(cache, on_shard)
     for folder in dataset_folders(cache) if folders is None else folders:
         run.dataset(folder)
@@ -138,7 +139,7 @@ class _Run:
             return f"you may not read the shard. {REDO} for you too"
         if found == digest:
             with contextlib.suppress(OSError):
-                self._cache.bad_path(name).unlink(missing_ok=True)
+                self._cache.tree.remove(self._cache.bad_path(name))
             return None
         there = path.stat().st_size
         return self._bad(name, f"{there:,} bytes, not {size:,}" if there != size else "its bytes have changed")
@@ -182,8 +183,9 @@ class _Run:
 
     def loose_shards(self) -> None:
         """Shards that no dataset has been made of yet, against the notes beside them."""
-        for folder in listed(self._cache.root / "shards"):
-            for path in listed(folder):
+        tree = self._cache.tree
+        for folder in tree.folders(tree.root / "shards"):
+            for path in tree.files(folder):
                 if path.suffix == ".arrow" and path.stem not in self._digests:
                     self._loose(path)
 

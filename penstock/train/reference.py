@@ -22,7 +22,7 @@ from penstock.errors import StoreError
 from penstock.feed.batch import Batch
 from penstock.feed.loader import Loader
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import digest, write_whole
+from penstock.store.files import digest
 from penstock.train.data import Served, views_of
 from penstock.train.objective import Policy, pair_log_probs
 from penstock.view.runs import Float32
@@ -165,6 +165,7 @@ def _keep(view: View, name: str, values: Float32) -> None:
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     try:
-        write_whole(dataset.path / "reference" / f"{name}.npy", buffer.getvalue(), dataset.cache.tmp, "reference")
+        path = dataset.path / "reference" / f"{name}.npy"
+        dataset.cache.tree.write(path, buffer.getvalue(), "reference")
     except StoreError as error:
         log.warning("reference log-probabilities are not kept: %s", error)

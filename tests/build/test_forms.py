@@ -112,7 +112,12 @@ def test_variables_and_date(tokenizer: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "chat_template_kwargs": {"shout": False}}) + "\n")
     ds = ps.prepare(
-        path, tokenizer=tokenizer, template=template, date="2024-07-26", template_vars={"shout": True}, cache=tmp_path
+        path,
+        tokenizer=tokenizer,
+        template=template,
+        date="2024-07-26",
+        template_vars={"shout": True},
+        cache=tmp_path / "cache",
     )
     table = ds.vocabulary.token_bytes
     texts = [b"".join(table[t] for t in ds.input_ids(i).tolist()) for i in range(2)]

@@ -50,10 +50,14 @@ def test_the_tree(dataset: StoredDataset) -> None:
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     expected = {f"datasets/{dataset.key}/{name}" for name in ("manifest.json", "notes.json", "used")}
     expected |= {f"shards/{name[3:5]}/{name}.{suffix}" for name in dataset.shards for suffix in ("arrow", "json")}
-    expected.add(f"tokenizers/{dataset.recipe['tokenizer']}.json")
+    expected |= {"penstock-cache.json", f"tokenizers/{dataset.recipe['tokenizer']}.json"}
     memos = {name for name in found if re.fullmatch(r"memo/[0-9a-f]{2}/b3-[0-9a-f]{64}\.json", name)}
     assert found - memos == expected
     assert re.fullmatch(r"\w+-[0-9a-f]{8}\.\d+\.\d+", writer_name())
+
+
+def test_the_marker(dataset: StoredDataset) -> None:
+    assert (dataset.cache.root / "penstock-cache.json").read_bytes() == b'{"format":1}'
 
 
 def test_a_shard(dataset: StoredDataset, data: Path) -> None:

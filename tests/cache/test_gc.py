@@ -19,6 +19,7 @@ from penstock.store.claims import Claims
 from penstock.store.files import host, writer_name
 from penstock.store.gc import DAY, collect
 from penstock.store.listing import list_datasets
+from penstock.store.tree import Tree
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -156,9 +157,9 @@ def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, publi
 
 def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
-    foreign = [cache / "tmp" / "elsewhere-00.1.2.abc", cache / "claims" / ("b3-" + "0" * 64)]
-    mine = cache / "tmp" / f"{writer_name()}.abc"
-    dead = cache / "tmp" / f"{host()}.999999999.1.abc"
+    foreign = [cache / "tmp" / "elsewhere-00000000.1.2.0123456789ab", cache / "claims" / ("b3-" + "0" * 64)]
+    mine = cache / "tmp" / f"{writer_name()}.0123456789ab"
+    dead = cache / "tmp" / f"{host()}.999999999.1.0123456789ab"
     for path in (*foreign, mine, dead):
         path.write_text("elsewhere-00.1.2")
     collect(Cache(cache))
@@ -205,7 +206,7 @@ NAME = "b3-" + "1" * 64
 
 
 def test_claims_exclude_each_other(tmp_path: Path) -> None:
-    ours, theirs = Claims(tmp_path / "claims"), Claims(tmp_path / "claims")
+    ours, theirs = Claims(Tree(tmp_path)), Claims(Tree(tmp_path))
     assert ours.take(NAME)
     assert not theirs.take(NAME)
     ours.release(NAME)
@@ -229,7 +230,7 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
     ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old"],
 )
 def test_who_loses_a_claim(tmp_path: Path, owner: str, age: float, free: bool) -> None:
-    claims = Claims(tmp_path / "claims")
+    claims = Claims(Tree(tmp_path))
     (tmp_path / "claims").mkdir()
     path = tmp_path / "claims" / NAME
     path.write_text(owner)
@@ -242,7 +243,7 @@ def test_who_loses_a_claim(tmp_path: Path, owner: str, age: float, free: bool) -
 
 def test_a_held_claim_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.store.claims.HEARTBEAT", 0.02)
-    claims = Claims(tmp_path / "claims")
+    claims = Claims(Tree(tmp_path))
     assert claims.take(NAME)
     path = tmp_path / "claims" / NAME
     os.utime(path, (0, 0))

@@ -1,0 +1,286 @@
+"""The files of a cache: which paths are Penstock's own, and the only way to write, move and remove them.
+
+Other users may write to a cache's folder, so nothing outside it is ever touched: every folder on the way to a file is
+opened from the cache's root on, without following links, and only regular files at paths that Penstock itself creates
+are removed. Listings show nothing else, so a user's own files are neither counted nor deleted.
+
+Files appear whole or not at all, on local disks and on NFS: they are written under a unique name in `tmp/`, synced and
+renamed into place, then the folder is synced. The temporary name identifies its writer, so that files of dead writers
+can be removed. Opening a folder makes an NFS client revalidate it with the server (unless mounted with `nocto`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.store.files import explained, fault, sync_descriptor, writer_name
+
+NAME = r"b3-[0-9a-f]{64}"
+WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
+TEMPORARY = re.compile(rf"{WRITER}\.[0-9a-f]{{12}}")
+ASIDE = re.compile(rf"{WRITER}\.aside\.(?P<name>{NAME})(?P<suffix>\.arrow|\.json|\.bad)")  # what gc is about to delete
+OWN = re.compile(
+    "|".join(
+        (
+            TEMPORARY.pattern,  # the marker, being written
+            rf"tmp/{TEMPORARY.pattern}",
+            rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad)",
+            rf"claims/{NAME}",
+            rf"retired/{NAME}\.[0-9a-f]{{12}}\.arrow",
+            r"shards/(?P<shard>[0-9a-f]{2})/b3-(?P=shard)[0-9a-f]{62}\.(?:arrow|json|bad)",
+            rf"datasets/{NAME}/(?:manifest\.json|notes\.json|quarantine\.jsonl|used)",
+            rf"datasets/{NAME}/reference/{NAME}\.npy",
+            rf"tokenizers/{NAME}\.json",
+            r"memo/(?P<memo>[0-9a-f]{2})/b3-(?P=memo)[0-9a-f]{62}\.json",
+            rf"memo/dates/{NAME}",
+        )
+    )
+)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links; others' files
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class Tree:
+    """The files below one folder. The folder itself may be reached through links, nothing below it is."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tmp = root / "tmp"
+
+    def owns(self, path: Path) -> bool:
+        """Is this a path that Penstock gives to a file?"""
+        return OWN.fullmatch(path.relative_to(self.root).as_posix()) is not None
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def folder(self, path: Path, *, create: bool = False) -> Iterator[int]:
+        """A descriptor of a folder. New folders get the root's permissions, so that users who share it share them."""
+        descriptor = os.open(self.root, _FOLDER)
+        try:
+            mode = os.fstat(descriptor).st_mode & 0o7777
+            for part in path.relative_to(self.root).parts:
+                inner = _open_folder(descriptor, part, mode if create else None)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def names(self, path: Path) -> list[str]:
+        """All names in a folder; OSError where it can't be listed."""
+        with self.folder(path) as folder, os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries)
+
+    def files(self, path: Path) -> list[Path]:
+        """Penstock's files in a folder, in order; none where it is not there or not readable."""
+        return [found for found in self._entries(path, stat.S_ISREG) if self.owns(found)]
+
+    def folders(self, path: Path) -> list[Path]:
+        """The folders in a folder, in order; links are none."""
+        return self._entries(path, stat.S_ISDIR)
+
+    def _entries(self, path: Path, wanted: Any) -> list[Path]:
+        found: list[Path] = []
+        with contextlib.suppress(OSError), self.folder(path) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # gone since
+                    if wanted(entry.stat(follow_symlinks=False).st_mode):
+                        found.append(path / entry.name)
+        return sorted(found)
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of a regular file."""
+        with self.folder(path.parent) as folder:
+            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", str(path))
+                return file.read()
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        path: Path,
+        data: Any,
+        point: str,
+        *,
+        durable: bool = True,
+        keep: bool = False,
+        beside: bool = False,
+        mode: int | None = None,
+    ) -> None:
+        """Put a whole file in place. With `keep`, a file that is already there stays instead.
+
+        A convenience need not be `durable`: after a power failure it may be empty, which its reader notices. With
+        `beside` the temporary file is in the root; `mode` overrides the umask.
+        """
+        with (
+            explained(path, "can't be written"),
+            self.folder(path.parent, create=True) as folder,
+            self.folder(self.root if beside else self.tmp, create=True) as tmp,
+        ):
+            temporary = _temporary_name()
+            try:
+                fault(f"{point}.open")
+                with os.fdopen(os.open(temporary, _NEW_FILE, 0o666, dir_fd=tmp), "wb") as file:
+                    file.write(data)
+                    fault(f"{point}.write")
+                    file.flush()
+                    if mode is not None:
+                        os.fchmod(file.fileno(), mode)
+                    if durable:
+                        os.fsync(file.fileno())
+                fault(f"{point}.sync")
+                _rename(tmp, temporary, folder, path.name, keep=keep)
+                fault(f"{point}.rename")
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=tmp)
+                raise
+            if durable:
+                sync_descriptor(folder)
+
+    def create(self, path: Path, data: bytes, point: str) -> bool:
+        """Create a small file; False where there is one."""
+        with explained(path, "can't be written"), self.folder(path.parent, create=True) as folder:
+            try:
+                descriptor = os.open(path.name, _NEW_FILE, 0o666, dir_fd=folder)
+            except FileExistsError:
+                return False
+            fault(f"{point}.open")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+            except OSError:  # a full disk: leave no empty file
+                os.unlink(path.name, dir_fd=folder)
+                raise
+            fault(f"{point}.write")
+        return True
+
+    def touch(self, path: Path, *, create: bool = False) -> None:
+        """Set a file's modification time to now, by the file server's clock."""
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        with self.folder(path.parent) as folder:
+            descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
+            try:
+                os.utime(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def server_time(self) -> float:
+        """The time now by the file server's clock: the one it gives to a new file."""
+        with self.folder(self.tmp) as folder:
+            name = _temporary_name()
+            descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+            try:
+                os.utime(descriptor)
+                return os.fstat(descriptor).st_mtime
+            finally:
+                os.close(descriptor)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+
+    # -- moving and removing --------------------------------------------------------------------------------------
+
+    def move(self, source: Path, target: Path, *, keep: bool = False) -> bool:
+        """Rename one of Penstock's files. With `keep`, a file at the target stays, the source goes: then it's False."""
+        with self.folder(source.parent) as from_, self.folder(target.parent, create=True) as to:
+            self._check(source, from_)
+            if not self.owns(target):
+                raise _not_ours(target)
+            return _rename(from_, source.name, to, target.name, keep=keep)
+
+    def remove(self, path: Path) -> bool:
+        """Remove one of Penstock's files; False where it is gone. Anything else is a FileExistsError."""
+        try:
+            with self.folder(path.parent) as folder:
+                self._check(path, folder)
+                os.unlink(path.name, dir_fd=folder)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder, if it is empty."""
+        with contextlib.suppress(OSError), self.folder(path.parent) as folder:
+            os.rmdir(path.name, dir_fd=folder)
+
+    def _check(self, path: Path, folder: int) -> None:
+        if not self.owns(path) or not stat.S_ISREG(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise _not_ours(path)
+
+
+def _not_ours(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "not a file that Penstock made", str(path))
+
+
+def _temporary_name() -> str:
+    return f"{writer_name()}.{secrets.token_hex(6)}"
+
+
+def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
+    """Open a folder in a folder; make it, if it may be made, with the given permissions."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except NotADirectoryError:
+        raise NotADirectoryError(errno.ENOTDIR, f"{name!r} is a link or not a folder") from None
+    except FileNotFoundError:
+        if create_mode is None:
+            raise
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:  # another process was faster
+        return _open_folder(parent, name, None)
+    made = _open_folder(parent, name, None)
+    with contextlib.suppress(OSError):
+        os.fchmod(made, create_mode)
+    return made
+
+
+def _rename(from_: int, source: str, to: int, target: str, *, keep: bool) -> bool:
+    """Rename; where the answer got lost on the way (NFS retries), look at what is there."""
+    if keep:
+        return _rename_to_new(from_, source, to, target)
+    size = os.stat(source, dir_fd=from_, follow_symlinks=False).st_size
+    try:
+        os.replace(source, target, src_dir_fd=from_, dst_dir_fd=to)
+    except FileNotFoundError:
+        if _size(from_, source) is not None or _size(to, target) != size:
+            raise
+    return True
+
+
+def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
+    """Rename, unless there is a file of the new name: then the old name goes and that file stays, and it's False."""
+    made = True
+    try:
+        os.link(source, target, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
+    except FileExistsError:
+        made = False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        made = _size(to, target) is None  # the best there is: another process may come between look and rename
+        if made:
+            return _rename(from_, source, to, target, keep=False)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(source, dir_fd=from_)
+    return made
+
+
+def _size(folder: int, name: str) -> int | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None
