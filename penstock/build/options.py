@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.chat.formats import FormatOptions, option
 from penstock.errors import UsageError
-from penstock.regions.modes import RegionsMode
+from penstock.regions.modes import RegionsMode, StopMode
 
 
 class SpecialText(StrEnum):
@@ -65,6 +65,10 @@ class PrepareOptions(FormatOptions):
     )
     date: datetime.date | None = option("Date that templates print (YYYY-MM-DD); default: today, resolved once")
     regions: RegionsMode = option("Whose word decides what the assistant wrote: auto, structure", RegionsMode.AUTO)
+    stop: StopMode = option(
+        "What ends an assistant's turn: template, or next-marker for templates that print no end token",
+        StopMode.TEMPLATE,
+    )
     special_tokens_in_text: SpecialText = option(
         "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE
     )

@@ -93,6 +93,7 @@ class Rendering:
             special_tokens=vocabulary.special_contents,
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
+            next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
         )
         self.renderer.forget_paths()  # those that the probes took
 

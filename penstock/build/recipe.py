@@ -16,7 +16,8 @@ from typing import Any
 from penstock.build.options import DroppedCalls, PrepareOptions, SpecialText
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.regions.modes import RegionsMode
+from penstock.errors import UsageError
+from penstock.regions.modes import RegionsMode, StopMode
 from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
@@ -35,6 +36,7 @@ class Recipe:
     template_vars: dict[str, Any]
     date: datetime.date | None  # None where no template prints it
     regions: RegionsMode
+    end_ids: tuple[int, ...]  # tokens that end a turn by following it; empty but for --stop next-marker
     special_tokens_in_text: SpecialText
     dropped_tool_calls: DroppedCalls
     max_row_bytes: int
@@ -52,6 +54,7 @@ class Recipe:
             "template_vars": self.template_vars,
             "date": self.date.isoformat() if self.date else None,
             "regions": self.regions.value,
+            "end_ids": list(self.end_ids),
             "special_tokens_in_text": self.special_tokens_in_text.value,
             "dropped_tool_calls": self.dropped_tool_calls.value,
             "max_row_bytes": self.max_row_bytes,
@@ -73,6 +76,7 @@ class Recipe:
             template_vars=value["template_vars"],
             date=datetime.date.fromisoformat(value["date"]) if value["date"] else None,
             regions=RegionsMode(value["regions"]),
+            end_ids=tuple(value["end_ids"]),
             special_tokens_in_text=SpecialText(value["special_tokens_in_text"]),
             dropped_tool_calls=DroppedCalls(value["dropped_tool_calls"]),
             max_row_bytes=value["max_row_bytes"],
@@ -91,12 +95,24 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFol
         template_vars=dict(options.template_vars),
         date=(options.date or datetime.date.today()) if dated else None,
         regions=options.regions,
+        end_ids=_end_ids(options, model),
         special_tokens_in_text=options.special_tokens_in_text,
         dropped_tool_calls=options.dropped_tool_calls,
         max_row_bytes=options.max_row_bytes,
         special_tokens=dict(model.special_tokens),
         tokenizer=bytes_digest(model.tokenizer_json),
     )
+
+
+def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
+    if options.stop is StopMode.TEMPLATE:
+        return ()
+    if not model.end_ids:
+        raise UsageError(
+            f"--stop next-marker: the tokenizer {model.name!r} comes without the model's end-of-sequence ids. "
+            "Put the model's generation_config.json beside tokenizer.json."
+        )
+    return tuple(sorted(set(model.end_ids)))
 
 
 def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> dict[str, str]:

@@ -16,6 +16,7 @@ from penstock.errors import RowError
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "audio", "video")
+_LARGEST_WEIGHT = 3.4e38  # they are stored as 32-bit floats
 _USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
 
 
@@ -133,6 +134,8 @@ def _weight(value: object, key: str, where: str) -> float | None:
             return 0.0 if value else 1.0
         raise RowError("bad_weight", f"{where}.{key} is {_shown(value)}; expected true, false or null")
     if type(value) in (bool, int, float) and value >= 0:  # type: ignore[operator]
+        if value > _LARGEST_WEIGHT:  # type: ignore[operator]
+            raise RowError("bad_weight", f"{where}.{key} is larger than {_LARGEST_WEIGHT:g}", "Give a smaller weight")
         return float(value)  # type: ignore[arg-type]
     raise RowError("bad_weight", f"{where}.{key} is {_shown(value)}; expected true, false, null or a number from 0 up")
 

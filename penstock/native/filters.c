@@ -89,6 +89,7 @@ static Value unique(Machine *m, Value v) {
 static Value extreme(Machine *m, Value v, bool largest) {
     const Value list = iterate(m, v);
     if (!list.list->n) return undefined();
+    charge(m, 8 * (size_t)list.list->n);
     Value found = list.list->v[0];
     for (uint32_t i = 0; i < list.list->n; i++) {
         const Value item = list.list->v[i];

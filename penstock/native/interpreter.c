@@ -162,8 +162,8 @@ static Value arithmetic(Machine *m, int op, Value a, Value b) {
     default: /* Python rounds towards minus infinity */
         if (b.i <= 0) give_up(m, "a division by other than positive integers");
         result = a.i % b.i;
-        if (result < 0) result += b.i;
-        return of_int(op == OP_MODULO ? result : (a.i - result) / b.i);
+        if (op == OP_FLOOR_DIVIDE) return of_int(a.i / b.i - (result < 0));
+        return of_int(result < 0 ? result + b.i : result);
     }
     give_up(m, "an integer beyond 64 bits");
 }
@@ -207,15 +207,15 @@ static Value split_at(Machine *m, Value s, Value separator, bool is_last) {
     charge(m, s.size);
     const char *p = s.s, *end = s.s + s.size, *q;
     if (!is_last) {
-        q = find(p, s.size, separator.s, separator.size);
+        q = find(m, p, s.size, separator.s, separator.size);
         return q ? of_string(p, (size_t)(q - p)) : s;
     }
-    while ((q = find(p, (size_t)(end - p), separator.s, separator.size))) p = q + separator.size;
+    while ((q = find(m, p, (size_t)(end - p), separator.s, separator.size))) p = q + separator.size;
     return of_string(p, (size_t)(end - p));
 }
 
 static Value variable(Machine *m, const Dict *variables, Value name, Value otherwise) {
-    const Value *own = variables ? find_key(variables, name) : NULL;
+    const Value *own = variables ? look_up(m, variables, name) : NULL;
     if (own && otherwise.tag == FUNCTION) give_up(m, "a row's variable with the name of a function");
     return own ? *own : otherwise;
 }
@@ -306,6 +306,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             const Macro *macro = &p->macros[callee->i];
             if (m->call_count >= MAX_CALLS || limit - sp < macro->locals + 64) give_up(m, "calls nested too deeply");
             step(m);
+            charge(m, 4 * (size_t)macro->size);
             pass_arguments(m, macro, sp, callee + 1, n, named, k[pc[2]].list);
             m->calls[m->call_count++] = (Call){pc + 3, locals, callee, op == OP_CALL_PRINT, m->out.n, m->pieces.n};
             if (op == OP_CALL) begin_capture(m);
@@ -354,14 +355,19 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
         CASE(GE): BINARY(of_bool(order(m, a, b) >= 0)); break;
         CASE(IN): BINARY(of_bool(contains(m, a, b))); break;
         CASE(NOT_IN): BINARY(of_bool(!contains(m, a, b))); break;
-        CASE(EQ_TEXT): sp[-1] = of_bool(is_text(sp[-1], k[*pc].s, k[*pc].size)); pc++; break;
-        CASE(NE_TEXT): sp[-1] = of_bool(!is_text(sp[-1], k[*pc].s, k[*pc].size)); pc++; break;
+        CASE(EQ_TEXT):
+        CASE(NE_TEXT):
+            if (k[*pc].size > 256) charge(m, k[*pc].size);
+            sp[-1] = of_bool(is_text(sp[-1], k[*pc].s, k[*pc].size) == (op == OP_EQ_TEXT));
+            pc++;
+            break;
         CASE(TEXT_IN): sp[-1] = of_bool(contains(m, k[*pc], sp[-1])); pc++; break;
 
         CASE(LOOP_BEGIN): sp--; begin_loop(m, *sp); break;
         CASE(LOOP_NEXT): {
             Value item;
             if (next_item(m, &item)) {
+                charge(m, 4 * (size_t)(p->code + *pc - pc)); /* for the code of one iteration */
                 PUSH(item);
                 pc++;
             } else {
@@ -370,6 +376,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             break;
         }
         CASE(LOOP_END): end_loop(m); break;
+        CASE(FILTER_BEGIN): m->loops[m->loop_count - 1].may_change = true; break;
         CASE(FILTER_KEEP): sp--; keep_item(m, *sp); break;
         CASE(FILTER_END): PUSH(end_filter(m)); break;
         CASE(LOOP_GLOBAL): globals[*pc++] = loop_variable(m); break;

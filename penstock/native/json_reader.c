@@ -111,7 +111,7 @@ static Value number(Machine *m) {
     }
     m->json = p;
     if (!is_float) {
-        if (p - s > 18) give_up(m, "an integer of more than 18 digits");
+        if (p - s > 18 + (*s == '-')) give_up(m, "an integer of more than 18 digits");
         int64_t value = 0;
         for (const char *q = s + (*s == '-'); q < p; q++) value = value * 10 + (*q - '0');
         return of_int(*s == '-' ? -value : value);

@@ -10,7 +10,8 @@ static void put_int(Machine *m, int64_t i) {
     put(m, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)i));
 }
 
-/* The shortest digits that read back as the same float, and its decimal exponent. */
+/* The shortest digits that read back as the same float, and its decimal exponent. Of decimals with as many digits, the
+ * nearest is tried: the right one but for powers of two, where one that is farther away may read back and it may not. */
 static int shortest(double d, char *digits, int *exponent) {
     char text[64];
     for (int precision = 0; precision <= 16; precision++) {
@@ -32,6 +33,9 @@ static void put_float(Machine *m, double d) { /* as repr does */
     char digits[32];
     int exponent;
     const int n = shortest(fabs(d), digits, &exponent);
+    int power;
+    if (n > 15 && frexp(fabs(d), &power) == 0.5) /* the float below is nearer than the one above: see `shortest` */
+        give_up(m, "a power of two of more than 15 digits");
     if (exponent < -4 || exponent >= 16) {
         put_char(m, digits[0]);
         if (n > 1) put_char(m, '.');
@@ -189,7 +193,7 @@ static const Entry *sorted_entries(Machine *m, const Dict *d) {
     Entry *e = arena(m, d->n * sizeof(Entry));
     for (uint32_t i = 0; i < d->n; i++) {
         uint32_t k = i;
-        for (; k && compare_text(e[k - 1].key, d->e[i].key) > 0; k--) e[k] = e[k - 1];
+        for (; k && order(m, e[k - 1].key, d->e[i].key) > 0; k--) e[k] = e[k - 1];
         e[k] = d->e[i];
     }
     return e;

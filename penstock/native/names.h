@@ -12,21 +12,22 @@
 #define TESTS(X)                                                                                                       \
     X(defined) X(undefined) X(none) X(string) X(mapping) X(iterable) X(sequence) X(boolean) X(true) X(false)           \
     X(number) X(integer) X(float) X(truthy) X(odd) X(even) X(eq) X(ne) X(in) X(lt) X(gt)
-/* Every operation with its operands: c constant, g global, l local, j jump target, b branch, n number, m method, f filter,
- * t test. The loader checks them. */
+/* Every operation with its operands: c constant, s text, k list of texts, g global, l local, j jump target, b branch,
+ * n count, i any integer, m method, f filter, t test. The loader checks them. */
 #define OPS(X)                                                                                                         \
     X(CONST, "c") X(LOAD_GLOBAL, "g") X(LOAD_LOCAL, "l") X(STORE_GLOBAL, "g") X(STORE_LOCAL, "l") X(CLEAR_GLOBAL, "g") \
-    X(CLEAR_LOCAL, "l") X(MESSAGES, "") X(TOOLS, "") X(VARIABLE, "cc") X(PRINT_CONST, "c") X(PRINT, "")                \
-    X(PRINT_SUM, "n") X(PRINT_CONCAT, "n") X(PRINT_JSON, "n") X(SUM, "n") X(CONCAT, "n") X(ATTRIBUTE, "cn")            \
-    X(KEY, "cn") X(ITEM, "") X(INDEX, "n") X(SLICE, "") X(METHOD, "mn") X(CALL, "nnc") X(CALL_PRINT, "nnc")            \
+    X(CLEAR_LOCAL, "l") X(MESSAGES, "") X(TOOLS, "") X(VARIABLE, "sc") X(PRINT_CONST, "s") X(PRINT, "")                \
+    X(PRINT_SUM, "n") X(PRINT_CONCAT, "n") X(PRINT_JSON, "n") X(SUM, "n") X(CONCAT, "n") X(ATTRIBUTE, "sn")            \
+    X(KEY, "sn") X(ITEM, "") X(INDEX, "i") X(SLICE, "") X(METHOD, "mn") X(CALL, "nnk") X(CALL_PRINT, "nnk")            \
     X(FILTER, "fnn") X(TEST, "tn") X(NOT, "") X(JUMP, "j") X(JUMP_FALSE, "jb") X(JUMP_TRUE, "jb")                      \
     X(JUMP_FALSE_KEEP, "jb") X(JUMP_TRUE_KEEP, "jb") X(POP, "") X(EQ, "") X(NE, "") X(LT, "") X(LE, "") X(GT, "")      \
-    X(GE, "") X(IN, "") X(NOT_IN, "") X(EQ_TEXT, "c") X(NE_TEXT, "c") X(TEXT_IN, "c") X(LOOP_BEGIN, "")                \
-    X(LOOP_NEXT, "j") X(LOOP_END, "") X(FILTER_KEEP, "") X(FILTER_END, "") X(LOOP_GLOBAL, "g") X(LOOP_LOCAL, "l")      \
-    X(UNPACK, "n") X(LIST, "n") X(TUPLE, "n") X(DICT, "n") X(NAMESPACE, "n") X(SET_ATTRIBUTE, "c") X(CAPTURE, "")      \
+    X(GE, "") X(IN, "") X(NOT_IN, "") X(EQ_TEXT, "s") X(NE_TEXT, "s") X(TEXT_IN, "s") X(LOOP_BEGIN, "")                \
+    X(LOOP_NEXT, "j") X(LOOP_END, "") X(FILTER_BEGIN, "") X(FILTER_KEEP, "") X(FILTER_END, "") X(LOOP_GLOBAL, "g")     \
+    X(LOOP_LOCAL, "l") X(UNPACK, "n") X(LIST, "n") X(TUPLE, "n") X(DICT, "n") X(NAMESPACE, "n")                        \
+    X(SET_ATTRIBUTE, "s") X(CAPTURE, "")                                                                               \
     X(CAPTURE_END, "") X(GENERATION, "") X(GENERATION_END, "") X(RETURN, "") X(SUBTRACT, "") X(MULTIPLY, "")           \
-    X(MODULO, "") X(NEGATE, "") X(FLOOR_DIVIDE, "") X(RANGE, "n") X(REFUSE, "") X(GIVE_UP, "c") X(ARGUMENT, "ljb")     \
-    X(SPLIT_AT, "cn") X(HALT, "")
+    X(MODULO, "") X(NEGATE, "") X(FLOOR_DIVIDE, "") X(RANGE, "n") X(REFUSE, "") X(GIVE_UP, "s") X(ARGUMENT, "ljb")     \
+    X(SPLIT_AT, "sn") X(HALT, "")
 
 #define ENUM_METHOD(x) METHOD_##x,
 #define ENUM_FILTER(x) FILTER_##x,

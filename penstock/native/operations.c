@@ -108,9 +108,13 @@ Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: t
     switch (v.tag) {
     case DICT:
         if (methods & OF_DICT) return method_value(m, v, name);
-        found = find_key(v.dict, name);
+        found = look_up(m, v.dict, name);
         return found ? *found : undefined();
-    case NAMESPACE: found = find_key(v.dict, name); return found ? *found : undefined();
+    case NAMESPACE:
+        if (m->loop_count && m->loops[m->loop_count - 1].may_change)
+            give_up(m, "a loop's filter that reads a namespace which the loop may change");
+        found = look_up(m, v.dict, name);
+        return found ? *found : undefined();
     case LOOP: return loop_attribute(m, v, name);
     case STRING:
     case LIST:
@@ -129,7 +133,7 @@ Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: t
 
 Value get_key(Machine *m, Value v, Value name, int methods) { /* v['name']: the key comes first */
     if (v.tag == DICT) {
-        const Value *found = find_key(v.dict, name);
+        const Value *found = look_up(m, v.dict, name);
         if (found) return *found;
         return methods & OF_DICT ? method_value(m, v, name) : undefined();
     }
@@ -156,8 +160,9 @@ Value get_index(Machine *m, Value v, int64_t i) {
     }
     case STRING: return index_text(m, v, i);
     case DICT:
+        charge(m, 4 * (size_t)v.dict->n);
         for (uint32_t k = 0; k < v.dict->n; k++)
-            if (v.dict->e[k].key.tag == INT && v.dict->e[k].key.i == i) return v.dict->e[k].value;
+            if (v.dict->e[k].key.tag == INT && v.dict->e[k].key.i == i) return indexed(m, i, v.dict->e[k].value);
         return undefined();
     case NONE:
     case INT:
@@ -172,7 +177,7 @@ Value get_item(Machine *m, Value v, Value key) {
                                           "popitem", "setdefault", "update",   "values", NULL};
     if (is_number(key)) return get_index(m, v, key.i);
     if (key.tag != STRING || v.tag != DICT) give_up(m, "an item by another type");
-    const Value *found = find_key(v.dict, keyed(key));
+    const Value *found = look_up(m, v.dict, keyed(key));
     if (found) return *found;
     if (key.size && key.s[0] == '_') give_up(m, "an underscore attribute");
     return is_one_of(key, methods) ? method_value(m, v, key) : undefined();
@@ -253,6 +258,7 @@ int64_t length(Machine *m, Value v) {
 Value join(Machine *m, Value separator, Value items, bool only_text) {
     const Value list = iterate(m, items);
     const size_t mark = m->out.n;
+    charge(m, 8 * (size_t)list.list->n);
     for (uint32_t i = 0; i < list.list->n; i++) {
         const Value item = no_markup(m, list.list->v[i]);
         if (only_text && item.tag != STRING) give_up(m, "a join of other types");
@@ -287,6 +293,7 @@ static Value format(Machine *m, Value s, const Value *a, int n) { /* only plain 
 static bool has_affix(Machine *m, Value s, Value affix, bool at_end) {
     if (affix.tag != STRING) give_up(m, "startswith of other types");
     if (affix.size > s.size) return false;
+    charge(m, affix.size);
     return !memcmp(at_end ? s.s + s.size - affix.size : s.s, affix.s, affix.size);
 }
 
@@ -302,7 +309,7 @@ static Value count_text(Machine *m, Value s, Value wanted) {
     charge(m, s.size);
     int64_t count = 0;
     const char *p = s.s, *end = p + s.size;
-    for (const char *q; (q = find(p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
+    for (const char *q; (q = find(m, p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
     return of_int(count);
 }
 
@@ -341,7 +348,7 @@ static Value text_method(Machine *m, Value s, int method, Value *a, int n) {
     case METHOD_find: {
         if (n != 1 || !texts || !a[0].size) break;
         charge(m, s.size);
-        const char *found = find(s.s, s.size, a[0].s, a[0].size);
+        const char *found = find(m, s.s, s.size, a[0].s, a[0].size);
         return of_int(found ? (int64_t)count_points(s.s, (size_t)(found - s.s)) : -1);
     }
     case METHOD_count:
@@ -360,7 +367,7 @@ Value call_method(Machine *m, Value v, int method, Value *a, int n) {
     if (v.tag == STRING) return text_method(m, v, method, a, n);
     if (v.tag != DICT) give_up(m, "a method of another type");
     if (method == METHOD_get && (n == 1 || n == 2) && a[0].tag == STRING) {
-        const Value *found = find_key(v.dict, keyed(a[0]));
+        const Value *found = look_up(m, v.dict, keyed(a[0]));
         return found ? *found : n == 2 ? a[1] : none();
     }
     if (method == METHOD_items && !n) return entries(m, v.dict, ITEMS, VIEW);
@@ -373,6 +380,7 @@ Value call_method(Machine *m, Value v, int method, Value *a, int n) {
 
 bool run_test(Machine *m, Value v, int test, Value *a, int n) {
     const bool is_list = v.tag == LIST;
+    if ((n == 1) != (test >= TEST_eq)) give_up(m, "the arguments of a test"); /* those from `eq` on take one */
     switch (test) {
     case TEST_defined: return v.tag != UNDEFINED;
     case TEST_undefined: return v.tag == UNDEFINED;
@@ -395,10 +403,6 @@ bool run_test(Machine *m, Value v, int test, Value *a, int n) {
     case TEST_even:
         if (!is_number(v)) give_up(m, "odd or even of another type");
         return (v.i & 1) == (test == TEST_odd);
-    default: break;
-    }
-    if (n != 1) give_up(m, "the arguments of a test");
-    switch (test) {
     case TEST_eq: return equal(m, v, a[0], 0);
     case TEST_ne: return !equal(m, v, a[0], 0);
     case TEST_in: return contains(m, v, a[0]);

@@ -125,39 +125,82 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     }
 }
 
-/* ---- bytecode: every operand is checked once, so that the interpreter need not */
+/* ---- bytecode: every operand is checked once, so that the interpreter need not. That the stack is balanced is not. */
 
-static bool is_operand(const Program *p, char kind, int32_t operand) {
+static bool is_list_of_text(Value v) {
+    for (uint32_t i = 0; v.tag == LIST && i < v.list->n; i++)
+        if (v.list->v[i].tag != STRING) return false;
+    return v.tag == LIST;
+}
+
+static bool is_operand(const Program *p, char kind, int32_t operand, int32_t locals, const bool *starts) {
+    if (kind == 'i') return true;
+    if (operand < 0) return false;
     switch (kind) {
-    case 'c': return operand >= 0 && operand < p->constant_count;
-    case 'g': return operand >= 0 && operand < p->global_count;
-    case 'l': return operand >= 0 && operand < MAX_STACK;
-    case 'j': return operand >= 0 && operand < p->code_size;
-    case 'b': return operand >= 0 && operand < p->branch_count;
-    case 'm': return operand >= 0 && operand < METHOD_COUNT;
-    case 'f': return operand >= 0 && operand < FILTER_COUNT;
-    case 't': return operand >= 0 && operand < TEST_COUNT;
-    default: return true;
+    case 'c': return operand < p->constant_count;
+    case 's': return operand < p->constant_count && p->constants[operand].tag == STRING;
+    case 'k': return operand < p->constant_count && is_list_of_text(p->constants[operand]);
+    case 'g': return operand < p->global_count;
+    case 'l': return operand < locals;
+    case 'j': return operand < p->code_size && starts[operand];
+    case 'b': return operand < p->branch_count;
+    case 'm': return operand < METHOD_COUNT;
+    case 'f': return operand < FILTER_COUNT;
+    case 't': return operand < TEST_COUNT;
+    default: return operand < MAX_STACK;
     }
 }
 
-static bool is_valid(const Program *p) {
+static Macro *macro_at(Program *p, Py_ssize_t entry) {
+    for (int i = 0; i < p->macro_count; i++)
+        if (p->macros[i].entry == entry) return &p->macros[i];
+    return NULL;
+}
+
 #define OPERANDS(name, operands) operands,
-    static const char *const kinds[] = {OPS(OPERANDS)};
+static const char *const operand_kinds[] = {OPS(OPERANDS)};
 #undef OPERANDS
+
+/* Where operations begin; false where one is unknown or cut short, or where the last one is not an end. */
+static bool find_starts(const Program *p, bool *starts) {
     Py_ssize_t at = 0;
     int32_t op = -1;
     while (at < p->code_size) {
-        op = p->code[at++];
+        op = p->code[at];
         if (op < 0 || op >= OP_COUNT) return false;
-        for (const char *kind = kinds[op]; *kind; kind++)
-            if (at >= p->code_size || !is_operand(p, *kind, p->code[at++])) return false;
+        starts[at] = true;
+        at += 1 + (Py_ssize_t)strlen(operand_kinds[op]);
     }
-    for (int i = 0; i < p->macro_count; i++)
-        if (p->macros[i].entry < 0 || p->macros[i].entry >= p->code_size || p->macros[i].locals > MAX_STACK / 2 ||
-            p->macros[i].arguments > p->macros[i].locals)
-            return false;
-    return op == OP_HALT || op == OP_RETURN;
+    return at == p->code_size && (op == OP_HALT || op == OP_RETURN);
+}
+
+static bool is_valid_code(Program *p, const bool *starts) {
+    Macro *macro = NULL; /* whose code this is: the template's own comes first, then one macro after the other */
+    for (Py_ssize_t at = 0; at < p->code_size;) {
+        Macro *begun = macro_at(p, at);
+        if (begun) macro = begun;
+        const int32_t op = p->code[at++];
+        for (const char *kind = operand_kinds[op]; *kind; kind++)
+            if (!is_operand(p, *kind, p->code[at++], macro ? macro->locals : 0, starts)) return false;
+        if (macro) macro->size = (int32_t)(at - macro->entry);
+    }
+    return true;
+}
+
+static bool is_valid_macro(const Program *p, const Macro *macro, const bool *starts) {
+    return macro->entry > 0 && macro->entry < p->code_size && starts[macro->entry] && macro->arguments >= 0 &&
+           macro->arguments <= macro->locals && macro->locals <= MAX_STACK / 2;
+}
+
+static bool is_valid(Program *p) {
+    bool *starts = calloc((size_t)p->code_size, sizeof *starts);
+    bool valid = starts && find_starts(p, starts);
+    for (int i = 0; i < p->constant_count && valid; i++)
+        valid = p->constants[i].tag != MACRO || (p->constants[i].i >= 0 && p->constants[i].i < p->macro_count);
+    for (int i = 0; i < p->macro_count && valid; i++) valid = is_valid_macro(p, &p->macros[i], starts);
+    valid = valid && is_valid_code(p, starts);
+    free(starts);
+    return valid;
 }
 
 static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, arguments, locals, names) */
@@ -177,6 +220,7 @@ static bool load(ProgramObject *self, Py_buffer *code, PyObject *constants, PyOb
     Program *p = &self->program;
     Machine loader; /* only its arena is used */
     memset(&loader, 0, sizeof loader);
+    loader.work = INT64_MAX;
     if (setjmp(loader.on_give_up)) {
         p->permanent = loader.first;
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, loader.why);

@@ -121,6 +121,7 @@ void claim_statement(Machine *m, size_t start, size_t first) {
 }
 
 void drop_output(Machine *m, size_t mark) {
+    charge(m, m->out.n - mark);
     m->out.n = mark;
     while (m->pieces.n && m->pieces.at[m->pieces.n - 1].start >= mark) m->pieces.n--;
 }

@@ -520,13 +520,15 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
             adapt_content(m, l, d, *find_key(d, NAME("role")));
         }
         answered |= c->roles[i] == 3;
-        alias_reasoning(m, &messages->v[i]);
-        messages->v[i].dict->message = (int32_t)i;
     }
     if (!answered) unusual(m);
     if (l->needles.list->n) {
         c->needle = find_needle(m, l, c->messages, 0);
         if (c->needle < 0) c->needle = find_needle(m, l, c->tools, 0);
+    }
+    for (uint32_t i = 0; i < messages->n; i++) { /* after the search: reasoning has its own place in it */
+        alias_reasoning(m, &messages->v[i]);
+        messages->v[i].dict->message = (int32_t)i;
     }
     m->roles = c->roles;
     m->message_count = (int32_t)messages->n;
@@ -534,10 +536,11 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
 
 /* ---- what became of messages */
 
-static size_t occurrences(Value text, Value wanted) {
+static size_t occurrences(Machine *m, Value text, Value wanted) {
     size_t count = 0;
+    charge(m, text.size);
     const char *p = text.s, *end = p + text.size;
-    for (const char *q; (q = find(p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
+    for (const char *q; (q = find(m, p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
     return count;
 }
 
@@ -548,21 +551,21 @@ static Value name_of(Value call) { /* of the called function; empty where there 
     return name && name->tag == STRING ? *name : LITERAL("");
 }
 
-static bool is_escaped(Value name) { /* whether JSON would spell it in another way */
+static bool is_escaped(Value name) { /* whether JSON would spell it in another way: control characters, beyond ASCII */
     for (uint32_t i = 0; i < name.size; i++)
-        if (name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
+        if ((signed char)name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
     return false;
 }
 
 static bool is_printed(Machine *m, Value name, size_t times, Value text) {
-    if (occurrences(text, name) >= times) return true;
+    if (occurrences(m, text, name) >= times) return true;
     if (!is_escaped(name)) return false;
     for (int ascii = 0; ascii < 2; ascii++) { /* as templates that print JSON escape it */
         const JsonStyle style = {.ascii = ascii};
         const size_t mark = m->out.n;
         put_json(m, name, &style, 0);
         const Value quoted = take_output(m, mark);
-        if (occurrences(text, of_string(quoted.s + 1, quoted.size - 2)) >= times) return true;
+        if (occurrences(m, text, of_string(quoted.s + 1, quoted.size - 2)) >= times) return true;
     }
     return false;
 }
@@ -576,6 +579,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
         if (calls.list->v[i].tag != DICT) continue;
         const Value name = name_of(calls.list->v[i]);
         size_t times = 0;
+        charge(m, 16 * (size_t)calls.list->n);
         for (uint32_t k = 0; k < calls.list->n; k++)
             times += calls.list->v[k].tag == DICT && !compare_text(name_of(calls.list->v[k]), name);
         if (name.size && !is_printed(m, name, times, text)) return false;
@@ -587,9 +591,10 @@ static bool is_said(Machine *m, Value content, Value text) { /* less the reasoni
     if (content.tag != STRING) return true;
     const Value think = LITERAL("</think>");
     const char *p = content.s, *end = p + content.size;
-    for (const char *q; (q = find(p, (size_t)(end - p), think.s, think.size));) p = q + think.size;
+    for (const char *q; (q = find(m, p, (size_t)(end - p), think.s, think.size));) p = q + think.size;
     const Value words = strip(m, of_string(p, (size_t)(end - p)), NULL, true, true);
-    return find(text.s, text.size, words.s, words.size) != NULL;
+    charge(m, (size_t)content.size + text.size);
+    return find(m, text.s, text.size, words.s, words.size) != NULL;
 }
 
 /* All that a message printed; the whole text where that is not known. */
@@ -599,6 +604,7 @@ static Value printed_by(Machine *m, int32_t message, size_t first, size_t count)
         return of_string(m->out.at + p.start, p.end - p.start);
     }
     size_t size = 0;
+    charge(m, 8 * m->pieces.n);
     for (size_t i = 0; i < m->pieces.n; i++)
         if (m->pieces.at[i].message == message) size += m->pieces.at[i].end - m->pieces.at[i].start;
     char *text = arena(m, size + 1), *p = text;

@@ -122,7 +122,7 @@ bool is_space(uint32_t c) {
 
 /* ---- searches */
 
-const char *find(const char *text, size_t n, const char *wanted, size_t size) {
+const char *find(Machine *m, const char *text, size_t n, const char *wanted, size_t size) {
     if (size == 0) return text;
     if (n < size) return NULL;
     const char *p = text, *last = text + n - size;
@@ -133,6 +133,7 @@ const char *find(const char *text, size_t n, const char *wanted, size_t size) {
         const __m128i tails = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(p + size - 1)), tail);
         for (unsigned bits = (unsigned)_mm_movemask_epi8(_mm_and_si128(heads, tails)); bits; bits &= bits - 1) {
             const int i = __builtin_ctz(bits);
+            charge(m, size);
             if (!memcmp(p + i, wanted, size)) return p + i;
         }
     }
@@ -140,6 +141,7 @@ const char *find(const char *text, size_t n, const char *wanted, size_t size) {
     for (; p <= last; p++) {
         p = memchr(p, wanted[0], (size_t)(last - p) + 1);
         if (!p) return NULL;
+        charge(m, size);
         if (!memcmp(p, wanted, size)) return p;
     }
     return NULL;
@@ -201,6 +203,7 @@ Value strip(Machine *m, Value s, const Value *chars, bool left, bool right) {
         if (chars ? !is_among(*chars, q, size) : !is_space(c)) break;
         end = q;
     }
+    charge(m, 8 * (s.size - (size_t)(end - p)));
     return of_string(p, (size_t)(end - p));
 }
 
@@ -217,7 +220,7 @@ Value split(Machine *m, Value s, const Value *separator, int64_t most) {
     charge(m, s.size);
     if (separator && separator->tag != NONE) {
         if (separator->tag != STRING || !separator->size) give_up(m, "split at other types");
-        for (const char *q; most != 0 && (q = find(p, (size_t)(end - p), separator->s, separator->size)); most--) {
+        for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), separator->s, separator->size)); most--) {
             APPEND(m, m->parsed, of_string(p, (size_t)(q - p)));
             p = q + separator->size;
         }
@@ -240,7 +243,7 @@ Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     charge(m, s.size);
     const size_t mark = m->out.n;
     const char *p = s.s, *end = p + s.size;
-    for (const char *q; most != 0 && (q = find(p, (size_t)(end - p), old.s, old.size)); most--) {
+    for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), old.s, old.size)); most--) {
         put_traced(m, p, (size_t)(q - p));
         put_traced(m, new.s, new.size);
         if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");

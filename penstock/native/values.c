@@ -9,6 +9,7 @@ _Noreturn void give_up(Machine *m, const char *why) {
 
 void *grown(Machine *m, void *array, size_t *capacity, size_t size) {
     const size_t wanted = *capacity ? *capacity * 2 : 256;
+    if (wanted * size > MAX_VECTOR) give_up(m, "too many pieces of text");
     void *larger = realloc(array, wanted * size);
     if (!larger) give_up(m, "out of memory");
     *capacity = wanted;
@@ -103,7 +104,7 @@ uint16_t hash_of(const char *s, uint32_t n) {
 }
 
 void set_key(Machine *m, Dict *d, Value key, Value value) {
-    Value *known = find_key(d, key);
+    Value *known = look_up(m, d, key);
     if (known) {
         *known = value;
         return;
@@ -148,6 +149,7 @@ static double as_double(Machine *m, Value v) {
 static bool equal_lists(Machine *m, const List *a, const List *b, int depth) {
     if (a->kind > TUPLE || b->kind > TUPLE) give_up(m, "a comparison of ranges or views");
     if (a->kind != b->kind || a->n != b->n) return false;
+    charge(m, 8 * (size_t)a->n);
     for (uint32_t i = 0; i < a->n; i++)
         if (!equal(m, a->v[i], b->v[i], depth + 1)) return false;
     return true;
@@ -157,7 +159,7 @@ static bool equal_dicts(Machine *m, const Dict *a, const Dict *b, int depth) {
     if (a->n != b->n) return false;
     for (uint32_t i = 0; i < a->n; i++) {
         if (a->e[i].key.tag != STRING) give_up(m, "a comparison of objects with other keys than strings");
-        const Value *other = find_key(b, a->e[i].key);
+        const Value *other = look_up(m, b, a->e[i].key);
         if (!other || !equal(m, a->e[i].value, *other, depth + 1)) return false;
     }
     return true;
@@ -203,14 +205,15 @@ bool contains(Machine *m, Value item, Value container) {
     case STRING:
         if (item.tag != STRING) give_up(m, "`in` a string");
         charge(m, container.size);
-        return find(container.s, container.size, item.s, item.size) != NULL;
+        return find(m, container.s, container.size, item.s, item.size) != NULL;
     case LIST:
         if (container.list->kind >= GENERATOR) give_up(m, "`in` a generator");
+        charge(m, 8 * (size_t)container.list->n);
         for (uint32_t i = 0; i < container.list->n; i++)
             if (equal(m, item, container.list->v[i], 0)) return true;
         return false;
     case DICT:
-        if (item.tag == STRING) return find_key(container.dict, keyed(item)) != NULL;
+        if (item.tag == STRING) return look_up(m, container.dict, keyed(item)) != NULL;
         if (item.tag == LIST || item.tag == DICT) give_up(m, "an unhashable key");
         for (uint32_t i = 0; i < container.dict->n; i++)
             if (container.dict->e[i].key.tag != STRING) give_up(m, "`in` an object with other keys than strings");

@@ -28,6 +28,7 @@ enum {
 #define ARENA_BASE ((size_t)64 << 20) /* bytes of the arena, plus 64 for every byte of the row */
 #define STEPS_BASE 2000000            /* loop steps and calls, plus 10 for every byte of the row */
 #define WORK_BASE ((int64_t)1 << 30)  /* bytes looked at by searches and copies, plus 1000 for every byte of the row */
+#define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: pieces of text, values being parsed */
 
 typedef enum {
     UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP
@@ -93,7 +94,7 @@ typedef struct Piece { /* bytes of the output that belong to a message; `looped`
 /* ---- the program */
 
 typedef struct Macro {
-    int32_t entry, arguments, locals;
+    int32_t entry, arguments, locals, size; /* `size`: of its code */
     Value *names;
 } Macro;
 
@@ -115,6 +116,7 @@ typedef struct Iteration {
     uint32_t serial;    /* tells a loop variable that outlived its loop */
     int captures;       /* open when the loop began */
     Value *kept;        /* of a loop's filter */
+    bool may_change;    /* of a loop's filter: the loop's body may change namespaces that the filter reads */
     uint32_t kept_count;
     int32_t message;    /* whose iteration this is, or -1 */
     size_t start, piece; /* output and pieces when the iteration began */
@@ -250,6 +252,11 @@ static inline Value *find_key(const Dict *d, Value key) { /* a string with its h
     }
     return NULL;
 }
+/* The same, for what templates look up: as often as they like, so large keys and dicts are charged for. */
+static inline Value *look_up(Machine *m, const Dict *d, Value key) {
+    if (d->n > 16 || key.size > 256) charge(m, 4 * (size_t)d->n + key.size);
+    return find_key(d, key);
+}
 void set_key(Machine *m, Dict *d, Value key, Value value);
 
 bool truth(Machine *m, Value v);
@@ -282,7 +289,8 @@ bool is_ascii(const char *s, size_t n);
 size_t ascii_prefix(const char *s, size_t n); /* how far it is ASCII, in steps of some bytes */
 size_t count_points(const char *s, size_t n);
 size_t point_offset(const char *s, size_t n, size_t index);
-const char *find(const char *text, size_t n, const char *wanted, size_t size);
+/* The caller charges for the text; this, for comparisons within it. */
+const char *find(Machine *m, const char *text, size_t n, const char *wanted, size_t size);
 /* To the next quote, backslash or control character; `high` is set where it passes a byte beyond ASCII. */
 const char *scan_string(const char *p, const char *end, bool *high);
 bool is_space(uint32_t c);

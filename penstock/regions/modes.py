@@ -1,4 +1,4 @@
-"""How regions are told; apart from the code that does it, so that options can be read without loading that."""
+"""Options of the regions stage, importable without loading it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from enum import StrEnum
 
 
 class RegionsMode(StrEnum):
-    """Whose word counts for what an assistant wrote."""
+    """Who decides what an assistant wrote."""
 
     AUTO = "auto"  # the author's {% generation %} blocks where the template has them, else the structure
     STRUCTURE = "structure"
+
+
+class StopMode(StrEnum):
+    """What ends an assistant's turn."""
+
+    TEMPLATE = "template"  # the end token that the template prints as part of the turn, if it prints one
+    NEXT_MARKER = "next-marker"  # where it prints none: the token after the turn, if it is an end token of the model

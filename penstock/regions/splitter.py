@@ -9,7 +9,7 @@ renders), then a few numpy passes per batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -27,7 +27,10 @@ from penstock.regions.structure import HeaderFinder, structural_cuts
 from penstock.regions.tagged import tagged_cuts
 from penstock.template.rendered import Rendered
 
-_NO_STOP = "the template prints no stop token after a plain answer: the model can't learn to stop"
+_NO_STOP = (
+    "the template prints no stop token after a plain answer: the model can't learn to stop; "
+    "--stop next-marker trains the token after the turn where the model's own end-of-sequence ids name it"
+)
 _NO_HEADERS = (
     "the template's assistant headers can't be told from what the assistant writes "
     "(it has no generation prompt, or refuses plain conversations): regions are unknown"
@@ -40,7 +43,13 @@ class Splitter:
     warnings: tuple[str, ...]
 
     def __init__(
-        self, engine: Engine, *, special_tokens: frozenset[str], eos_token: str | None, mode: RegionsMode
+        self,
+        engine: Engine,
+        *,
+        special_tokens: frozenset[str],
+        eos_token: str | None,
+        mode: RegionsMode,
+        next_markers: Iterable[str] = (),
     ) -> None:
         self._tagged = mode is RegionsMode.AUTO and engine.has_generation
         probes = render_probes(engine)
@@ -52,7 +61,8 @@ class Splitter:
         warnings = []
         if not headers.prompts and not self._tagged:
             warnings.append(_NO_HEADERS)
-        if observations and not stops_answers(observations, end_tokens):
+        self._next_markers = [marker.encode() for marker in next_markers]
+        if observations and not self._next_markers and not stops_answers(observations, end_tokens):
             warnings.append(_NO_STOP)
         self.warnings = (*warnings, *(self._disagreements(probes.rendered) if self._tagged else ()))
 
@@ -73,7 +83,8 @@ class Splitter:
         if tagged:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:
-            outcome = structural_cuts(rendered, pieces, rendered.message_roles, self._finder, self._stops)
+            roles, markers = rendered.message_roles, self._next_markers
+            outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
         known, reason = rendered.known.copy(), "span_unowned" if tagged else "header_unknown"
         known[list(outcome.lost)] = False
         notes = +Counter({reason: len(outcome.lost), "no_stop": len(outcome.silent)})

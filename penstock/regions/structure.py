@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -121,8 +122,12 @@ def structural_cuts(
     roles: UInt8,
     finder: HeaderFinder,
     stops: StopFinder,
+    next_markers: Sequence[bytes] = (),
 ) -> Outcome:
-    """Cut at headers and stops; `roles` are those of all messages of the batch."""
+    """Cut at headers and stops; `roles` are those of all messages of the batch.
+
+    Where a turn has no stop of its own, a marker that follows it counts as its stop.
+    """
     opens, closes = _extremes(pieces, len(roles))
     opening = pieces.take(opens)
     before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
@@ -137,8 +142,30 @@ def structural_cuts(
         _, closes = _extremes(pieces, len(roles))
     stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
     stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
+    if next_markers:
+        silent_closes = closes[stop_starts[closes] == stop_ends[closes]]
+        pieces, bodies, stop_ends = _take_markers(regions, pieces, bodies, stop_ends, silent_closes, next_markers)
     silent = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
     return Outcome(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
+
+
+def _take_markers(
+    regions: Rendered, pieces: Pieces, bodies: Int64, stop_ends: Int64, closes: Int64, markers: Sequence[bytes]
+) -> tuple[Pieces, Int64, Int64]:
+    """Let turns without a stop end with the marker that follows them, which the text after them loses."""
+    starts, ends, bodies, stop_ends = pieces.starts.copy(), pieces.ends.copy(), bodies.copy(), stop_ends.copy()
+    limits = regions.text_ends[pieces.rows]
+    for index in closes.tolist():
+        end = int(ends[index])
+        size = max((len(m) for m in markers if regions.data.startswith(m, end, int(limits[index]))), default=0)
+        follows = index + 1 < len(starts) and starts[index + 1] < end + size
+        if not size or (follows and ends[index + 1] < end + size):
+            continue
+        ends[index] = stop_ends[index] = end + size
+        if follows:
+            starts[index + 1] = end + size
+            bodies[index + 1] = max(bodies[index + 1], end + size)
+    return pieces._replace(starts=starts, ends=ends), bodies, stop_ends
 
 
 def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:

@@ -25,6 +25,8 @@ HUB_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
+    "generation_config.json",
+    "config.json",
 )
 
 
@@ -37,6 +39,7 @@ class ModelFolder:
     special_tokens: Mapping[str, str]
     templates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    end_ids: tuple[int, ...] = ()  # at which the model stops, by its generation_config.json or config.json
 
     def template(self, choice: str | None = None) -> dict[str, str]:
         """The templates to render with, under `default` and, where the tokenizer has one, `tool_use`.
@@ -83,7 +86,17 @@ def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelF
         data, notes = _completed(tokenizer.read_bytes(), config, tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
-    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes))
+    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes), _end_ids(folder))
+
+
+def _end_ids(folder: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids; a model may have several."""
+    for name in ("generation_config.json", "config.json"):
+        given = _read_object(folder / name).get("eos_token_id")
+        ids = given if isinstance(given, list) else [given]
+        if all(type(number) is int for number in ids):
+            return tuple(ids)
+    return ()
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

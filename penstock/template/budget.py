@@ -50,9 +50,9 @@ class Budget:
     def __init__(self) -> None:
         self.start(None)
 
-    def start(self, row: Any) -> None:
+    def start(self, row: Any, fuel: int = MAX_FUEL) -> None:
         """Begin a render. The row is measured only once the basic allowance is used up."""
-        self.steps, self.fuel, self.depth, self._row = MAX_STEPS, MAX_FUEL, 0, row
+        self.steps, self.fuel, self.depth, self._row = MAX_STEPS, fuel, 0, row
 
     def step(self, count: int) -> None:
         """Charge for running `count` syntax nodes."""

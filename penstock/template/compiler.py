@@ -65,6 +65,8 @@ class Compiler(Expressions):
         if name in ("messages", "tools"):
             self.code.op(name.upper())
             return
+        if name == "self":
+            raise NotCompiled("self")
         value: Any = ...
         if name in self.variables:
             value = self.variables[name]
@@ -230,10 +232,6 @@ class Compiler(Expressions):
     def _loop_filter(self, node: nodes.For, frame: Frame, inner: Frame) -> None:
         """Filter all items first; jinja2 does it while it loops."""
         assert node.test is not None
-        stored = {ref.name for part in node.body for ref in part.find_all(nodes.NSRef)}
-        names = [node.test] if isinstance(node.test, nodes.Name) else []
-        if any(name.name in stored for name in (*names, *node.test.find_all(nodes.Name))):
-            raise NotCompiled("a loop's filter that reads what the loop changes")
         if any(isinstance(call.node, nodes.Name) for call in node.test.find_all(nodes.Call)):
             raise NotCompiled("a call in a loop's filter")
         test = frame.inner()
@@ -241,6 +239,8 @@ class Compiler(Expressions):
         again, end = Label(), Label()
         self._enter(test)
         self.code.op("LOOP_BEGIN")
+        if any(map(_may_change_namespaces, node.body)):
+            self.code.op("FILTER_BEGIN")  # gives up where the filter reads a namespace
         self.code.mark(again)
         self.code.jump(end, "LOOP_NEXT")
         self._assign(node.target, inner)
@@ -285,3 +285,10 @@ class Compiler(Expressions):
         self.code.op("RETURN")
         slots = self.code.leave_macro()
         self.code.macros[number] = (entry, len(node.args), slots, tuple(argument.name for argument in node.args))
+
+
+def _may_change_namespaces(node: nodes.Node) -> bool:
+    """Whether a statement sets an attribute, or calls a macro that might."""
+    calls = (call.node for call in node.find_all(nodes.Call))
+    called = (callee.name for callee in calls if isinstance(callee, nodes.Name))
+    return node.find(nodes.NSRef) is not None or any(name not in FUNCTIONS for name in called)

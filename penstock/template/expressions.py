@@ -381,7 +381,7 @@ def _split_separator(node: nodes.Node) -> str | None:
 
 
 def _is_path(node: nodes.Node) -> bool:
-    """Whether this is a constant such as "function.name"."""
-    if not isinstance(node, nodes.Const) or not isinstance(node.value, str):
+    """Whether this is a constant such as "function.name"; sort would split "a,b" in two."""
+    if not isinstance(node, nodes.Const) or not isinstance(node.value, str) or "," in node.value:
         return False
     return all(part and not part.isdigit() and not part.startswith("_") for part in node.value.split("."))

@@ -65,6 +65,8 @@ class Metering(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
+        if is_constant(node.node):
+            return node  # small; and what the compiler folds follows rules of its own
         if not isinstance(node.arg, nodes.Slice):
             node.arg = _charged(COMPARED, node.arg)
             return node

@@ -142,9 +142,10 @@ def _take_from(spans: list[Span], start: int) -> list[Span]:
     taken: list[Span] = []
     while spans and spans[-1].end > start:
         span = spans.pop()
-        taken.append(span._replace(start=max(span.start, start)))
         if span.start < start:
             spans.append(span._replace(end=start))
+            span = span._replace(start=start)
+        taken.append(span)
     return taken[::-1]
 
 

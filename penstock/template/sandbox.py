@@ -16,6 +16,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import loopcontrols
+from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, LoopContext, Macro, Undefined, markup_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import _PassArg
@@ -26,7 +27,8 @@ from penstock.template import costs, vocabulary
 from penstock.template.budget import Budget
 from penstock.template.metering import COMPARED, SEARCHED, SLICED, STEP, Metering
 
-CALL_STEPS: Final = 16  # a call takes about as long as so many other nodes
+CALL_STEPS: Final = 20  # a call takes about as long as so many other nodes
+COMPILER_FUEL: Final = 1 << 20  # constants that take more are made during the render
 ITEM_STEPS: Final = 8  # an item of a filter such as `map`
 
 Filter = Callable[..., Any]
@@ -83,6 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def build(self, tree: nodes.Template) -> jinja2.Template:
         """Compile a tree, with the nodes that charge for it."""
         try:
+            self.budget.start(None, COMPILER_FUEL)
             self.prepare(tree)
             tree.set_environment(self)
             tree.set_lineno(1)  # of new nodes
@@ -194,31 +197,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return format
 
     def metered(self, name: str, function: Filter | None = None) -> Filter:
-        """A filter that is charged; as it takes the context, the compiler does not try to run it itself."""
+        """A filter that is charged. The compiler runs it on constants where it would run the filter itself."""
         function = self.filters[name] if function is None else function
         cost, lazy, eager = costs.filtered(name), name in costs.LAZY_FILTERS, name in costs.EAGER_FILTERS
         first = _PassArg.from_obj(function)
 
-        @jinja2.pass_context
-        def run(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def run(context: Context | EvalContext, value: Any, /, *args: Any, **kwargs: Any) -> Any:
             if eager and isinstance(value, Iterator):
                 value = list(value)
             if not lazy or name == "batch":
                 charge(cost, self.budget, value, *args, **kwargs)
             if lazy and value:
                 value = self._taken(value, name, args)
-            match first:
-                case None:
-                    made = function(value, *args, **kwargs)
-                case _PassArg.context:
-                    made = function(context, value, *args, **kwargs)
-                case _PassArg.eval_context:
-                    made = function(context.eval_ctx, value, *args, **kwargs)
-                case _PassArg.environment:
-                    made = function(self, value, *args, **kwargs)
+            if first is None:
+                made = function(value, *args, **kwargs)
+            else:
+                made = function(self if first is _PassArg.environment else context, value, *args, **kwargs)
             return self.budget.result(made)
 
-        return run
+        return jinja2.pass_context(run) if first is _PassArg.context else jinja2.pass_eval_context(run)
 
     def _taken(self, values: Iterable[Any], name: str, args: tuple[Any, ...]) -> Iterator[Any]:
         """The items of a lazy filter, charged as they are taken."""

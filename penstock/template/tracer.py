@@ -22,7 +22,7 @@ from penstock.chat.conversation import Message, Role, role_number
 from penstock.template.metering import call_filter
 from penstock.template.ownership import Buffer, Event, Iteration, Loop, Mark, Piece, claim_statement, pieces_of
 from penstock.template.sandbox import Sandbox
-from penstock.template.tracing import Traced, trace, traced
+from penstock.template.tracing import Traced, concat, trace, traced
 from penstock.template.vocabulary import is_generation
 
 ENTER: Final = "penstock_enter"
@@ -93,6 +93,11 @@ class Tracer(Sandbox):
         self._captured_generation |= bool(capture.generations)
         return text
 
+    def join(self, values: Iterable[Any]) -> str:
+        parts = list(map(self.text, values))
+        self.budget.join(list(map(len, parts)))
+        return concat(parts)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         made = super().call_binop(context, operator, left, right)
         return _plain(made) if operator == "%" else made
@@ -106,9 +111,9 @@ class Tracer(Sandbox):
     def _rewriting(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = self.filters[name]
 
-        @jinja2.pass_context
-        def run(context: Context, /, *args: Any, **kwargs: Any) -> Any:
-            return _plain(function(context, *args, **kwargs))
+        @jinja2.pass_eval_context
+        def run(eval_ctx: EvalContext, /, *args: Any, **kwargs: Any) -> Any:
+            return _plain(function(eval_ctx, *args, **kwargs))
 
         return run
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from penstock.template.budget import Budget
 
-SPAN: Final = 64  # what a new span costs, in characters
+SPAN: Final = 128  # what a new span costs, in characters
 _END: Final = 1 << 62
 
 
@@ -48,7 +48,7 @@ class Traced(str):
         shift = to - start
         for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
             first, last, message, looped = self.spans[number]
-            if first >= end:
+            if first >= end or start == end:
                 break
             yield Span(max(first, start) + shift, min(last, end) + shift, message, looped)
 
@@ -196,10 +196,15 @@ def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
 
 def add_span(spans: list[Span], span: Span) -> None:
     """Append a span, or lengthen the last one."""
-    if spans and spans[-1].end == span.start and spans[-1][2:] == span[2:]:
-        span = Span(spans.pop().start, *span[1:])
-    if span.start < span.end:
-        spans.append(span)
+    start, end, message, looped = span
+    if start == end:
+        return
+    if spans:
+        first, last, before, before_looped = spans[-1]
+        if last == start and before == message and before_looped == looped:
+            spans[-1] = Span(first, end, message, looped)
+            return
+    spans.append(span)
 
 
 def traced(text: str) -> Traced:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.encode.code_points import inspect_texts, is_composed
+from penstock.encode.code_points import _seconds, inspect_texts, is_composed
 from penstock.encode.unassigned import uncertain
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
@@ -36,3 +36,9 @@ def test_found_are_the_texts_with_code_points_that_are_newer(texts: list[str]) -
     valid = [text.encode(errors="ignore") for text in texts]
     newer = [n for n, text in enumerate(valid) if any(uncertain()[ord(c)] for c in text.decode())]
     assert inspect_texts(valid).newer == newer
+
+
+def test_no_second_part_of_a_character_is_missed() -> None:
+    parts = (unicodedata.decomposition(chr(point)).split() for point in range(sys.maxunicode + 1))
+    pairs = [pair for pair in parts if len(pair) == 2 and not pair[0].startswith("<")]
+    assert _seconds() == {int(second, 16) for _, second in pairs}

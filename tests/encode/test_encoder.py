@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from penstock.encode import encoder as encoder_module
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.unassigned import uncertain
 from penstock.encode.vocabulary import Normalizer, Vocabulary
@@ -143,6 +144,7 @@ def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     data = tokenizer.to_str().encode()
     encoder = Encoder(data, Vocabulary(data))
+    encoder.encode([b"a b"])
     assert "gigatoken refuses" in encoder.why_reference
     assert encoder.encode([b"a b c", b""]).ids.tolist() == [0, 1, 2]
 
@@ -187,3 +189,14 @@ def test_vocabulary(tokenizer: Path, deepseek: Path) -> None:
     large = Vocabulary((deepseek / "tokenizer.json").read_bytes())
     assert large.dtype.__name__ == "uint32"
     assert [len(b) for b in large.token_bytes] == large.byte_lengths.tolist()
+
+
+def test_small_input_is_encoded_by_the_reference(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "SMALL_INPUT", 100)
+    subject = encoder_of(tokenizer)
+    texts = [b"How are you?", b"Fine."]
+    first = subject.encode(texts)
+    assert sum(first.reference.values()) == len(texts)
+    later = subject.encode(texts * 10)
+    assert not later.reference
+    assert later.ids[: len(first.ids)].tolist() == first.ids.tolist()

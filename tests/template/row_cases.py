@@ -9,6 +9,7 @@ from tests.regions.splitting import assistant, calls, returns, user
 
 TURNS: Final = [user("q"), assistant("a")]
 TEXT: Final = b'{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "a"}]}'
+PART: Final = {"type": "text", "text": "s"}
 TOOL: Final = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
 
 
@@ -45,7 +46,7 @@ USUAL: Final[dict[str, bytes]] = {
     "calls and null": row([user("q"), calls("f", text=None), assistant("a")]),
     "argument strings": called('{"a": 1}'),
     "null of a tool": row([user("q"), assistant("a"), {"role": "tool", "content": None}]),
-    "numbers": called({"a": 1, "b": 1.0, "c": -0.0, "d": 1e-7, "e": 10**18 - 1, "f": 1 - 10**18, "g": True, "h": None}),
+    "numbers": called({"a": 1, "b": 1.0, "c": -0.0, "d": 1e-7, "e": 10**18 - 1, "f": -(10**16), "g": True, "h": None}),
     "new columns": row(TURNS, id=1, source={"deep": [1, None, {}]}, **{"ключ": "v", "": 0}),
     "escapes": TEXT % b"\\u00e9\\n\\t\\/\\\\\\ud83d\\ude00",
     "escapes in keys": b'{"mess\\u0061ges": [{"r\\u006fle": "user", "content": "q"}, '

@@ -50,8 +50,8 @@ TEMPLATES = {
     + "{{ m.thinking }}{{ m.x | tojson if m.x }}<|im_end|>\n{% endfor %}" + PROMPT,
     "refuses": "{% if messages | length > 2 %}{{ raise_exception('Too long: ' ~ messages[0].content) }}{% endif %}"
     "{% for m in messages %}" + TURN + "<|im_end|>\n{% endfor %}" + PROMPT,
-    "tags": "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    "{% endfor %}" + PROMPT,
+    "tags": "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>"
+    "{% endgeneration %}{% endfor %}" + PROMPT,
     **{name: trl_template(name) for name in ("qwen3", "llama3_1", "deepseekv3", "gptoss", "gemma3", "llava_next")},
 }  # fmt: skip
 FORMATS: dict[str, dict[str, bytes]] = {
@@ -113,9 +113,7 @@ def outcomes(result: SliceResult) -> dict[int, Any]:
 
 def check(pair: tuple[Pipeline, Pipeline], rows: Sequence[bytes]) -> dict[int, Any]:
     fast, slow = (run(pipeline, rows) for pipeline in pair)
-    differing = {
-        rows[number]: (fast[0][number], slow[0][number]) for number in slow[0] if fast[0][number] != slow[0][number]
-    }
+    differing = {rows[n]: (fast[0][n], slow[0][n]) for n in slow[0] if fast[0][n] != slow[0][n]}
     assert not differing
     assert fast == slow
     return fast[0]
@@ -163,9 +161,7 @@ ME, BOT = {"speaker": "me", "words": "q"}, {"speaker": "bot", "words": "a"}
 OTHERS = [
     dialog(ME, BOT),
     dialog(ME, {**BOT, "score": 0.5}, persona="p", functions=[{"name": "f"}], settings={"x": 1}),
-    dialog(
-        ME, {"speaker": "plan", "words": '{"name": "f", "arguments": {}}'}, {"speaker": "result", "words": "r"}, BOT
-    ),
+    dialog(ME, {"speaker": "plan", "words": '{"name": "f", "arguments": {}}'}, {**ME, "speaker": "result"}, BOT),
     dialog({**ME, "weight": "kept"}, {**BOT, "score": None}),
     dialog(ME, {**BOT, "score": -1}),
     dialog(ME, {**BOT, "role": "assistant"}),
@@ -182,7 +178,7 @@ OTHERS = [
 @pytest.mark.parametrize("template", ["own", "all"])
 def test_renamed_columns_keys_and_roles(template: str) -> None:
     found = check(renamed(template), OTHERS)
-    assert sum(isinstance(outcome, dict) for outcome in found.values()) == 5
+    assert sum(isinstance(outcome, dict) for outcome in found.values()) == 6
 
 
 @pytest.mark.parametrize("name", [*USUAL, "a system prompt", "variables", "tools as text", "parts", "reasoning"])

@@ -1,0 +1,16 @@
+"""Texts in these tests are short; the fast encoder starts all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.encode import encoder
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _no_small_input() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "SMALL_INPUT", 0)
+        yield

@@ -1,0 +1,451 @@
+"""Looks for inputs on which the template machine differs from its references, or reads memory that is not its own.
+
+    python -m tools.fuzz --seconds 60 [--seed N] [--part rows|templates|sanitizer] [--data FOLDER]
+    python -m tools.fuzz --replay FIND.json
+
+Three parts share the time:
+
+rows        good rows of every format, damaged at random, through the templates of PyPI's trl. What the machine makes
+            of a row's bytes must be what `RowReader`, `Adapter` and the reference make of them, or be left to those.
+templates   random templates on odd values. The machine must print what transformers prints and refuse what it refuses,
+            with the pieces that the reference finds, or give up.
+sanitizer   both again in a process of its own with the C compiled for AddressSanitizer and UBSan, without references.
+
+Whatever is found is written as JSON with its seed to --finds, ready for --replay; exit code 1. Keep it as a regression
+test: move the file to tests/template/fuzz_corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import datetime
+import hashlib
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+NATIVE = "penstock.native._native"
+DATE = datetime.date(2026, 3, 4)
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
+BATCH = 100
+
+
+def use_native(path: str) -> None:
+    """Take the compiled core from this file; before anything of Penstock is imported."""
+    loader = importlib.machinery.ExtensionFileLoader(NATIVE, path)
+    spec = importlib.util.spec_from_file_location(NATIVE, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[NATIVE] = module
+
+
+if __name__ == "__main__" and "--native" in sys.argv:
+    use_native(sys.argv[sys.argv.index("--native") + 1])
+
+from benchmarks.models import trl_templates  # noqa: E402
+from penstock.chat.conversation import Conversation  # noqa: E402
+from penstock.chat.rows import RowReader  # noqa: E402
+from penstock.errors import RowError, TemplateError  # noqa: E402
+from penstock.native import RenderedBatch  # noqa: E402
+from penstock.template.bytecode import NotCompiled  # noqa: E402
+from penstock.template.machine import Machine, conversation_layout, encoded  # noqa: E402
+from penstock.template.reference import Reference  # noqa: E402
+from penstock.template.rendered import Rendered  # noqa: E402
+from penstock.template.renderer import TemplateRenderer  # noqa: E402
+from penstock.template.trial import rows as regions_of  # noqa: E402
+from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
+from tools.fuzz_templates import Templates, conversations  # noqa: E402
+
+
+class Facts(NamedTuple):
+    """All that a rendered row is compared by."""
+
+    text: bytes = b""
+    known: bool = True
+    pieces: tuple[Any, ...] = ()
+    spans: tuple[Any, ...] = ()
+    roles: tuple[int, ...] = ()
+    flags: tuple[int, ...] = ()
+    weights: tuple[str, ...] = ()
+    own_variables: bool = False
+    special: str | None = None
+    refusal: str | None = None
+
+
+class Difference(NamedTuple):
+    """What the machine and a reference make of one input."""
+
+    number: int
+    what: str
+    machine: Any
+    reference: Any
+
+
+# ---- rows
+
+
+def _flags(roles: Sequence[int], flags: Sequence[int]) -> tuple[int, ...]:
+    """Whether content is printed matters for what assistants and system prompts say alone; the machine skips others."""
+    return tuple(f if role in (1, 3) or f & 1 else 4 for role, f in zip(roles, flags, strict=True))
+
+
+def facts_of(rendered: Rendered) -> list[Facts]:
+    """The facts of every row of a batch."""
+    offsets = rendered.message_offsets.tolist()
+    weights = rendered.message_weights
+    found = []
+    for k, (text, known, pieces, spans, failed) in enumerate(regions_of(rendered)):
+        if failed:
+            found.append(Facts(refusal=str(rendered.errors[k])))
+            continue
+        own = slice(offsets[k], offsets[k + 1])
+        count = offsets[k + 1] - offsets[k]
+        roles = tuple(rendered.message_roles[own].tolist())
+        found.append(
+            Facts(
+                text,
+                known,
+                tuple(pieces),
+                tuple(spans),
+                roles,
+                _flags(roles, rendered.message_flags[own].tolist()),
+                ("nan",) * count if weights is None else tuple(map(repr, weights[own].tolist())),
+                rendered.own_variables is not None and bool(rendered.own_variables[k]),
+                rendered.special.get(k),
+            )
+        )
+    return found
+
+
+def compared(number: int, machine: Facts, reference: Facts) -> Iterator[Difference]:
+    """The first fact that differs, if any."""
+    for what, one, other in zip(Facts._fields, machine, reference, strict=True):
+        if one != other:
+            yield Difference(number, what, one, other)
+            return
+
+
+class RowCheck:
+    """One template and one row format."""
+
+    def __init__(self, template: str, name: str) -> None:
+        self.mapping = seeds()[name][0]
+        self.renderer = TemplateRenderer(
+            template,
+            special_tokens=SPECIAL,
+            variables={},
+            date=DATE,
+            mapping=self.mapping,
+            special_text=NEEDLES,
+            added_tokens=NEEDLES,
+        )
+        self.reader = RowReader(self.mapping)
+
+    def read(self, row: bytes) -> Conversation:
+        return self.renderer.adapter.adapt(self.reader.conversations(row)[0])
+
+    def differences(self, rows: list[bytes], counts: Counter[str]) -> Iterator[Difference]:
+        """What differs; every row of the batch is compared."""
+        found = self.renderer.render_rows(rows, lambda row: self.reader.conversations(row)[0])
+        places: dict[int, int] = {}
+        read: list[Conversation] = []
+        for number, row in enumerate(rows):
+            try:
+                read.append(self.read(row))
+                places[number] = len(read) - 1
+            except RowError:
+                counts["refused by the reader"] += 1
+        expected = facts_of(self.renderer.render_reference(read))
+        for number, own in zip(found.rows, facts_of(found.rendered), strict=True):
+            counts["served by the machine"] += 1
+            if number in places:
+                yield from compared(number, own, expected[places[number]])
+            else:
+                yield Difference(number, "reading", own, "refused by the reader")
+        left = [number for number in found.left if number in places]
+        counts["left to the reader"] += len(found.left)
+        if left:
+            rendered = self.renderer.render([read[places[number]] for number in left])
+            counts["served by the reference"] += sum(rendered.reference.values())
+            for number, own in zip(left, facts_of(rendered), strict=True):
+                yield from compared(number, own, expected[places[number]])
+
+
+# ---- templates
+
+
+def machine_facts(batch: RenderedBatch, number: int) -> Facts:
+    """What a machine made of one conversation, less what only rows have."""
+    if batch.status[number]:
+        return Facts(refusal=batch.reasons[number])
+    pieces = memoryview(batch.pieces).cast("i").tolist()
+    spans = memoryview(batch.spans).cast("i").tolist()
+    counts = memoryview(batch.counts).cast("i").tolist()
+    first = sum(counts[:number])
+    own = slice(first, first + counts[number])
+    return Facts(
+        batch.texts[number],
+        bool(batch.known[number] & 1),
+        tuple(tuple(pieces[i + 1 : i + 4]) for i in range(0, len(pieces), 4) if pieces[i] == number),
+        tuple(tuple(spans[i + 1 : i + 3]) for i in range(0, len(spans), 3) if spans[i] == number),
+        tuple(batch.roles[own]),
+        _flags(batch.roles[own], batch.flags[own]),
+        ("nan",) * counts[number],
+    )
+
+
+class TemplateCheck:
+    """One template on conversations that were read already. Raises NotCompiled."""
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self._reference = Reference(template, special_tokens=SPECIAL, variables={}, date=DATE)
+        base = {"documents": None, "add_generation_prompt": False, **SPECIAL}
+        self._machine = Machine(self._reference.parse(template), base, DATE, conversation_layout([]))
+
+    def render(self, chats: list[Conversation]) -> RenderedBatch:
+        """By the machine alone."""
+        return self._machine.render([encoded(chat) or b"" for chat in chats])
+
+    def differences(self, chats: list[Conversation], counts: Counter[str]) -> Iterator[Difference]:
+        """What differs from transformers, or from the reference."""
+        batch = self.render(chats)
+        served = [number for number, status in enumerate(batch.status) if status in (0, 3)]
+        expected = facts_of(self._reference.render([chats[number] for number in served]))
+        counts["given up"] += len(chats) - len(served)
+        for number, facts in zip(served, expected, strict=True):
+            own = machine_facts(batch, number)
+            if batch.status[number] == 3:
+                counts["refused"] += 1
+                said = facts.refusal or "rendered"
+                words = f"the chat template refused the conversation: {own.refusal}"
+                if not said.startswith(words):
+                    yield Difference(number, "refusal", own.refusal, said)
+                continue
+            counts["equal"] += 1
+            if differing := next(compared(number, own, facts), None):
+                yield differing
+            elif (theirs := self._transformers(chats[number])) != own.text:
+                yield Difference(number, "text (transformers)", own.text, theirs)
+
+    def _transformers(self, chat: Conversation) -> Any:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        own = {**SPECIAL, **(chat.variables or {})}
+        try:
+            rendered = render_jinja_template([chat.messages], tools=chat.tools, chat_template=self._template, **own)
+            return rendered[0][0].encode()
+        except Exception as error:
+            return repr(error)
+
+
+# ---- cases: what is found, replayed, and kept
+
+
+def text_of(row: bytes) -> Any:
+    try:
+        return row.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(row).decode()}
+
+
+def bytes_of(row: Any) -> bytes:
+    return base64.b64decode(row["base64"]) if isinstance(row, dict) else row.encode()
+
+
+def replay(case: dict[str, Any]) -> list[Difference]:
+    """What differs on a case that was written down."""
+    counts: Counter[str] = Counter()
+    if case["part"] == "rows":
+        check = RowCheck(case["template"], case["format"])
+        if not check.renderer.reads_rows:
+            return []
+        return list(check.differences(list(map(bytes_of, case["rows"])), counts))
+    try:
+        check_template = TemplateCheck(case["template"])
+    except (NotCompiled, TemplateError):
+        return []
+    chats = [Conversation(chat["messages"], chat.get("tools"), None, chat.get("variables")) for chat in case["chats"]]
+    return list(check_template.differences(chats, counts))
+
+
+class Run:
+    """One run of the fuzzer."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.seed: int = options.seed
+        self.finds = Path(options.finds)
+        self.compares: bool = options.native is None
+        self.data: Path | None = options.data
+        self.counts: Counter[str] = Counter()
+        self.found = 0
+        self.finds.mkdir(parents=True, exist_ok=True)
+
+    def report(self, case: dict[str, Any], difference: Difference) -> None:
+        """Write a case down."""
+        self.found += 1
+        case = {**case, "seed": self.seed, "what": difference.what}
+        case |= {"machine": repr(difference.machine)[:2000], "reference": repr(difference.reference)[:2000]}
+        data = json.dumps(case, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+        path = self.finds / f"find-{case['part']}-{hashlib.sha256(data).hexdigest()[:12]}.json"
+        path.write_bytes(data)
+        print(f"{path}: {difference.what}: {difference.machine!r:.300} beside {difference.reference!r:.300}", flush=True)
+
+    def begin(self, case: dict[str, Any]) -> None:
+        """Leave the case behind where the process dies of it."""
+        if not self.compares:
+            (self.finds / "running.json").write_text(json.dumps(case))
+
+    def rows(self, seconds: float) -> None:
+        rnd = random.Random(f"{self.seed} rows {self.compares}")
+        formats, templates = seeds(self.data), trl_templates()
+        pairs = list(itertools.product(templates, formats))
+        rnd.shuffle(pairs)
+        pairs.sort(key=lambda pair: pair[1] != "messages" and rnd.random() < 0.6)
+        checks: dict[tuple[str, str], RowCheck] = {}
+        end = time.monotonic() + seconds
+        for pair in itertools.cycle(pairs):
+            if time.monotonic() >= end:
+                return
+            template, name = templates[pair[0]], pair[1]
+            check = checks[pair] = checks.get(pair) or RowCheck(template, name)
+            if not check.renderer.reads_rows:
+                self.counts[f"not served: {pair[0]} {check.renderer.why_reference}"] += 1
+                continue
+            until = min(end, time.monotonic() + 2)
+            while time.monotonic() < until:
+                rows = [mutated_row(rnd, rnd.choice(formats[name][1])) for _ in range(BATCH)]
+                self._check_rows(check, rows, {"part": "rows", "template": template, "format": name})
+
+    def _check_rows(self, check: RowCheck, rows: list[bytes], case: dict[str, Any]) -> None:
+        self.counts["rows"] += len(rows)
+        if not self.compares:
+            self.begin({**case, "rows": list(map(text_of, rows))})
+            found = check.renderer.render_rows(rows, check.read)
+            self.counts["served by the machine"] += len(found.rows)
+            return
+        for difference in check.differences(rows, self.counts):
+            self.report({**case, "rows": [text_of(rows[difference.number])]}, difference)
+
+    def templates(self, seconds: float) -> None:
+        rnd = random.Random(f"{self.seed} templates {self.compares}")
+        maker = Templates(rnd)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            template = maker.make()
+            self.counts["templates"] += 1
+            try:
+                check = TemplateCheck(template)
+            except (NotCompiled, TemplateError):
+                self.counts["templates not compiled"] += 1
+                continue
+            chats = [Conversation(messages) for messages in conversations(rnd, 20)]
+            case = {"part": "templates", "template": template}
+            self.counts["conversations"] += len(chats)
+            if not self.compares:
+                self.begin({**case, "chats": [{"messages": chat.messages} for chat in chats]})
+                check.render(chats)
+                continue
+            for difference in check.differences(chats, self.counts):
+                own = {"messages": chats[difference.number].messages}
+                self.report({**case, "chats": [own]}, difference)
+
+    def sanitizer(self, seconds: float) -> None:
+        """Both parts in a process of their own."""
+        begun = time.monotonic()
+        library = build_sanitized(ROOT / "build" / "asan")
+        if library is None:
+            print("no sanitizers: gcc or its libasan is missing")
+            return
+        preload = " ".join(_gcc_file(name) for name in ("libasan.so", "libubsan.so"))
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": preload,
+            "PYTHONMALLOC": "malloc",
+            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:allocator_may_return_null=1",
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        }
+        left = max(5.0, seconds - (time.monotonic() - begun))
+        finds = self.finds / "sanitizer"
+        command = [sys.executable, "-m", "tools.fuzz", "--seed", str(self.seed), "--finds", str(finds)]
+        command += ["--native", str(library), "--seconds", str(left)]
+        if self.data is not None:
+            command += ["--data", str(self.data)]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        print("\n".join(f"  sanitizer: {line}" for line in done.stdout.splitlines()))
+        if done.returncode:
+            self.found += 1
+            name = f"find-sanitizer-{hashlib.sha256(done.stderr.encode()).hexdigest()[:12]}"
+            (self.finds / f"{name}.txt").write_text(done.stderr)
+            running = finds / "running.json"
+            if running.exists():
+                (self.finds / f"{name}.json").write_bytes(running.read_bytes())
+            print(f"{self.finds / name}.json: the sanitizers report\n{done.stderr[-3000:]}")
+
+
+def _gcc_file(name: str) -> str:
+    return subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def build_sanitized(folder: Path) -> Path | None:
+    """Compile the core with sanitizers, unless that was done; None without a compiler that has them."""
+    sources = sorted((ROOT / "penstock" / "native").glob("*.[ch]"))
+    library = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if library.exists() and all(library.stat().st_mtime > source.stat().st_mtime for source in sources):
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
+    includes = [f"-I{sysconfig.get_paths()['include']}"]
+    files = [str(source) for source in sources if source.suffix == ".c"]
+    try:
+        command = ["gcc", *flags, "-shared", "-fPIC", *includes, *files, "-o", str(library), "-lm"]
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return library
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--part", choices=("rows", "templates", "sanitizer"))
+    parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are damaged, too")
+    parser.add_argument("--finds", default=str(ROOT / "build" / "fuzz"))
+    parser.add_argument("--native", help="use this compiled core, and compare nothing")
+    parser.add_argument("--replay", type=Path, help="a find to try again")
+    options = parser.parse_args()
+    if options.replay is not None:
+        found = replay(json.loads(options.replay.read_text()))
+        print("\n".join(map(str, found)) or "no difference")
+        return 1 if found else 0
+    run = Run(options)
+    print(f"seed {run.seed}", flush=True)
+    shares = {"rows": 0.5, "templates": 0.5} if options.native else {"rows": 0.4, "templates": 0.3, "sanitizer": 0.3}
+    for part, share in shares.items():
+        if options.part in (None, part):
+            seconds = options.seconds if options.part else options.seconds * share
+            getattr(run, part)(seconds)
+    for what, count in sorted(run.counts.items()):
+        print(f"{count:>10,} {what}")
+    print(f"{run.found} finds")
+    return 1 if run.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
