@@ -35,6 +35,7 @@ from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_there
+from penstock.store.leases import lease
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.orphans import clean_orphans
@@ -191,16 +192,18 @@ class Builder:
             force = self.options.force and attempt == 0
             try:
                 self._build(force)
-                key = self._key(self._slices)
-                there = None if force else usable_manifest(self.cache, key)
-                manifest = there or commit_dataset(self.cache, key, self.recipe, self._names(), self._slices)
+                names = self._names()
+                with lease(self.cache.tree, [*names, self.recipe.tokenizer]):
+                    if not self.cache.all_present(names):
+                        continue
+                    key = self._key(self._slices)
+                    there = None if force else usable_manifest(self.cache, key)
+                    manifest = there or commit_dataset(self.cache, key, self.recipe, names, self._slices)
+                return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
             except CorruptError:
                 if attempt == ATTEMPTS - 1:
                     raise
                 self._mark_damaged()
-                continue
-            if self._all_there(self._names()):
-                return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
         raise StoreError(
             f"{self.cache.root}: shards vanish as soon as they are made. Does something clean this folder?"
         )

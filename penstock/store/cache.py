@@ -5,7 +5,7 @@
     CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
     CACHE/retired/b3-….….arrow         shards that were replaced, while readers may still have them mapped
-    CACHE/memo/…, claims/…, tmp/…      conveniences; losing them only repeats work
+    CACHE/memo/…, claims/…, leases/…, tmp/…  conveniences; losing them only repeats work
 
 A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk. A file `….bad`
 beside it says that `verify` found its bytes wrong: it counts as missing until it has been made again.
@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,20 @@ class Cache:
     def has_shard(self, name: str) -> bool:
         """Is the shard there for this user, and not known to be bad?"""
         return is_there(self.shard_path(name)) and not self.bad_path(name).exists()
+
+    def all_present(self, names: Iterable[str]) -> bool:
+        """Are all shards there, by fresh listings? A look at each file may be answered from an NFS client's cache."""
+        wanted: dict[Path, set[str]] = {}
+        for name in names:
+            wanted.setdefault(self.shard_path(name).parent, set()).add(name)
+        for folder, shards in wanted.items():
+            try:
+                found = set(self.tree.names(folder))
+            except OSError:
+                return False
+            if any(f"{name}.arrow" not in found or f"{name}.bad" in found for name in shards):
+                return False
+        return True
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard and its note in place; the shard last. Readers may have mapped the one that is there.

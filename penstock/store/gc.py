@@ -1,9 +1,9 @@
 """Deletes what no manifest reaches: shards, tokenizers, folders of dropped datasets, and what dead processes left.
 
-Safe beside readers, who only read what a manifest reaches. Safe beside writers: what is younger than a threshold
-stays, and a shard is first put aside, then the manifests are looked at again, and only then is it deleted. A build
-that commits in between either is seen here, and gets its shards back, or sees that they are gone and makes them
-again: it looks after its commit. When a manifest can't be read nobody knows what it reaches, so nothing is deleted.
+Safe beside readers, who only read what a manifest reaches. Safe beside builds on any host: a shard is first put aside,
+then leases and manifests are read again, and only then is it deleted; see `store.leases`. What is younger than a
+threshold stays, so that builds under way seldom repeat work. When a manifest or lease can't be read, nobody knows what
+it reaches, so nothing is deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.claims import EXPIRY, ServerClock
 from penstock.store.files import fault, writer_name
+from penstock.store.leases import leased
 from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
 from penstock.store.manifest import read_manifest
 from penstock.store.orphans import clean_orphans, remove_orphan, temporary_files
@@ -213,9 +214,9 @@ class _Run:
 
 
 def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
-    """Names of the shards and tokenizers that some manifest reaches."""
-    shards: set[str] = set()
-    tokenizers: set[str] = set()
+    """Names of the shards and tokenizers that a lease or manifest reaches. Leases first: manifests replace them."""
+    shards = leased(cache.tree)
+    tokenizers = set(shards)
     for folder in dataset_folders(cache):
         if folder.name in leave_out:
             continue

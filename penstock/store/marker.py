@@ -16,7 +16,7 @@ from penstock.store.format import FORMAT_VERSION, canonical, check_format
 from penstock.store.tree import TEMPORARY, Tree
 
 MARKER = "penstock-cache.json"
-FOLDERS = {"claims", "datasets", "memo", "retired", "shards", "tmp", "tokenizers"}
+FOLDERS = {"claims", "datasets", "leases", "memo", "retired", "shards", "tmp", "tokenizers"}
 NOBODYS = {"lost+found", ".snapshot"}  # what file systems themselves put into an empty one
 _LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has just made
 

@@ -1,4 +1,4 @@
-"""What dead processes have left in a cache: temporary files, claims, and shards that a killed gc had put aside.
+"""What dead processes have left in a cache: temporary files, claims, leases, and shards that a killed gc had put aside.
 
 Cheap enough for the start of every run: a few listings, nearly always empty. On a cache that can't be written it does
 nothing. Only processes of this host can be known to be dead; what other hosts left is removed by `gc` when it is old.
@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.store.cache import Cache
 from penstock.store.claims import clean_claims
 from penstock.store.files import writer_is_dead
+from penstock.store.leases import clean_leases
 from penstock.store.tree import ASIDE
 
 
@@ -28,6 +29,7 @@ def clean_orphans(cache: Cache) -> int:
             with contextlib.suppress(OSError):  # another process cleans up too, or it is not ours to remove
                 removed += remove_orphan(cache, path)
     clean_claims(cache.tree)
+    clean_leases(cache.tree)
     return removed
 
 

@@ -34,6 +34,7 @@ OWN = re.compile(
             rf"tmp/{TEMPORARY.pattern}",
             rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad)",
             rf"claims/{NAME}",
+            rf"leases/{TEMPORARY.pattern}",
             rf"retired/{NAME}\.[0-9a-f]{{12}}\.arrow",
             r"shards/(?P<shard>[0-9a-f]{2})/b3-(?P=shard)[0-9a-f]{62}\.(?:arrow|json|bad)",
             rf"datasets/{NAME}/(?:manifest\.json|notes\.json|quarantine\.jsonl|used)",
@@ -130,7 +131,7 @@ class Tree:
             self.folder(path.parent, create=True) as folder,
             self.folder(self.root if beside else self.tmp, create=True) as tmp,
         ):
-            temporary = _temporary_name()
+            temporary = temporary_name()
             try:
                 fault(f"{point}.open")
                 with os.fdopen(os.open(temporary, _NEW_FILE, 0o666, dir_fd=tmp), "wb") as file:
@@ -181,7 +182,7 @@ class Tree:
     def server_time(self) -> float:
         """The time now by the file server's clock: the one it gives to a new file."""
         with self.folder(self.tmp) as folder:
-            name = _temporary_name()
+            name = temporary_name()
             descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
             try:
                 os.utime(descriptor)
@@ -225,7 +226,8 @@ def _not_ours(path: Path) -> FileExistsError:
     return FileExistsError(errno.EEXIST, "not a file that Penstock made", str(path))
 
 
-def _temporary_name() -> str:
+def temporary_name() -> str:
+    """A unique name that identifies its writer."""
     return f"{writer_name()}.{secrets.token_hex(6)}"
 
 

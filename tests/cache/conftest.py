@@ -129,9 +129,10 @@ def result(cache: Path) -> dict[str, bytes]:
 
 def leftovers(cache: Path) -> list[Path]:
     """What no finished build may leave."""
-    known = {"claims", "datasets", "memo", "penstock-cache.json", "retired", "shards", "tmp", "tokenizers"}
+    known = {"claims", "datasets", "leases", "memo", "penstock-cache.json", "retired", "shards", "tmp", "tokenizers"}
     unknown = [path for path in cache.glob("*") if path.name not in known]
-    return [*unknown, *cache.glob("tmp/*"), *cache.glob("claims/*"), *cache.rglob("*.bad")]
+    temporary = [path for folder in ("claims", "leases", "tmp") for path in (cache / folder).glob("*")]
+    return [*unknown, *temporary, *cache.rglob("*.bad")]
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from tests.cache.conftest import Forks, leftovers, result
 
 STEPS = [
-    *(f"{file}.{step}" for file in ("marker", "note", "shard", "manifest", "notes", "tokenizer", "memo") for step in
-      ("open", "write", "sync", "rename")),
+    *(f"{file}.{step}" for file in ("marker", "note", "shard", "lease", "manifest", "notes", "tokenizer", "memo")
+      for step in ("open", "write", "sync", "rename")),
     "shard.retire",
     "claim.open",
     "claim.write",
@@ -37,7 +37,7 @@ def test_killed_at_every_commit_step(
     forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes], step: str
 ) -> None:
     command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache, "--no-fast")
-    once = step.split(".")[0] in ("marker", "manifest", "notes", "tokenizer", "memo")
+    once = step.split(".")[0] in ("marker", "lease", "manifest", "notes", "tokenizer", "memo")
     for passage in (1,) if once or step == "claim.open" else (1, 4):
         code, output = forks.run(*command, fault=f"{step}:{passage}")
         assert code == KILLED, output

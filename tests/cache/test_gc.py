@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock as ps
+from penstock.build.sharing import Sharing
 from penstock.cli import app
 from penstock.cli.cache import seconds, size
 from penstock.errors import StoreError, UsageError
@@ -153,6 +154,71 @@ def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, publi
     assert [forks.wait(pid) for pid in (building, *cleaners)] == [0] * 5, forks.output(building)
     assert result(cache) == before
     assert leftovers(cache) == []
+
+
+def test_a_build_about_to_commit_keeps_its_shards(
+    prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reuses old shards that no manifest reaches, and `gc` runs just before it commits."""
+    dataset = prepare(data).dataset
+    before = result(cache)
+    (dataset.path / "manifest.json").unlink()
+    make_old(cache)
+    from penstock.build import commit as module
+
+    real, found = module.commit_dataset, []
+
+    def commit(*given: object) -> object:
+        found.append(collect(Cache(cache), older_than=0))
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "commit_dataset", commit)
+    assert prepare(data).progress.slices_done == 0
+    assert [(gone.shards, gone.tokenizers) for gone in found] == [(0, 0)]
+    assert result(cache) == before
+    assert leftovers(cache) == []
+
+
+def test_a_build_that_sees_the_past_commits_nothing_that_is_gone(
+    prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host's gc has deleted shards, and this host's NFS client still shows them."""
+    dataset = prepare(data).dataset
+    before = result(cache)
+    (dataset.path / "manifest.json").unlink()
+    gone = dataset.shards[:3]
+    has_shard, listing, close, remembered = Cache.has_shard, Tree.names, Sharing.close, set(gone)
+
+    def names(tree: Tree, path: Path) -> list[str]:
+        if path.parent.name == "shards":
+            remembered.clear()
+        return listing(tree, path)
+
+    def delete(sharing: Sharing) -> None:
+        close(sharing)
+        for name in remembered:
+            dataset.cache.shard_path(name).unlink()
+
+    monkeypatch.setattr(Cache, "has_shard", lambda self, name: name in remembered or has_shard(self, name))
+    monkeypatch.setattr(Tree, "names", names)
+    monkeypatch.setattr(Sharing, "close", delete)
+    outcome = prepare(data)
+    assert outcome.progress.slices_done == 3
+    assert result(cache) == before
+
+
+def test_leases_of_dead_builds_end(prepare: Prepare, data: Path, cache: Path) -> None:
+    dataset = prepare(data).dataset
+    (dataset.path / "manifest.json").unlink()
+    foreign = cache / "leases" / "elsewhere-00000000.1.2.0123456789ab"
+    dead = cache / "leases" / f"{host()}.999999999.1.0123456789ab"
+    for path in (foreign, dead):
+        path.write_text("\n".join(dataset.shards))
+    assert collect(Cache(cache), older_than=0).shards == 0
+    assert [foreign.exists(), dead.exists()] == [True, False]
+    make_old(cache / "leases", 2 * DAY)
+    assert collect(Cache(cache), older_than=0).shards == len(dataset.shards)
+    assert not foreign.exists()
 
 
 def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: Path, cache: Path) -> None:

@@ -21,6 +21,7 @@ OWN = (
     f"datasets/{DIGEST}/quarantine.jsonl",
     f"datasets/{DIGEST}/reference/{DIGEST}.npy",
     f"datasets/{DIGEST}/used",
+    f"leases/{writer_name()}.0123456789ab",
     f"memo/aa/{DIGEST}.json",
     f"memo/dates/{DIGEST}",
     f"retired/{DIGEST}.0123456789ab.arrow",
