@@ -25,8 +25,9 @@ from typing import Any
 
 import xxhash
 
-from benchmarks.oracle import reference_tokenizer, token_hash
+from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
+from penstock.sources import model_folder
 
 
 class Meter:
@@ -146,25 +147,39 @@ def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -
 
 
 def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
-    """`apply_chat_template` with masks from templates with {% generation %}."""
-    oracle = reference_tokenizer(Path(model))
-    texts: dict[str, str] = json.loads(Path(templates).read_text())
+    """`apply_chat_template` with masks from templates with {% generation %}.
+
+    Words in another order may tell apart templates that agree on the original rows; such rows (`other_text`) are
+    encoded again under the model's own template, with the clock stopped.
+    """
+    oracle, own = Oracle(Path(model)), model_folder.load(model).templates
+    tagged: dict[str, str] = json.loads(Path(templates).read_text())
+
+    def encode(conversation: dict[str, Any], template: str, masks: bool) -> list[int]:
+        encoded = oracle.tokenizer.apply_chat_template(
+            conversation["messages"], tools=conversation["tools"], chat_template=template, tokenize=True,
+            return_dict=True, return_assistant_tokens_mask=masks, **conversation["variables"],
+        )  # fmt: skip
+        ids: list[int] = encoded["input_ids"]
+        return ids
 
     def work(request: Answer) -> Answer:
         lines, ready = conversations(model, stretch(request))
-        tokens = []
         begin, cpu = time.perf_counter(), time.process_time()
-        for conversation in ready:
-            encoded = oracle.apply_chat_template(
-                conversation["messages"], tools=conversation["tools"], chat_template=chosen(texts, conversation),
-                tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **conversation["variables"],
-            )  # fmt: skip
-            tokens.append(encoded["input_ids"])
+        tokens = [encode(conversation, chosen(tagged, conversation), True) for conversation in ready]
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
+        other = [
+            number
+            for number, conversation in enumerate(ready)
+            if oracle.render(conversation, chosen(tagged, conversation))[0]
+            != oracle.render(conversation, chosen(own, conversation))[0]
+        ]
+        for number in other:
+            tokens[number] = encode(ready[number], chosen(own, ready[number]), False)
         hashes = [
             (xxhash.xxh3_128_hexdigest(line), token_hash(ids).hex()) for line, ids in zip(lines, tokens, strict=True)
         ]
-        return {**times, "bytes": sum(map(len, lines)), "rows": hashes}
+        return {**times, "bytes": sum(map(len, lines)), "rows": hashes, "other_text": len(other)}
 
     return work
 
@@ -172,23 +187,13 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
     """The fast encoder alone."""
     from gigatoken import Tokenizer
-    from transformers.utils.chat_template_utils import render_jinja_template
 
-    from penstock.sources import model_folder
-
-    loaded = model_folder.load(model)
-    encoder = Tokenizer.from_json(loaded.tokenizer_json).backend
-
-    def rendered(conversation: dict[str, Any]) -> bytes:
-        texts, _ = render_jinja_template(
-            [conversation["messages"]], tools=conversation["tools"],
-            chat_template=chosen(loaded.templates, conversation), **loaded.special_tokens, **conversation["variables"],
-        )  # fmt: skip
-        return bytes(texts[0].encode())
+    oracle, own = Oracle(Path(model)), model_folder.load(model).templates
+    encoder = Tokenizer.from_json(model_folder.load(model).tokenizer_json).backend
 
     def work(request: Answer) -> Answer:
         lines, ready = conversations(model, stretch(request))
-        texts = [rendered(conversation) for conversation in ready]
+        texts = [oracle.render(conversation, chosen(own, conversation))[0].encode() for conversation in ready]
         encoder.encode_batch(texts, parallel=False)
         begin, cpu = time.perf_counter(), time.process_time()
         encoder.encode_batch(texts, parallel=False)

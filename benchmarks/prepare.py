@@ -6,9 +6,9 @@ A model is a folder with tokenizer.json and a chat template; `benchmarks.models`
 by seeded word shuffles from the rows that its template accepts. While one worker prepares it, the run stops the clock
 every few slices and lets transformers (row by row, with masks) and gigatoken (alone, warm, on rendered text) work on a
 stretch of the same file: so all three see the same noise. Every row that transformers encoded is compared token by
-token. Start-up (interpreter, imports, engines, calibration, all until the first slice) is reported apart, and so are
-the long tool traces of `--traces`, of a quarter of the size. The first model also shows how the cost scales with
-workers and with the length of conversations (`scaling`; `--rounds 0` leaves it out).
+token, always under the model's own template. Start-up (interpreter, imports, engines, calibration, all until the first
+slice) is reported apart, and so are the long tool traces of `--traces`, of a quarter of the size. The first model also
+shows how the cost scales with workers and with the length of conversations (`scaling`; `--rounds 0` leaves it out).
 
 Speeds and ratios are in CPU time, user and system, all threads of a process included: what one core can do. The JSON
 has wall time beside it. Targets: 30 times transformers on every model, on traces too; 0.3 of gigatoken alone; two
@@ -34,46 +34,39 @@ import penstock as ps
 from benchmarks.grow import MATERIAL, grow_rows, material
 from benchmarks.meters import Meter, chosen, timed
 from benchmarks.models import trl_templates
-from benchmarks.oracle import reference_tokenizer, token_hash
+from benchmarks.oracle import Oracle, token_hash
 from benchmarks.scaling import long_conversations, speed_up
 from penstock.sources import model_folder
 
 PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
-SAMPLE = 100  # conversations that an equivalent template has to render alike
 TIMES, SHARE = 30.0, 0.3  # targets: of transformers' speed, of gigatoken's
 Row = dict[str, Any]
 
 
-def accepted(model: Path, rows: Sequence[Row], folder: Path) -> tuple[list[Row], list[dict[str, Any]]]:
-    """The rows that the model's template accepts, and a sample of their conversations."""
+def accepted(model: Path, rows: Sequence[Row], folder: Path) -> tuple[list[Row], list[Row]]:
+    """The rows that the model's template accepts, and their conversations."""
     file, cache = folder / "material.jsonl", folder / "material"
     file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     dataset = ps.prepare(
         file, tokenizer=str(model), cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine"
     )
-    kept = [rows[dataset.locate(k).row] for k in range(len(dataset))]
-    return kept, [dataset.conversation(k) for k in range(0, len(dataset), max(1, len(dataset) // SAMPLE))]
+    numbers = range(len(dataset))
+    return [rows[dataset.locate(k).row] for k in numbers], [dataset.conversation(k) for k in numbers]
 
 
-def tagged_template(oracle: Any, own: str, sample: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """A template with {% generation %} that prints what the model's own prints, and its name.
+def tagged_template(oracle: Oracle, own: str, conversations: Sequence[Row]) -> tuple[str, str]:
+    """A template with {% generation %} that prints what the model's own prints for every conversation, and its name.
 
     It is the model's own, one of trl's, or its own with an empty tag: transformers then does the work of masks all
     the same.
     """
-
-    def texts(template: str) -> list[str]:
-        return [
-            oracle.apply_chat_template(
-                c["messages"], tools=c["tools"], chat_template=template, tokenize=False, **c["variables"]
-            )
-            for c in sample
-        ]
-
-    expected = texts(own)
+    expected = [oracle.render(conversation, own)[0] for conversation in conversations]
     for name, template in {"own": own, **trl_templates()}.items():
+        if "generation %}" not in template:
+            continue
         try:
-            if "generation %}" in template and texts(template) == expected:
+            pairs = zip(conversations, expected, strict=True)
+            if all(oracle.render(conversation, template)[0] == text for conversation, text in pairs):
                 return name, template
         except (TemplateError, TypeError):
             continue  # a template of another model refuses what it does not know
@@ -113,6 +106,7 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
         "share_of_gigatoken": {kind: others["gigatoken"][kind] / ours[kind] for kind in kinds},
         "compared_rows": compared,
         "equal_rows": equal,
+        "other_text_rows": sum(a["other_text"] for a in theirs),
         "reference_served": run.result["reference"],
         "mismatches": run.result["mismatches"],
     }
@@ -133,12 +127,12 @@ def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, 
     """One model, on mixed rows and on traces."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        kept, sample = accepted(model, rows, folder)
-        kept_traces = accepted(model, traces, folder)[0] if traces else []
+        kept, conversations = accepted(model, rows, folder)
+        kept_traces, more = accepted(model, traces, folder) if traces else ([], [])
         templates = model_folder.load(model).templates
-        oracle = reference_tokenizer(model)
+        oracle = Oracle(model)
         equivalent = {
-            name: tagged_template(oracle, text, [c for c in sample if chosen(templates, c) == text])
+            name: tagged_template(oracle, text, [c for c in conversations + more if chosen(templates, c) == text])
             for name, text in templates.items()
             if name in ("default", "tool_use")
         }
