@@ -3,160 +3,197 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any, Final
 
 from tools.fuzz_rows import NESTED, NUMBERS, TEXTS, mutated_value, odd_value
 
-_TEXTS: Final = ("''", "'a'", "' b\\n'", "'</think>'", "'é'", "'<x>'", "'role'", "'user'", "'{} {}'", "'1'", "','", "'ß'")
+_CONSTANTS: Final = ("''", "'a'", "' b\\n'", "'</think>'", "'é'", "'<x>'", "'role'", "'user'", "'{} {}'", "'1'", "','", "'ß'", "' '")
 _NAMES: Final = ("role", "content", "v", "w", "tool_calls", "items", "get", "type", "text", "name", "a", "zz", "count")
-_METHODS: Final = (
-    *("strip()", "lstrip()", "rstrip()", "strip({s})", "rstrip({s})", "split()", "split({s})", "split({s}, {n})", "upper()"),
-    *("lower()", "capitalize()", "startswith({s})", "endswith({s})", "startswith(({s}, {s}))", "replace({s}, {s})"),
-    *("replace({s}, {s}, {n})", "find({s})", "count({s})", "removeprefix({s})", "removesuffix({s})", "join({e})", "items()"),
-    *("keys()", "values()", "get({s})", "get({s}, {e})", "format({e})", "format({e}, {e})", "split({s})[0]", "split({s})[-1]"),
-    *("title()", "append({e})", "pop()", "isdigit()", "splitlines()", "get({e})", "strip({e})", "split({e})"),
+# What can be made of each kind of value. t text, l list, n number, c condition, e anything, s constant text, i integer.
+_FORMS: Final = {
+    "t": (
+        *("{t}.strip()", "{t}.lstrip()", "{t}.rstrip()", "{t}.strip({s})", "{t}.rstrip({s})", "{t}.lstrip({s})", "{t}.upper()"),
+        *("{t}.lower()", "{t}.capitalize()", "{t}.replace({s}, {t})", "{t}.replace({s}, {s}, {i})", "{t}.removeprefix({t})"),
+        *("{t}.removesuffix({s})", "{t}.split({s})[0]", "{t}.split({s})[-1]", "{t}.split({s}, 1)[0]", "{t}[{i}:]", "{t}[:{i}]"),
+        *("{t}[{i}:{i}]", "{s}.join({t}.split({s}))", "{s}.join({l}|map('string'))", "'{} {}'.format({e}, {t})", "{t} + {t}"),
+        *("{e} ~ {e}", "{t} ~ {e} ~ {t}", "{t} + {t} + {t}", "({t} if {c} else {t})", "{t} * {i}", "{e}|string", "{e}|tojson"),
+        *("{e}|tojson(indent={i})", "{e}|tojson(ensure_ascii={c})", "{e}|tojson(sort_keys=true)", "{l}|join", "{l}|join({t})"),
+        *("{e}|tojson(separators=({s}, {s}))", "{e}|trim", "{t}|trim({s})", "{e}|upper", "{e}|lower", "{e}|capitalize"),
+        *("{e}|replace({s}, {t})", "{t}|indent({i})", "{t}|indent({s}, true)", "{t}|default({t})", "{t}|safe", "{t}|first"),
+        *("{t}|list|last", "{t}|list|reverse|join", "{t}|list|join({s})", "{t}[0]", "{t}[-1]", "{m}.content", "{m}['role']"),
+    ),
+    "l": (
+        *("{l}[{i}:]", "{l}[:{i}]", "{l}[::-1]", "{l}|list", "{t}.split()", "{t}.split({s})", "{t}|list", "[{e}, {t}]", "[{e}]"),
+        *("({e}, {e})", "{l}|list + {l}|list", "{l}|map('string')|list", "{l}|select|list", "{l}|reject('none')|list"),
+        *("messages|map(attribute='role')|list", "messages|selectattr('role', 'equalto', {s})|list", "{l}|list|reverse|list"),
+        *("messages|rejectattr('content', 'defined')|list", "messages|selectattr('role', 'in', [{s}, {t}])|list", "range({i})"),
+        *("{t}.split({s})|sort", "{t}|list|unique|list", "messages|sort(attribute='role')", "{d}.items()", "{d}|items"),
+        *("{d}|dictsort", "{d}|list", "{d}.keys()|list", "{d}.values()|list", "({l} if {c} else {l})", "{l}|map('tojson')"),
+        *("messages|map(attribute='v')|list", "messages|selectattr('v', 'defined')|list", "range({i}, {n})", "{l}|sort"),
+    ),
+    "n": (
+        *("{l}|length", "{t}|length", "{n} + {n}", "{n} - {n}", "{n} * {n}", "{n} % 3", "{n} // 2", "-{n}", "{t}.find({s})"),
+        *("{t}.count({s})", "{n}|int", "'12'|int", "[{n}, {n}]|max", "[{n}, {n}]|min", "({n} if {c} else {n})", "{l}|count"),
+    ),
+    "c": (
+        *("{e} is defined", "{e} is none", "{e} is string", "{e} is mapping", "{e} is iterable", "{e} is sequence", "{e} is number"),
+        *("{e} is boolean", "{e} is true", "{e} is false", "{e} is integer", "{e} is not none", "{n} is odd", "{n} is even"),
+        *("{e} == {e}", "{e} != {t}", "{t} in {t}", "{s} not in {t}", "{e} in {l}", "{t}.startswith({t})", "{t}.endswith({s})"),
+        *("{t}.startswith(({s}, {s}))", "{n} < {n}", "{n} >= {n}", "{t} < {t}", "not {e}", "{c} and {c}", "{c} or {c}"),
+        *("{e} is eq {e}", "{e} is in {l}", "{n} is gt {n}", "{e} == {s}", "{s} == {e}", "{m}.role == {s}", "{e} is undefined"),
+    ),
+    "d": ("{m}", "{'a': {e}}", "{'a': {e}, 'b': {t}}", "dict(a={e})", "v if v is mapping else {}", "{0: {e}, 'x': {t}}"),
+    "m": ("messages[0]", "messages[-1]", "messages[{i}]", "messages|first", "messages|last", "messages[1:][0]"),
+    "e": (
+        *("{t}", "{t}", "{l}", "{n}", "{c}", "{d}", "{m}", "({e} and {e})", "({e} or {e})", "({e} if {c} else {e})", "({e} if {c})"),
+        *("{e}|default({e})", "{e}|default({e}, true)", "{l}|first", "{l}[{i}]", "{l}[0]", "{l}[-1]", "{d}.{k}", "{d}['{k}']"),
+        *("{m}.{k}", "{m}['{k}']", "{d}.get({s})", "{d}.get({t}, {e})", "v.{k}", "v['{k}']", "v[0]", "v[{e}]", "{d}[{t}]", "nope"),
+    ),
+}  # fmt: skip
+# These may well fail: operations on whatever there is, and what the compiler does not know.
+_WILD: Final = (
+    *("({e}).strip()", "({e}).items()", "({e})|length", "({e})|first", "({e}) + ({e})", "({e})[1:]", "({e}) < ({e})", "-({e})"),
+    *("({e})|join", "({e})|sort", "({e})|int", "({e})|min", "({e})|map('upper')|list", "({e}).get({e})", "({e})[{e}]"),
+    *("({e}) in ({e})", "({e}).split({e})", "({e})|items", "({e})|title", "({t}).title()", "({t})|e", "({l})|sum", "({e})|last"),
+    *("({e})|tojson(indent={e})", "({e}) * ({e})", "({e}) % ({e})", "({e})|selectattr('role')|list", "({e})|unique|list"),
+    *("({e})|map(attribute='a.b')|list", "({e})|sort(attribute='role')", "({t}).format({e})", "({e})|dictsort", "({e})|reverse"),
+    *("{t}|safe + {t}", "({t}|safe) ~ {t}", "9223372036854775807 + {n}", "({l})|select('eq', {e})|list", "({e}).{k}"),
 )  # fmt: skip
-_FILTERS: Final = (
-    *("trim", "trim({s})", "length", "string", "default({e})", "default({e}, true)", "items", "safe", "join", "join({s})"),
-    *("list", "dictsort", "upper", "lower", "capitalize", "replace({s}, {s})", "first", "last", "int", "tojson", "sort"),
-    *("tojson(indent={n})", "tojson(ensure_ascii={e})", "tojson(sort_keys=true)", "tojson(separators=({s}, {s}))", "unique"),
-    *("map('upper')", "map('trim')", "map('string')", "map('tojson')", "map(attribute='content')", "map(attribute='v.a')"),
-    *("select", "select('string')", "reject('none')", "selectattr('role')", "selectattr('role', 'equalto', {s})", "min"),
-    *("rejectattr('v', 'defined')", "selectattr('role', 'in', [{s}, {s}])", "max", "indent({n})", "indent({s}, true)"),
-    *("reverse", "title", "wordcount", "e", "sort(attribute='role')", "sort(reverse=true)", "select('eq', {e})", "count"),
-    *("batch({n})", "slice({n})", "sum", "abs", "round", "float", "truncate({n})", "d({s})", "join({e})", "unique|list"),
-)  # fmt: skip
-_TESTS: Final = (
-    *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "true", "false", "number"),
-    *("integer", "float", "odd", "even", "eq {e}", "ne {e}", "in {e}", "lt {n}", "gt {s}", "not none", "not string"),
-    *("callable", "lower", "sameas {e}", "divisibleby 2", "eq({e})"),
-)
-_OPERATORS: Final = (" + ", " ~ ", " == ", " != ", " and ", " or ", " in ", " not in ", " < ", " >= ", " - ", " * ", " % ", " // ")
 
 
 class Templates:
-    """Makes random templates. One that jinja2 does not parse is made now and then, too."""
+    """Makes random templates. Most render on most conversations; some don't even compile."""
 
     def __init__(self, rnd: random.Random) -> None:
         self._rnd = rnd
         self._names: list[str] = []
-        self._loops = 0
-        self._number = 0
+        self._messages: list[str] = []  # variables of loops over messages
+        self._loops = self._macros = self._number = 0
 
     def make(self) -> str:
         """A template."""
-        self._names, self._loops, self._number = ["v", "w"], 0, 0
+        self._names, self._messages, self._loops, self._number = ["v", "w"], [], 0, 0
         head = "{% set v = messages[0].v %}{% set w = messages[-1].content %}{% set ns = namespace(a=v, b=0, c='') %}"
-        macros = "".join(self._macro(number) for number in range(self._rnd.randrange(3)))
-        body = "".join(self.statement(3) for _ in range(self._rnd.randrange(1, 6)))
-        if self._rnd.random() < 0.5:
-            body += "{% for m in messages %}<{{ m.role }}>" + self._inside("m", 2) + "</s>{% endfor %}"
+        self._macros = 0
+        macros = ""
+        for _ in range(self._rnd.choice((0, 0, 1, 2))):
+            macros += self._macro()
+        body = "".join(self.statement(2) for _ in range(self._rnd.randrange(1, 4)))
+        if self._rnd.random() < 0.6:
+            body += "{% for m in messages %}<{{ m.role }}>" + self._inside("m", 2, True) + "</s>{% endfor %}"
         return head + macros + body
 
-    def _inside(self, name: str, depth: int) -> str:
-        self._names.append(name)
+    def _inside(self, name: str, depth: int, over_messages: bool) -> str:
+        names, messages = self._names, self._messages
+        self._names = [*names, name]
+        self._messages = [*messages, name, name] if over_messages else messages
         self._loops += 1
-        text = "".join(self.statement(depth) for _ in range(self._rnd.randrange(1, 4)))
+        text = "".join(self.statement(depth) for _ in range(self._rnd.randrange(1, 3)))
         self._loops -= 1
-        self._names.pop()
+        self._names, self._messages = names, messages
         return text
 
-    def _macro(self, number: int) -> str:
-        names, self._names = self._names, ["p", "q", "ns"]
-        loops, self._loops = self._loops, 0
-        default = self.expression(1)
-        body = "".join(self.statement(2) for _ in range(self._rnd.randrange(1, 3)))
-        self._names, self._loops = names, loops
-        return "{% macro f" + str(number) + "(p, q=" + default + ") %}" + body + "{% endmacro %}"
+    def _macro(self) -> str:
+        names, messages, loops = self._names, self._messages, self._loops
+        self._names, self._messages, self._loops = ["p", "q"], [], 0
+        default = self.expression("e", 1)
+        body = "".join(self.statement(1) for _ in range(self._rnd.randrange(1, 3)))
+        self._names, self._messages, self._loops = names, messages, loops
+        self._macros += 1
+        return "{% macro f" + str(self._macros - 1) + "(p, q=" + default + ") %}" + body + "{% endmacro %}"
 
     def statement(self, depth: int) -> str:
-        rnd, one = self._rnd, self.expression
-        kind = rnd.random() if depth else 0.3
-        if kind < 0.08:
+        rnd = self._rnd
+        kind = rnd.random() if depth else rnd.random() * 0.42
+        self._number += 1
+        name = f"x{self._number}"
+        if kind < 0.06:
             return rnd.choice(("\n", "text ", "<|im_end|>", "é", "  \n  "))
         if kind < 0.42:
-            return "{{ " + one(3) + " }}"
-        if kind < 0.55:
+            return "{{ " + self.expression(rnd.choice("tttee"), 3) + " }}"
+        if kind < 0.54:
             other = "{% else %}" + self.statement(depth - 1) if rnd.random() < 0.5 else ""
-            return "{% if " + one(2) + " %}" + self.statement(depth - 1) + other + "{% endif %}"
-        if kind < 0.74:
-            self._number += 1
-            name = f"i{self._number}"
-            over = rnd.choice(("messages", "messages", "messages[1:]", "range(messages|length)", "v", one(2), "v.items()"))
-            test = f" if {self._with(name)}" if rnd.random() < 0.2 else ""
-            return "{% for " + name + " in " + over + test + " %}" + self._inside(name, depth - 1) + "{% endfor %}"
+            return "{% if " + self.expression("c", 2) + " %}" + self.statement(depth - 1) + other + "{% endif %}"
+        if kind < 0.72:
+            return self._loop(name, depth)
         if kind < 0.8:
-            self._number += 1
-            name = rnd.choice((f"x{self._number}", rnd.choice(self._names), "ns.a", "ns.b", "ns.c"))
-            made = "{% set " + name + " = " + one(3) + " %}"
-            if "." not in name and not self._loops:
-                self._names.append(name)
+            target = rnd.choice((name, name, rnd.choice(self._names), "ns.a", "ns.b", "ns.c"))
+            made = "{% set " + target + " = " + self.expression("e", 3) + " %}"
+            self._names = [*self._names, target]
             return made
         if kind < 0.86:
-            self._number += 1
-            made = "{% set x" + str(self._number) + " %}" + self.statement(depth - 1) + "{% endset %}"
-            return made + "{{ x" + str(self._number) + rnd.choice(("", "|trim", "[1:]", " ~ 'z'")) + " }}"
+            made = "{% set " + name + " %}" + self.statement(depth - 1) + self.statement(depth - 1) + "{% endset %}"
+            return made + "{{ " + name + rnd.choice(("", "|trim", "[1:]", " ~ 'z'", ".split('a')[-1]", "|upper")) + " }}"
         if kind < 0.89:
-            return "{% filter " + rnd.choice(("upper", "trim", "replace('a', 'b')")) + " %}" + self.statement(depth - 1) + "{% endfilter %}"
+            how = rnd.choice(("upper", "trim", "replace('a', 'b')"))
+            return "{% filter " + how + " %}" + self.statement(depth - 1) + "{% endfilter %}"
         if kind < 0.92:
             return "{% generation %}" + self.statement(depth - 1) + "{% endgeneration %}"
         if kind < 0.95 and self._loops:
-            return "{% if " + one(1) + " %}{% " + rnd.choice(("break", "continue")) + " %}{% endif %}"
-        if kind < 0.97:
-            return "{% if " + one(2) + " %}{{ raise_exception(" + one(1) + ") }}{% endif %}"
-        return "{{ f0(" + one(1) + ") }}{% set y = f1(" + one(1) + ", q=" + one(1) + ") %}{{ y }}"
+            return "{% if " + self.expression("c", 1) + " %}{% " + rnd.choice(("break", "continue")) + " %}{% endif %}"
+        if kind < 0.96:
+            return "{% if " + self.expression("c", 2) + " %}{{ raise_exception(" + self.expression("t", 1) + ") }}{% endif %}"
+        if not self._macros:
+            return "{{ v }}"
+        called = f"f{rnd.randrange(self._macros)}(" + self.expression("e", 1)
+        return "{{ " + called + ") }}" if rnd.random() < 0.5 else "{{ " + called + ", q=" + self.expression("t", 1) + ") ~ w }}"
 
-    def _with(self, name: str) -> str:
-        self._names.append(name)
-        made = self.expression(2)
-        self._names.pop()
-        return made
+    def _loop(self, name: str, depth: int) -> str:
+        over = self._rnd.choice(("messages", "messages", "messages[1:]", "range(messages|length)", "l", "l", "d"))
+        items = self.expression(over, 2) if over in "ld" else over
+        target, test = name, ""
+        if over == "d":
+            items, target = f"({items}).items()", f"k{name}, {name}"
+        elif self._rnd.random() < 0.2:
+            names, self._names = self._names, [*self._names, name]
+            test = " if " + self.expression("c", 1)
+            self._names = names
+        if over.startswith("range"):
+            body = "{{ messages[" + name + "].content }}" + self._inside(f"messages[{name}]", depth - 1, True)
+        else:
+            body = self._inside(name, depth - 1, over.startswith("messages"))
+        return "{% for " + target + " in " + items + test + " %}" + body + "{% endfor %}"
 
-    def expression(self, depth: int) -> str:
-        rnd = self._rnd
-        if depth == 0 or rnd.random() < 0.15:
-            return self._leaf()
-        kind, one = rnd.random(), self.expression(depth - 1)
-        if kind < 0.2:
-            return f"({one})|{self._filled(rnd.choice(_FILTERS), depth)}"
-        if kind < 0.35:
-            return f"({one}).{self._filled(rnd.choice(_METHODS), depth)}"
-        if kind < 0.5:
-            return f"({one}{rnd.choice(_OPERATORS)}{self.expression(depth - 1)})"
-        if kind < 0.6:
-            return f"({one} is {self._filled(rnd.choice(_TESTS), depth)})"
-        if kind < 0.68:
-            return f"({one} if {self.expression(depth - 1)} else {self.expression(depth - 1)})"
-        if kind < 0.78:
-            return f"({one}).{rnd.choice(_NAMES)}" if rnd.random() < 0.6 else f"({one})['{rnd.choice(_NAMES)}']"
-        if kind < 0.9:
-            low, high = (rnd.choice(("", "", "1", "-1", "2", "-2", "0", "99")) for _ in range(2))
-            return f"({one})" + rnd.choice((f"[{low}:{high}]", "[0]", "[-1]", "[1]", f"[{self._leaf()}]", f"[{low}:{high}:-1]"))
-        made = (f"[{one}]", f"({one}, 1)", f"{{'a': {one}}}", f"not {one}", f"-{one}", f"dict(a={one})", f"[{one}, {self._leaf()}]")
-        return rnd.choice(made)
+    def expression(self, kind: str, depth: int) -> str:
+        """Something that is of this kind on most conversations."""
+        if depth <= 0:
+            return self._leaf(kind)
+        form = self._rnd.choice(_FORMS[kind]) if self._rnd.random() < 0.95 else self._rnd.choice(_WILD)
+        made = re.sub(r"\{([a-z])\}", lambda found: self._part(found[1], depth - 1), form)
+        return f"({made})"
 
-    def _leaf(self) -> str:
-        rnd = self._rnd
-        loops = ("loop.index", "loop.index0", "loop.first", "loop.last", "loop.previtem", "loop.nextitem", "loop.length")
-        named = (*self._names, *self._names, "messages", "messages[0]", "messages[-1]", "tools", "nope", "ns.a", "ns.b", "ns.c")
-        if self._loops and rnd.random() < 0.2:
-            return rnd.choice(loops)
-        kind = rnd.random()
-        if kind < 0.65:
-            name = rnd.choice(named)
-            return name + rnd.choice(("", "", "", ".content", ".role", ".v", "['v']", "['content']", ".tool_calls"))
-        if kind < 0.85:
-            return rnd.choice(_TEXTS)
-        return rnd.choice(("0", "1", "2", "-1", "true", "false", "none", "0.5", "[]", "{}", "range(3)", "bos_token", "9007199254740993"))
+    def _part(self, kind: str, depth: int) -> str:
+        match kind:
+            case "s":
+                return self._rnd.choice(_CONSTANTS)
+            case "i":
+                return self._rnd.choice(("0", "1", "2", "-1", "-2", "5"))
+            case "k":
+                return self._rnd.choice(_NAMES)
+            case _:
+                return self.expression(kind, depth - self._rnd.randrange(2))
 
-    def _filled(self, form: str, depth: int) -> str:
-        while "{s}" in form:
-            form = form.replace("{s}", self._rnd.choice(_TEXTS), 1)
-        while "{n}" in form:
-            form = form.replace("{n}", self._rnd.choice(("0", "1", "2", "-1")), 1)
-        while "{e}" in form:
-            form = form.replace("{e}", self.expression(depth - 1), 1)
-        return form
+    def _leaf(self, kind: str) -> str:
+        rnd, loops = self._rnd, self._loops and self._rnd.random() < 0.3
+        messages = (*self._messages, *self._messages, "messages[0]", "messages[-1]")
+        match kind:
+            case "t":
+                content = f"({rnd.choice(messages)}.content|string)"
+                return rnd.choice((content, content, f"({rnd.choice(self._names)}|string)", "bos_token", rnd.choice(_CONSTANTS)))
+            case "l":
+                return rnd.choice(("messages", "[1, 'a']", "['b', 'a']", "[]", "range(3)", "messages[1:]", "(1, 2)"))
+            case "n":
+                return rnd.choice(("loop.index", "loop.index0", "loop.length")) if loops else rnd.choice(("0", "1", "2", "7"))
+            case "c":
+                return rnd.choice(("loop.first", "loop.last")) if loops else rnd.choice(("true", "false", "v", "w"))
+            case "d" | "m":
+                return rnd.choice(messages)
+            case _:
+                if loops:
+                    return rnd.choice(("loop.previtem", "loop.nextitem", "loop.index", "loop.last", "loop.revindex"))
+                values = ("none", "0.5", "nope", "tools", "9007199254740993", "true", "1", "ns.a", "ns.b", "ns.c")
+                return rnd.choice((*self._names, *self._names, *self._names, rnd.choice(values), rnd.choice(_CONSTANTS)))
 
 
 def conversations(rnd: random.Random, count: int) -> list[list[dict[str, Any]]]:

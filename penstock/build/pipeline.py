@@ -240,6 +240,15 @@ class Pipeline:
 
     # ---- both
 
+    def refusals(self, rendered: Rendered, dropped: dict[int, RowError]) -> dict[int, RowError]:
+        """The conversations of a batch that are rejected, given those whose messages the template drops."""
+        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
+            dropped = {k: error for k, error in dropped.items() if error.kind != DROPPED}
+        special: dict[int, RowError] = {}
+        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+            special = {k: special_text(token) for k, token in rendered.special.items()}
+        return {**special, **dropped, **rendered.errors}
+
     def _split(
         self,
         rendering: Rendering,
@@ -250,16 +259,12 @@ class Pipeline:
         state: SliceState,
     ) -> None:
         """Cut rendered texts into segments, and reject what must be."""
-        segments, refused = rendering.splitter.split(rendered)
+        segments, dropped = rendering.splitter.split(rendered)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
-            kept = {k for k, error in refused.items() if error.kind == DROPPED}
-            state.notes["tool calls dropped by the template"] += len(kept)
-            refused = {k: error for k, error in refused.items() if k not in kept}
-        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
-            refused = {k: special_text(token) for k, token in rendered.special.items()} | refused
-        else:
+            state.notes["tool calls dropped by the template"] += sum(e.kind == DROPPED for e in dropped.values())
+        if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
             state.notes["special tokens in text"] += len({places[k].row for k in rendered.special})
-        for k, error in {**refused, **rendered.errors}.items():
+        for k, error in self.refusals(rendered, dropped).items():
             state.reject(places[k].row, error)
         state.render += rendered.reference
         state.notes += segments.notes

@@ -3,7 +3,8 @@
 Two kinds of rows are checked: a seeded sample (a function of the slice's digest and row sizes alone; at least one row,
 at most about 0.1% of the bytes, which costs about 3% of the time), and every row that took a branch of the template in
 a direction that this process had not compared yet. A long text is rendered whole, but encoded only up to the first end
-of a turn after `WINDOW` bytes: a special token, across which no token reaches. Rejected rows are not looked at again.
+of a turn after `WINDOW` bytes: a special token, across which no token reaches. Of a row that
+an engine rejected, the reason is compared; one that can't be read is rejected by the same code in both ways.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
-from penstock.build.pipeline import Pipeline, SliceResult
+from penstock.build.pipeline import DROPPED, Pipeline, SliceResult
 from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
 from penstock.errors import RowError
@@ -25,6 +26,7 @@ from penstock.store.columns import Columns
 
 SHARE = 0.001
 WINDOW = 8_000
+_BY_ENGINES = ("template", DROPPED, "special_tokens_in_text")  # why engines reject rows
 
 
 class _Sampled(NamedTuple):
@@ -55,9 +57,12 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
     """Those of the sampled rows that the references see differently."""
     wrong: set[int] = set()
     groups: dict[str, list[_Sampled]] = {}
-    rejected = {entry["row"] for entry in result.rejected}  # by the references, or before any engine: both say the same
+    rejected = {entry["row"]: entry for entry in result.rejected}
     for row in sample:
-        if row not in rejected:
+        if row in rejected:
+            if rejected[row]["kind"] in _BY_ENGINES and not _is_rejected(pipeline, rows[row], rejected[row]["reason"]):
+                wrong.add(row)
+        else:
             try:
                 found = pipeline.reader.conversations(rows[row])
                 for side, conversation in enumerate(found):
@@ -75,6 +80,20 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
             if member.row not in wrong and _differs(expected, k, result.columns, member, shortened[k]):
                 wrong.add(member.row)
     return sorted(wrong)
+
+
+def _is_rejected(pipeline: Pipeline, row: bytes, reason: str) -> bool:
+    """Whether the references reject a row for this reason."""
+    try:
+        found = [(pipeline.way(conversation), conversation) for conversation in pipeline.reader.conversations(row)]
+        for rendering, conversation in ((pipeline.renderings[way], c) for way, c in found if way):
+            rendered = rendering.renderer.render_reference([rendering.renderer.adapter.adapt(conversation)])
+            dropped = rendering.splitter.split(rendered)[1]
+            if reason in (error.reason for error in pipeline.refusals(rendered, dropped).values()):
+                return True
+    except RowError:
+        return False
+    return not all(way for way, _ in found)  # no engine renders plain text
 
 
 def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> tuple[ExampleBatch, list[bool]]:

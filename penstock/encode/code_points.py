@@ -133,6 +133,6 @@ def _kind(code_point: int) -> int:
 
 @cache
 def _seconds() -> frozenset[int]:
-    """All that some character has as the second of its two parts; conjoining jamo, which follow a rule, are left out."""
+    """Every second part of a character with two; conjoining jamo, which follow a rule, are left out."""
     parts = (unicodedata.decomposition(chr(code_point)).split() for code_point in chain(*_COMPOSED))
     return frozenset(int(pair[1], 16) for pair in parts if len(pair) == 2 and not pair[0].startswith("<"))

@@ -275,6 +275,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
 
         CASE(PRINT_CONST): put(m, k[*pc].s, k[*pc].size); pc++; break;
         CASE(PRINT): sp--; print_concat(m, sp, 1); break;
+        CASE(PRINT_BLOCK): sp--; put_value(m, *sp); break;
         CASE(PRINT_SUM): sp -= *pc; print_sum(m, sp, *pc++); break;
         CASE(PRINT_CONCAT): sp -= *pc; print_concat(m, sp, *pc++); break;
         CASE(PRINT_JSON): sp -= *pc + 1; print_json(m, sp[0], sp + 1, *pc++); break;

@@ -24,7 +24,7 @@
     X(GE, "") X(IN, "") X(NOT_IN, "") X(EQ_TEXT, "s") X(NE_TEXT, "s") X(TEXT_IN, "s") X(LOOP_BEGIN, "")                \
     X(LOOP_NEXT, "j") X(LOOP_END, "") X(FILTER_BEGIN, "") X(FILTER_KEEP, "") X(FILTER_END, "") X(LOOP_GLOBAL, "g")     \
     X(LOOP_LOCAL, "l") X(UNPACK, "n") X(LIST, "n") X(TUPLE, "n") X(DICT, "n") X(NAMESPACE, "n")                        \
-    X(SET_ATTRIBUTE, "s") X(CAPTURE, "")                                                                               \
+    X(SET_ATTRIBUTE, "s") X(CAPTURE, "") X(PRINT_BLOCK, "")                                                            \
     X(CAPTURE_END, "") X(GENERATION, "") X(GENERATION_END, "") X(RETURN, "") X(SUBTRACT, "") X(MULTIPLY, "")           \
     X(MODULO, "") X(NEGATE, "") X(FLOOR_DIVIDE, "") X(RANGE, "n") X(REFUSE, "") X(GIVE_UP, "s") X(ARGUMENT, "ljb")     \
     X(SPLIT_AT, "sn") X(HALT, "")

@@ -38,6 +38,10 @@ static Value owned(Machine *m, Value text, int32_t message) {
     return of_string(copy, text.size);
 }
 
+/* A name that a message is given although its row does not have it; like all of its text, it belongs to the message. */
+static Value given_name(Machine *m, Value name, int32_t message) { return keyed(owned(m, name, message)); }
+#define GIVEN(literal, message) given_name(m, LITERAL(literal), message)
+
 /* ---- weights */
 
 static double weight_of(Machine *m, Value v, bool inverse) {
@@ -63,9 +67,8 @@ static float take_weight(Machine *m, const Layout *l, Dict *message) {
         if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);
         if (!isnan(own)) weight = own;
     }
-    const float stored = (float)weight;
-    if (isinf(stored)) unusual(m);
-    return stored;
+    if (weight > 3.4e38) unusual(m); /* too large for a float: the reader refuses it */
+    return (float)weight;
 }
 
 /* ---- one message */
@@ -133,18 +136,18 @@ static void set_calls(Machine *m, Dict *message, int32_t number) {
         const Value call = calls.list->v[i];
         if (call.tag != DICT || find_key(call.dict, NAME("function"))) continue;
         calls.list->v[i] = of_dict(m, 2);
-        set_key(m, calls.list->v[i].dict, NAME("type"), LITERAL("function"));
-        set_key(m, calls.list->v[i].dict, NAME("function"), call);
+        set_key(m, calls.list->v[i].dict, GIVEN("type", number), GIVEN("function", number));
+        set_key(m, calls.list->v[i].dict, GIVEN("function", number), call);
     }
-    set_key(m, message, NAME("content"), LITERAL(""));
-    set_key(m, message, NAME("tool_calls"), calls);
+    set_key(m, message, GIVEN("content", number), LITERAL(""));
+    set_key(m, message, GIVEN("tool_calls", number), calls);
 }
 
-static void rename_key(Machine *m, Dict *message, Value from, Value to) {
+static void rename_key(Machine *m, Dict *message, Value from, Value to, int32_t number) {
     if (!compare_text(from, to)) return;
     if (find_key(message, to)) unusual(m);
     for (uint32_t i = 0; i < message->n; i++)
-        if (!compare_text(message->e[i].key, from)) message->e[i].key = to;
+        if (!compare_text(message->e[i].key, from)) message->e[i].key = given_name(m, to, number);
 }
 
 static Value read_message(Machine *m, const Layout *l, Value message, int32_t number, float *weight) {
@@ -156,8 +159,8 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     if (!known) unusual(m);
     Value role = *known;
     *weight = take_weight(m, l, d);
-    rename_key(m, d, l->role_key, NAME("role"));
-    rename_key(m, d, l->content_key, NAME("content"));
+    rename_key(m, d, l->role_key, NAME("role"), number);
+    rename_key(m, d, l->content_key, NAME("content"), number);
     if (IS(role, "tool_calls")) {
         role = NAME("assistant");
         set_calls(m, d, number);
@@ -180,15 +183,16 @@ static Value copied(Machine *m, const Dict *d) {
     return copy;
 }
 
-static Value wrapped(Machine *m, Value bare) { /* a bare function or call as OpenAI's API writes it; its id is outside */
+/* A bare function or call as OpenAI's API writes it; its id is outside. `number`: of the message, or -1 for tools. */
+static Value wrapped(Machine *m, Value bare, int32_t number) {
     const Value outside = of_dict(m, 3), inside = copied(m, bare.dict);
     const Value *id = find_key(bare.dict, NAME("id"));
-    if (id) set_key(m, outside.dict, NAME("id"), *id);
+    if (id) set_key(m, outside.dict, GIVEN("id", number), *id);
     if (id) remove_key(inside.dict, find_key(inside.dict, NAME("id")));
     const Value *type = find_key(inside.dict, NAME("type"));
     if (type) remove_key(inside.dict, type);
-    set_key(m, outside.dict, NAME("type"), LITERAL("function"));
-    set_key(m, outside.dict, NAME("function"), inside);
+    set_key(m, outside.dict, GIVEN("type", number), GIVEN("function", number));
+    set_key(m, outside.dict, GIVEN("function", number), inside);
     return outside;
 }
 
@@ -212,9 +216,10 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number)
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), text);
     }
-    if (!inner) return l->wrapped_calls ? wrapped(m, function) : function;
+    if (!inner) return l->wrapped_calls ? wrapped(m, function, number) : function;
     const Value adapted = copied(m, call.dict);
-    if (l->typed_calls && !find_key(call.dict, NAME("type"))) set_key(m, adapted.dict, NAME("type"), LITERAL("function"));
+    if (l->typed_calls && !find_key(call.dict, NAME("type")))
+        set_key(m, adapted.dict, GIVEN("type", number), GIVEN("function", number));
     set_key(m, adapted.dict, NAME("function"), function);
     return adapted;
 }
@@ -241,7 +246,7 @@ static Value joined_parts(Machine *m, const List *parts) {
     return take_output(m, mark);
 }
 
-static void adapt_content(Machine *m, const Layout *l, Dict *message, Value role) {
+static void adapt_content(Machine *m, const Layout *l, Dict *message, Value role, int32_t number) {
     Value *given = find_key(message, NAME("content"));
     Value content = given ? *given : of_tag(MISSING);
     if (content.tag == LIST) {
@@ -263,12 +268,16 @@ static void adapt_content(Machine *m, const Layout *l, Dict *message, Value role
     }
     if (content.tag == STRING && is_among(l->no_text, role)) {
         const Value list = of_list(m, 1, PLAIN_LIST), part = of_dict(m, 2);
-        set_key(m, part.dict, NAME("type"), LITERAL("text"));
-        set_key(m, part.dict, NAME("text"), content);
+        set_key(m, part.dict, GIVEN("type", number), GIVEN("text", number));
+        set_key(m, part.dict, GIVEN("text", number), content);
         list.list->v[0] = part;
         content = list;
     }
-    if (content.tag != MISSING) set_key(m, message, NAME("content"), content);
+    if (content.tag == MISSING) return;
+    if (given)
+        *given = content;
+    else
+        set_key(m, message, GIVEN("content", number), content);
 }
 
 static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
@@ -281,7 +290,7 @@ static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
     for (uint32_t i = 0; i < tools.list->n; i++) {
         Value *tool = &tools.list->v[i];
         if (wrap) {
-            if (is_bare(*tool)) *tool = wrapped(m, *tool);
+            if (is_bare(*tool)) *tool = wrapped(m, *tool, -1);
         } else if (bare) {
             const Value *function = find_key(tool->dict, NAME("function"));
             if (function) *tool = *function;
@@ -291,7 +300,7 @@ static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
 }
 
 /* transformers gives reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
-static void alias_reasoning(Machine *m, Value *message) {
+static void alias_reasoning(Machine *m, Value *message, int32_t number) {
     const Value names[] = {NAME("reasoning_content"), NAME("thinking"), NAME("reasoning")};
     const Value *reasoning = NULL;
     for (int i = 0; i < 3 && !reasoning; i++) {
@@ -300,10 +309,10 @@ static void alias_reasoning(Machine *m, Value *message) {
     }
     if (!reasoning) return;
     const Value aliased = of_dict(m, message->dict->n + 2), *thinking = find_key(message->dict, names[1]);
-    set_key(m, aliased.dict, names[1], thinking ? *thinking : *reasoning);
+    set_key(m, aliased.dict, given_name(m, names[1], number), thinking ? *thinking : *reasoning);
     for (uint32_t i = 0; i < message->dict->n; i++)
         set_key(m, aliased.dict, message->dict->e[i].key, message->dict->e[i].value);
-    set_key(m, aliased.dict, names[0], *reasoning);
+    set_key(m, aliased.dict, given_name(m, names[0], number), *reasoning);
     *message = aliased;
 }
 
@@ -357,8 +366,8 @@ static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an e
 
 static Value saying(Machine *m, Value role, Value text, int32_t number) {
     const Value message = of_dict(m, 2);
-    set_key(m, message.dict, NAME("role"), role);
-    set_key(m, message.dict, NAME("content"), owned(m, text, number));
+    set_key(m, message.dict, GIVEN("role", number), role);
+    set_key(m, message.dict, GIVEN("content", number), owned(m, text, number));
     return message;
 }
 
@@ -517,7 +526,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         Dict *d = messages->v[i].dict;
         if (l->reading != READ_CONVERSATION) {
             adapt_calls(m, l, d, (int32_t)i);
-            adapt_content(m, l, d, *find_key(d, NAME("role")));
+            adapt_content(m, l, d, *find_key(d, NAME("role")), (int32_t)i);
         }
         answered |= c->roles[i] == 3;
     }
@@ -527,7 +536,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         if (c->needle < 0) c->needle = find_needle(m, l, c->tools, 0);
     }
     for (uint32_t i = 0; i < messages->n; i++) { /* after the search: reasoning has its own place in it */
-        alias_reasoning(m, &messages->v[i]);
+        alias_reasoning(m, &messages->v[i], (int32_t)i);
         messages->v[i].dict->message = (int32_t)i;
     }
     m->roles = c->roles;
@@ -594,7 +603,7 @@ static bool is_said(Machine *m, Value content, Value text) { /* less the reasoni
     for (const char *q; (q = find(m, p, (size_t)(end - p), think.s, think.size));) p = q + think.size;
     const Value words = strip(m, of_string(p, (size_t)(end - p)), NULL, true, true);
     charge(m, (size_t)content.size + text.size);
-    return find(m, text.s, text.size, words.s, words.size) != NULL;
+    return !words.size || find(m, text.s, text.size, words.s, words.size) != NULL;
 }
 
 /* All that a message printed; the whole text where that is not known. */

@@ -98,7 +98,7 @@ class Compiler(Expressions):
                 case nodes.FilterBlock():
                     block = self._capture(node, frame)
                     self._filter_chain(node.filter, block)
-                    self.code.op("PRINT")
+                    self.code.op("PRINT_BLOCK")  # unlike an expression, it does not claim its text for one message
                     self._leave(block)
                 case nodes.CallBlock():
                     self._generation(node, frame)
@@ -276,6 +276,8 @@ class Compiler(Expressions):
             self.code.branch("ARGUMENT", given, self.code.slot(reference))
             at = index - len(node.args)
             if -at <= len(node.defaults):
+                if find_undeclared([node.defaults[at]], [later.name for later in node.args[index:]]):
+                    raise NotCompiled("a macro's default that reads a later argument")
                 self.expression(node.defaults[at], frame)
                 self.code.variable("STORE", reference)
             else:

@@ -92,13 +92,13 @@ class TemplateRenderer:
     def _try_out(self) -> None:
         """Let the probes decide whether the machine and the regions can be trusted."""
         expected = self.reference.render(PROBES)
-        self.why_unknown = doubt(expected, PROBES)
         if self._conversations is not None:
             served = self._render_machine(self._conversations, PROBES)
             self.why_reference = disagreement(served, expected)
             self._conversations.forget()
         if self.why_reference:
             self._rows = self._conversations = None
+        self.why_unknown = doubt(expected, PROBES)  # last: it hides regions, which were still to be compared
 
     @property
     def reads_rows(self) -> bool:

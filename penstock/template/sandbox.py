@@ -1,7 +1,7 @@
 """transformers' jinja2 environment, with its work bounded.
 
 A template renders to transformers' text, byte for byte, except that the date is fixed, that what is random is refused,
-and that a render ends once its `Budget` is used up. Charging costs less than half of the time of a usual render.
+and that a render ends once its `Budget` is used up. Charging adds about 40% to a usual render.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def text(self, value: Any) -> str:
         """`str(value)`, for what is printed."""
+        if type(value) is str:
+            return value
         if not isinstance(value, _PRINTED_AT_ONCE):
             self.budget.make(self.budget.weigh(value))
         return str(value)

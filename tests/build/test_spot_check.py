@@ -1,4 +1,4 @@
-"""The proof finds whatever differs from the references in a sampled row, and nothing in untouched results."""
+"""The spot check finds whatever differs from the references in a checked row, and nothing in untouched results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from penstock.build.proof import WINDOW, mismatches, sampled_rows
 
 from penstock.build.options import prepare_options
 from penstock.build.pipeline import Pipeline, SliceResult
+from penstock.build.prepare import Builder, Outcome
 from penstock.build.recipe import make_recipe
+from penstock.build.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect
+from penstock.native import RenderedBatch
 from penstock.sources import Rows, model_folder
+from penstock.template.machine import Machine
 
 TURNS: Final = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven, e\u0301."}]
 CHATS: Final[list[Any]] = [
@@ -46,15 +49,19 @@ PAIRS: Final[list[Any]] = [
 ]
 TEXTS: Final[list[Any]] = [{"text": "Once upon a time."}, {"text": "日本 " * 20}, {"text": "The end."}]
 SOURCES: Final = {"chats": CHATS, "weighted": WEIGHTED, "long": LONG, "pairs": PAIRS, "texts": TEXTS}
+MAGIC: Final = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if 'magic' in m.content %}TRICK{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 Change = Callable[[SliceResult, int], SliceResult]
 
 
 class Slice:
     """Rows, the pipeline that they went through, and what became of them."""
 
-    def __init__(self, tokenizer: Path, rows: list[Any]) -> None:
+    def __init__(self, tokenizer: Path, rows: list[Any], **more: Any) -> None:
         model = model_folder.load(str(tokenizer))
-        options = prepare_options({"tokenizer": str(tokenizer)})
+        options = prepare_options({"tokenizer": str(tokenizer), **more})
         recipe = make_recipe(options, detect(rows[:1], options), model)
         self.lines = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
         self.pipeline = Pipeline(recipe, model.tokenizer_json)
@@ -198,6 +205,18 @@ def test_a_row_that_should_have_been_rejected(slices: Mapping[str, Slice]) -> No
     assert chats.wrong([0, 2, 3], replace(chats.result, rejected=[])) == [2]
 
 
+def test_a_row_that_should_have_been_rejected_otherwise(tokenizer: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('No ' ~ messages[0].content) if messages | length > 2 }}" + MAGIC)
+    rows = [{"messages": TURNS}, {"messages": TURNS * 2}, {"messages": TURNS * 3}]
+    one = Slice(tokenizer, rows, template=str(template))
+    assert [entry["row"] for entry in one.result.rejected] == [1, 2]
+    assert one.wrong([0, 1, 2]) == []
+    other = [{**one.result.rejected[0], "reason": "something else"}, one.result.rejected[1]]
+    assert one.wrong([0, 1, 2], replace(one.result, rejected=other)) == [1]
+    assert one.wrong([0, 1, 2], replace(one.result, rejected=[{**other[1], "row": 0}, *other[1:]])) == [0, 1]
+
+
 # ---- weights
 
 
@@ -240,8 +259,7 @@ def last_compared(one: Slice, row: int) -> tuple[int, int]:
     """The last token and the last segment that are compared, counted from the example's start."""
     conversation = one.pipeline.reader.conversations(one.lines[row])[0]
     rendering = one.pipeline.renderings["default"]
-    regions = rendering.engine.reference([conversation])
-    segments, _ = rendering.splitter.split([conversation], regions)
+    segments, _ = rendering.splitter.split(rendering.renderer.render_reference([conversation]))
     run = int(np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= WINDOW))[0])
     own = int(one.result.columns.segment_offsets[one.example(row)])
     return int(one.result.columns.segment_ends[own + run]) - 1, run
@@ -261,7 +279,7 @@ def test_changes_before_the_cut_are_found(slices: Mapping[str, Slice]) -> None:
 
 
 def test_changes_behind_the_cut_are_not_found(slices: Mapping[str, Slice]) -> None:
-    """The price of the window: a sampled long text is proved in part."""
+    """The price of the window: a sampled long text is checked in part."""
     long = slices["long"]
     example = long.example(1)
     token, run = last_compared(long, 1)
@@ -290,3 +308,86 @@ def test_the_sample_is_a_function_of_digest_and_sizes() -> None:
     assert sampled_rows(digest, []) == []
     assert len(sampled_rows(digest, [10])) == 1
     assert len(sampled_rows(digest, [1] * 200_000)) == 64
+
+
+# ---- paths: every branch that a row takes for the first time is compared
+
+
+def changed_text(batch: RenderedBatch) -> RenderedBatch:
+    texts = [text.replace(b"TRICK", b"TRACK") for text in batch.texts]
+    return batch._replace(data=batch.data.replace(b"TRICK", b"TRACK"), texts=texts)
+
+
+def changed_pieces(batch: RenderedBatch) -> RenderedBatch:
+    """The last piece of a row on the branch is cut short."""
+    pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4).copy()
+    for row, text in enumerate(batch.texts):
+        if b"TRICK" in text:
+            pieces[np.flatnonzero(pieces[:, 0] == row)[-1], 3] -= len("<|im_end|>\n")
+    return batch._replace(pieces=pieces.tobytes())
+
+
+def refused(batch: RenderedBatch) -> RenderedBatch:
+    wrong = [b"TRICK" in text for text in batch.texts]
+    status = bytes(3 if bad else status for bad, status in zip(wrong, batch.status, strict=True))
+    reasons = ["no magic" if bad else reason for bad, reason in zip(wrong, batch.reasons, strict=True)]
+    return batch._replace(status=status, reasons=reasons)
+
+
+def magic_files(folder: Path, count: int = 1500) -> list[Path]:
+    """Two slices, in each of which one row takes the branch, the last one."""
+    paths = []
+    for name in ("one", "two"):
+        rows = [{"messages": [{"role": "user", "content": f"{name} {n}"}, TURNS[1]]} for n in range(count)]
+        rows[-1]["messages"] = [TURNS[0], {"role": "assistant", "content": f"magic {name}"}]
+        paths.append(folder / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return paths
+
+
+def shards(cache: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in cache.glob("shards/*/*.arrow")}
+
+
+@pytest.mark.parametrize("sabotage", [changed_text, changed_pieces, refused])
+def test_a_sabotaged_branch_is_found_where_it_is_taken(
+    sabotage: Callable[[RenderedBatch], RenderedBatch],
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row of 1,500: the sample alone would miss it."""
+    template, files = tmp_path / "template.jinja", magic_files(tmp_path)
+    template.write_text(MAGIC)
+
+    def build(name: str, **options: Any) -> Outcome:
+        given = {"tokenizer": str(tokenizer), "template": str(template), "cache": tmp_path / name, "workers": "1"}
+        return Builder(files, prepare_options({**given, **options}), None).run()
+
+    untouched = build("untouched")
+    assert (untouched.progress.mismatches, untouched.progress.checked) != (0, 0)
+    assert "spot check" not in untouched.progress.engines
+    render = Machine.render
+    monkeypatch.setattr(Machine, "render", lambda machine, rows: sabotage(render(machine, rows)))
+    found = build("sabotaged")
+    assert found.progress.mismatches == 2  # in both slices, though the second took no new branch
+    assert found.progress.engines["spot check"] == {"the spot check found a difference": 3000}
+    slow = build("slow", fast=False)
+    assert slow.progress.checked == 0
+    assert shards(tmp_path / "sabotaged") == shards(tmp_path / "untouched") == shards(tmp_path / "slow")
+    assert len(shards(tmp_path / "slow")) == 2
+
+
+def test_rows_on_new_paths_are_told(tokenizer: Path) -> None:
+    one = Slice(tokenizer, CHATS)
+    assert one.result.fresh[0] == 0
+    assert {1, 4} <= set(one.result.fresh)  # the first with a system prompt, the first with tools
+    rows = Rows(one.lines, list(range(1, len(one.lines) + 1)))
+    taken, ways = one.pipeline.paths
+    assert 0 < taken <= ways
+    assert one.pipeline.run(rows).fresh == []
+    assert one.pipeline.paths == (taken, ways)
+    for rendering in one.pipeline.renderings.values():
+        rendering.renderer.forget_paths()
+    assert one.pipeline.paths == (0, ways)
+    assert one.pipeline.run(rows).fresh == one.result.fresh

@@ -1,0 +1,178 @@
+"""The compiled loops and programs: exact on any bytes, and safe with any arguments."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.chat.conversation import Conversation
+from penstock.native import native
+from penstock.template.compiler import Compiler
+from penstock.template.machine import Machine, conversation_layout, encoded
+from penstock.template.probes import PROBES
+from penstock.template.sandbox import Sandbox
+from tests.template.conversations import DATE
+
+TABLE = np.arange(0x110000).astype(np.uint8)
+
+pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
+
+
+# ---- bytes and characters
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=4))
+def test_kinds(texts: list[str]) -> None:
+    assert native is not None
+    found = native.kinds([text.encode() for text in texts], TABLE)
+    for text, kinds in zip(texts, found, strict=True):
+        assert kinds == reduce(or_, (int(TABLE[ord(c)]) for c in text if not c.isascii()), 0)
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"\xc3", b"aaaaaaaaa\xe6\x97", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf"]
+)
+def test_kinds_of_what_is_not_utf8(text: bytes) -> None:
+    assert native is not None
+    with pytest.raises(ValueError, match="not UTF-8"):
+        native.kinds([text], TABLE)
+
+
+def test_wrong_arguments_of_kinds() -> None:
+    assert native is not None
+    for texts, table in (([b""], TABLE[1:]), (["a"], TABLE)):
+        with pytest.raises(ValueError):
+            native.kinds(texts, table)  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=30) | st.text("a\n\r", max_size=12).map(str.encode))
+def test_split_lines(text: bytes) -> None:
+    assert native is not None
+    assert native.split_lines(text) == text.split(b"\n")
+
+
+def test_split_lines_takes_bytes_alone() -> None:
+    assert native is not None
+    with pytest.raises(TypeError):
+        native.split_lines(bytearray(b"a"))  # type: ignore[arg-type]
+
+
+# ---- programs
+
+TEMPLATE = (
+    "{% macro f(x, y='z') %}<{{ x }}{{ y }}>{% endmacro %}{% for m in messages %}{{ f(m.role) }}"
+    "{% if m.content is string and '</think>' in m.content %}{{ m.content.split('</think>')[-1] | trim }}"
+    "{% else %}{{ m.content }}{% endif %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+)
+LAYOUT = conversation_layout(["</s>"])
+ROWS = [row for conversation in PROBES if (row := encoded(conversation)) is not None]
+
+
+def assembled() -> list[Any]:
+    tree = Sandbox(DATE).parse_template(TEMPLATE)
+    return list(Compiler({}, DATE.strftime).compile(tree).assemble())
+
+
+Change = Callable[[list[Any]], object]
+CHANGES: dict[str, Change] = {
+    "no code": lambda given: given.__setitem__(0, b""),
+    "code that is no bytes": lambda given: given.__setitem__(0, "x"),
+    "cut code": lambda given: given.__setitem__(0, given[0][:-1]),
+    "cut instructions": lambda given: given.__setitem__(0, given[0][: len(given[0]) // 8 * 4]),
+    "no constants": lambda given: given.__setitem__(1, []),
+    "constants that are no list": lambda given: given.__setitem__(1, None),
+    "a constant of another type": lambda given: given[1].__setitem__(0, object()),
+    "no macros": lambda given: given.__setitem__(2, []),
+    "a macro beyond the code": lambda given: given[2].__setitem__(0, (10**6, 0, 0, ())),
+    "a macro before the code": lambda given: given[2].__setitem__(0, (-1, 0, 0, ())),
+    "no globals": lambda given: given.__setitem__(3, 0),
+    "too many globals": lambda given: given.__setitem__(3, -1),
+    "no branches": lambda given: given.__setitem__(4, 0),
+    "no layout": lambda given: given.__setitem__(5, {}),
+    "a layout of other types": lambda given: given.__setitem__(5, dict.fromkeys(LAYOUT, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_wrong_arguments_of_a_program(name: str) -> None:
+    assert native is not None
+    given = [*assembled(), dict(LAYOUT)]
+    assert native.Program(*given)
+    CHANGES[name](given)
+    with pytest.raises((TypeError, ValueError, KeyError, OverflowError)):
+        native.Program(*given)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_damaged_code_is_refused_or_runs(at: int, byte: int) -> None:
+    """The loader checks every operand; what it takes can't leave the program's memory."""
+    assert native is not None
+    given = [*assembled(), dict(LAYOUT)]
+    code = bytearray(given[0])
+    code[at % len(code)] = byte
+    given[0] = bytes(code)
+    try:
+        program = native.Program(*given)
+    except ValueError:
+        return
+    assert len(program.render(ROWS[:4])) > 0
+
+
+@pytest.mark.parametrize("rows", [None, (), [None], ["{}"], [b"{}", 1]])
+def test_wrong_rows(rows: Any) -> None:
+    assert native is not None
+    program = native.Program(*assembled(), dict(LAYOUT))
+    with pytest.raises((TypeError, ValueError)):
+        program.render(rows)
+
+
+def test_no_rows() -> None:
+    assert machine().render([]).texts == []
+
+
+def test_very_deep_nesting() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    rows = [b'{"messages": ' + deep + b', "tools": null, "variables": null}', deep, deep[:100_000], b"{" * 9]
+    assert set(machine().render(rows).status) == {1}
+
+
+def machine() -> Machine:
+    return Machine(Sandbox(DATE).parse_template(TEMPLATE), {}, DATE, LAYOUT)
+
+
+def test_nothing_is_kept() -> None:
+    assert native is not None
+    refuses = Machine(Sandbox(DATE).parse_template("{{ raise_exception(messages[0].content) }}"), {}, DATE, LAYOUT)
+    subject, chat = machine(), encoded(Conversation([{"role": "user", "content": "é" * 1000}]))
+    assert chat is not None
+    assembly = assembled()
+
+    def work() -> None:
+        subject.render([*ROWS, b"{", b"\xff", chat])
+        refuses.render([chat] * 5)
+        native.kinds(ROWS, TABLE)
+        native.split_lines(b"a\nb" * 100)
+        with pytest.raises(TypeError):
+            subject.render([b"", None])  # type: ignore[list-item]
+        native.Program(*assembly, dict(LAYOUT))
+
+    for _ in range(3):
+        work()
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(30):
+        work()
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert kept < 40_000
