@@ -197,7 +197,7 @@ def families(tokenizers: list[Path], chosen: Mapping[Path, Mapping[str, str]]) -
     return deque(sorted(tasks, key=lambda task: "generation %}" not in task.template) for tasks in found.values())
 
 
-class Run:
+class Schedule:
     """Processes that work through the families, from both ends of the list, so that each mostly keeps a tokenizer."""
 
     def __init__(self, work: deque[list[Task]], data: list[Files], seconds: float) -> None:
@@ -293,7 +293,7 @@ def conformance(arguments: argparse.Namespace, data: list[Files]) -> tuple[bool,
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if arguments.processes > 1 else "true"
     chosen = {tokenizer: chosen_templates(arguments, tokenizer) for tokenizer in arguments.tokenizer}
     print(HEAD)
-    run = Run(families(arguments.tokenizer, chosen), data, arguments.timeout)
+    run = Schedule(families(arguments.tokenizer, chosen), data, arguments.timeout)
     run.go(arguments.processes)
     spent: Counter[str] = Counter()
     for tally in run.tallies.values():

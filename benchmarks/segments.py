@@ -2,10 +2,9 @@
 
     PYTHONPATH=CHECKOUT python -P benchmarks/segments.py
 
-Run by path, so that `benchmarks` of one checkout can drive `penstock` of another; only the public API is used. Says
-where its `penstock` is, then reads
-requests from standard input, one JSON object a line: {"data": [files], "tokenizer", "template", "out"}. Writes an .npz
-file to `out` for each and answers with a line of JSON: {} or {"error": …}. Arrays of the file:
+Run by path, so that `benchmarks` of one checkout can drive `penstock` of another; only the public API is used. First it
+says where its `penstock` is. Then it reads requests from standard input, one JSON object a line: {"data": [files],
+"tokenizer", "template", "out"}, writes an .npz file to `out` for each, and answers {} or {"error": …}. Arrays:
 
     source, row, side      per example: where it comes from
     offsets                examples' first tokens, and the total
