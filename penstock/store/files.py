@@ -130,6 +130,15 @@ def _is_readable(path: Path) -> bool:
         return False
 
 
+def read_regular(path: Path, folder: int | None = None) -> bytes:
+    """The bytes of a regular file (in an open folder, if given); a link or a pipe is an OSError."""
+    name = path if folder is None else path.name
+    with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it."""
     with explained(path, "can't be created"):

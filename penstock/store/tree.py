@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.store.files import explained, fault, sync_descriptor, writer_name
+from penstock.store.files import explained, fault, read_regular, sync_descriptor, writer_name
 
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
@@ -102,11 +102,7 @@ class Tree:
     def read(self, path: Path) -> bytes:
         """The bytes of a regular file."""
         with self.folder(path.parent) as folder:
-            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "not a regular file", str(path))
-                return file.read()
+            return read_regular(path, folder)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
