@@ -90,7 +90,8 @@ class Cache:
         make_folder(self.root)
         if not self.check_marker():
             mark(self.tree)
-        with explained(self.root, "can't be written"), self.tree.folder(self.tree.tmp, create=True):
+        with explained(self.root, "can't be written"):
+            self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
 

@@ -24,6 +24,7 @@ from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.marker import has_marker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +101,7 @@ class StoredDataset:
         self._marked = time.monotonic()
         mark = self.path / "used"
         with contextlib.suppress(OSError, StoreError):
-            if not self.cache.check_marker():
+            if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - mark.lstat().st_mtime <= MARK_EVERY:

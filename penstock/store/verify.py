@@ -132,7 +132,7 @@ class _Run:
             return f"the shard is gone. {REDO}"
         found = self._digest(name)
         if found is None:
-            return f"you may not read the shard. {REDO} for you too"
+            return f"the shard can't be read. {REDO} for you"
         if found == digest:
             with contextlib.suppress(OSError):
                 self._cache.tree.remove(self._cache.bad_path(name))
@@ -147,9 +147,10 @@ class _Run:
             if self._on_shard is not None:
                 self._on_shard(name)
             self._digests[name] = None
-            if is_there(path):
-                self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
-                self.result.bytes += path.stat().st_size
+            with contextlib.suppress(OSError):
+                if is_there(path):
+                    self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
+                    self.result.bytes += path.stat().st_size
         return self._digests[name]
 
     def _bad(self, name: str, what: str) -> str:
