@@ -25,7 +25,7 @@ import numpy as np
 from penstock.store.cache import Cache
 from penstock.store.columns import Columns
 from penstock.store.files import bytes_digest
-from penstock.store.manifest import Manifest, ShardTable
+from penstock.store.manifest import Manifest, ShardTable, dataset_key, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, encode_shard
 
 ROOT = Path(__file__).parent.parent
@@ -142,10 +142,13 @@ def _sparse(cache: Cache, shards: int) -> Path:
         sides=None,
     )
     ledger = {"rows": EXAMPLES, "kept": EXAMPLES, "rejected": {}, "examples": EXAMPLES, "tokens": TOKENS}
+    ledger |= {"regions_unknown": 0, "notes": {}, "warnings": []}
     data = bytes(encode_shard(columns, ShardMeta(ledger, [], {"rows": []})))
     page = 4096
     full = [at for at in range(0, len(data), page) if data[at : at + page].strip(b"\0")]
-    names = [f"b3-{number:064x}" for number in range(shards)]
+    recipe = {"tokenizer": "b3-" + "0" * 64}
+    slices = [f"b3-{number:064x}" for number in range(shards)]
+    names = [shard_name(recipe_digest(recipe), part) for part in slices]
     for name in names:
         target = cache.shard_path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +159,7 @@ def _sparse(cache: Cache, shards: int) -> Path:
             file.truncate(len(data))
     table = ShardTable(
         names=names,
+        slices=slices,
         digests=[bytes_digest(data)] * shards,
         bytes=[len(data)] * shards,
         sources=[0] * shards,
@@ -164,8 +168,9 @@ def _sparse(cache: Cache, shards: int) -> Path:
         examples=[EXAMPLES] * shards,
         tokens=[TOKENS] * shards,
     )
-    total = {**ledger, "rows": EXAMPLES * shards, "tokens": TOKENS * shards}
-    return Manifest("b3-" + "f" * 64, {"tokenizer": "b3-" + "0" * 64}, table, total, {"rows": 0}, False).commit(cache)
+    total = {**ledger, "rows": EXAMPLES * shards, "examples": EXAMPLES * shards, "tokens": TOKENS * shards}
+    key = dataset_key(recipe_digest(recipe), zip(table.sources, table.first_rows, slices, strict=True))
+    return Manifest(key, recipe, table, total, {"rows": 0}, False).commit(cache)
 
 
 if __name__ == "__main__":

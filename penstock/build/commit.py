@@ -12,7 +12,7 @@ from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.manifest import Manifest, ShardTable
+from penstock.store.manifest import COUNTS, Manifest, ShardTable
 from penstock.store.shard import read_shard
 
 
@@ -36,6 +36,7 @@ def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: 
         lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     table = ShardTable(
         names=names,
+        slices=[s.digest for s in slices],
         digests=[note["digest"] for note in notes],
         bytes=[note["bytes"] for note in notes],
         sources=[s.file for s in slices],
@@ -50,8 +51,7 @@ def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: 
 
 def _summed(ledgers: list[Any]) -> dict[str, Any]:
     """The ledger of a dataset: the sum of its slices'."""
-    counts = ("rows", "kept", "examples", "tokens", "regions_unknown")
-    total: dict[str, Any] = {name: sum(ledger[name] for ledger in ledgers) for name in counts}
+    total: dict[str, Any] = {name: sum(ledger[name] for ledger in ledgers) for name in COUNTS}
     for name in ("rejected", "notes"):
         total[name] = dict(sorted(sum((Counter(ledger[name]) for ledger in ledgers), Counter()).items()))
     total["warnings"] = sorted({warning for ledger in ledgers for warning in ledger["warnings"]})

@@ -17,7 +17,7 @@ from penstock.build.recipe import Recipe
 from penstock.errors import StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.files import digest
+from penstock.store.files import digest, read_regular
 from penstock.store.manifest import shard_name
 
 UNDER_WAY = datetime.timedelta(days=1)  # a build without its first shard yet is this young
@@ -28,7 +28,7 @@ def earlier_date(cache: Cache, recipe: Recipe, first: Slice) -> datetime.date | 
     if recipe.date is None:
         return None
     try:
-        found = datetime.date.fromisoformat(_path(cache, recipe, first).read_text())
+        found = datetime.date.fromisoformat(read_regular(_path(cache, recipe, first)).decode())
     except (OSError, ValueError):
         return None
     if found == recipe.date:
@@ -43,8 +43,9 @@ def remember_date(cache: Cache, recipe: Recipe, first: Slice, *, overwrite: bool
         return
     path = _path(cache, recipe, first)
     with contextlib.suppress(StoreError, OSError):  # a convenience
-        if not path.exists() or path.read_text() != recipe.date.isoformat():
-            cache.tree.write(path, recipe.date.isoformat().encode(), "date", durable=False)
+        given = recipe.date.isoformat().encode()
+        if not path.exists() or read_regular(path) != given:
+            cache.tree.write(path, given, "date", durable=False)
 
 
 def _path(cache: Cache, recipe: Recipe, first: Slice) -> Path:

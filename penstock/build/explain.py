@@ -18,10 +18,8 @@ from penstock.build.prepare import Builder
 from penstock.errors import StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.files import digest
-from penstock.store.format import canonical
 from penstock.store.listing import dataset_folders, last_use
-from penstock.store.manifest import Manifest, dataset_key, read_manifest, shard_name
+from penstock.store.manifest import Manifest, dataset_key, read_manifest, recipe_digest, shard_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanati
     builder = Builder(sources, options, None)
     slices = builder.look()
     recipe = builder.recipe
-    key = dataset_key(recipe.digest, [(s.file, s.digest) for s in slices])
+    key = dataset_key(recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
     names = [shard_name(recipe.digest, s.digest) for s in slices]
     found = sum(map(builder.cache.has_shard, names))
     notices = tuple(builder.notices)
@@ -102,7 +100,7 @@ def _candidate(manifest: Manifest, recipe: Mapping[str, Any], slices: Sequence[S
 
 
 def _shared(manifest: Manifest, slices: Sequence[Slice]) -> int:
-    theirs = digest(b"recipe", canonical(manifest.recipe))
+    theirs = recipe_digest(manifest.recipe)
     names = set(manifest.shards.names)
     return sum(shard_name(theirs, part.digest) in names for part in slices)
 
@@ -134,5 +132,5 @@ def _with_slices(recipe: list[str], nearest: _Candidate, slices: Sequence[Slice]
 
 
 def _same_places(manifest: Manifest, slices: Sequence[Slice]) -> bool:
-    theirs = digest(b"recipe", canonical(manifest.recipe))
-    return dataset_key(theirs, [(part.file, part.digest) for part in slices]) == manifest.key
+    theirs = recipe_digest(manifest.recipe)
+    return dataset_key(theirs, [(part.file, part.first_row, part.digest) for part in slices]) == manifest.key

@@ -14,7 +14,7 @@ import orjson
 from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
-from penstock.store.files import is_there, make_folder
+from penstock.store.files import is_there, make_folder, read_regular
 from penstock.store.format import canonical
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.tree import Tree
@@ -49,7 +49,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
     )
     path = cache.dataset_path(key) / "notes.json"
     with contextlib.suppress(OSError):
-        if path.read_bytes() == notes:
+        if read_regular(path) == notes:
             return
     with contextlib.suppress(StoreError):  # a convenience; others' caches may be read-only
         cache.tree.write(path, notes, "notes", durable=False)
@@ -79,7 +79,7 @@ def write_quarantine(
             lines.append(orjson.dumps({"where": where, **entry, "row": part.first_row + entry["row"]}))
     data = b"\n".join(lines) + b"\n"
     with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
+        if read_regular(path) == data:
             return path
     try:
         if target is None:

@@ -160,7 +160,7 @@ class Builder:
         return manifest
 
     def _key(self, slices: list[Slice]) -> str:
-        return dataset_key(self.recipe.digest, [(s.file, s.digest) for s in slices])
+        return dataset_key(self.recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
 
     def _all_there(self, names: list[str]) -> bool:
         return all(self.cache.has_shard(name) for name in names)

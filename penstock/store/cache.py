@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder
+from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder, read_regular
 from penstock.store.format import canonical
 from penstock.store.marker import is_marked, mark
 from penstock.store.tree import NAME, Tree
@@ -90,7 +90,8 @@ class Cache:
         make_folder(self.root)
         if not self.check_marker():
             mark(self.tree)
-        with explained(self.root, "can't be written"), self.tree.folder(self.tree.tmp, create=True):
+        with explained(self.root, "can't be written"):
+            self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
 
@@ -148,7 +149,7 @@ class Cache:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
         path = self.note_path(name)
         try:
-            note = orjson.loads(path.read_bytes())
+            note = orjson.loads(read_regular(path))
             if isinstance(note, dict) and note.get("bytes") == self.shard_path(name).stat().st_size:
                 return note
         except (OSError, orjson.JSONDecodeError):

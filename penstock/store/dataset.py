@@ -22,7 +22,9 @@ import orjson
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
+from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.marker import has_marker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +101,7 @@ class StoredDataset:
         self._marked = time.monotonic()
         mark = self.path / "used"
         with contextlib.suppress(OSError, StoreError):
-            if not self.cache.check_marker():
+            if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - mark.lstat().st_mtime <= MARK_EVERY:
@@ -178,7 +180,7 @@ class StoredDataset:
         """The tokenizer it was made with."""
         path = self.cache.tokenizer_path(self.recipe["tokenizer"])
         try:
-            return path.read_bytes()
+            return read_regular(path)
         except OSError as error:
             raise StoreError(f"{path}: the dataset's tokenizer is gone ({error.strerror}); prepare again") from error
 
@@ -198,7 +200,7 @@ class StoredDataset:
     def notes(self) -> Mapping[str, Any]:
         """What is known beside the dataset: the paths it was last prepared from."""
         try:
-            value = orjson.loads((self.path / "notes.json").read_bytes())
+            value = orjson.loads(read_regular(self.path / "notes.json"))
         except (OSError, orjson.JSONDecodeError):
             return {}
         return value if isinstance(value, dict) else {}

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import blake3
 
 from penstock.errors import StoreError
 
 FAULT_VARIABLE = "PENSTOCK_FAULT"  # "point:n": die by SIGKILL at the n-th passage of a commit step; for crash tests
+TRANSIENT = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # ESTALE: another host has removed or replaced it
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # neither follows a link nor waits for a pipe's other end
+RETRY_PAUSES = (0.05, 0.25, 1.0)  # seconds
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def retried(act: Callable[P, T]) -> Callable[P, T]:
+    """Repeat an operation a few times where a network file system fails for the moment."""
+
+    @functools.wraps(act)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        for pause in RETRY_PAUSES:
+            try:
+                return act(*args, **kwargs)
+            except OSError as error:
+                if error.errno not in TRANSIENT:
+                    raise
+            time.sleep(pause)
+        return act(*args, **kwargs)
+
+    return run
 
 
 def digest(*parts: bytes) -> str:
@@ -29,6 +54,7 @@ def digest(*parts: bytes) -> str:
     return f"b3-{hasher.hexdigest()}"
 
 
+@retried
 def file_digest(path: Path) -> str:
     """The digest of a file's bytes, read in pieces."""
     hasher = blake3.blake3()
@@ -130,6 +156,20 @@ def _is_readable(path: Path) -> bool:
         return False
 
 
+@retried
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file; a link or a pipe is an OSError."""
+    return read_opened(os.open(path, READ_FLAGS), path)
+
+
+def read_opened(descriptor: int, path: Path) -> bytes:
+    """The bytes of a file that was opened with `READ_FLAGS`, if it is a regular one; closes it."""
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it."""
     with explained(path, "can't be created"):
@@ -168,6 +208,9 @@ def explained(path: Path, what: str) -> Iterator[None]:
             case errno.ENOTDIR | errno.EEXIST:
                 why = error.strerror or str(error)
                 remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"
+            case errno.ESTALE | errno.EIO | errno.ETIMEDOUT:
+                why = f"{error.strerror}, again and again"
+                remedy = "Look after the disk or file server; finished slices stay, the same command goes on from there"
             case _:
                 why, remedy = error.strerror or str(error), "Finished slices stay; the same command goes on from there"
         raise StoreError(f"{path} {what}: {why}. {remedy}.") from error

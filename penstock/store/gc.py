@@ -111,7 +111,7 @@ class _Run:
         try:
             age = min(self._clock.age(path) for path in paths)
             return Garbage(tuple(paths), sum(path.lstat().st_size for path in paths), age)
-        except FileNotFoundError:
+        except OSError:
             return None  # somebody else removes it
 
     def _enough(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:

@@ -93,7 +93,9 @@ def _listed(cache: Cache, folder: Path) -> Listed:
 
 def _name(dataset: StoredDataset) -> str:
     """What people know it by: the files and the tokenizer it was last prepared from."""
-    files = [Path(str(entry.get("name", ""))).name for entry in dataset.notes.get("files", [])]
+    entries = dataset.notes.get("files")
+    named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    files = [Path(str(entry.get("name", ""))).name for entry in named]
     shown = ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
     tokenizer = Path(str(dataset.notes.get("tokenizer", ""))).name
     return " · ".join(part for part in (shown, tokenizer) if part)

@@ -24,7 +24,7 @@ _LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to se
 def is_marked(tree: Tree) -> bool:
     """Is the folder a cache? False where it is missing or empty, so that it can become one; others are refused."""
     for pause in (*_LOOK_AGAIN, None):
-        if _read(tree):
+        if has_marker(tree):
             return True
         names = _content(tree)
         if not names:
@@ -46,7 +46,8 @@ def mark(tree: Tree) -> None:
     tree.write(tree.root / MARKER, data, "marker", beside=True, mode=readers | 0o200)
 
 
-def _read(tree: Tree) -> bool:
+def has_marker(tree: Tree) -> bool:
+    """Is there a marker, of the format that this Penstock reads?"""
     path = tree.root / MARKER
     with explained(path, "can't be read"):
         try:

@@ -17,7 +17,7 @@ import orjson
 from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
 from penstock.store.cache import Cache
-from penstock.store.files import digest
+from penstock.store.files import digest, read_regular
 from penstock.store.format import canonical
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
@@ -33,7 +33,7 @@ class PlanMemo:
         """The slices of a file that has not changed since it was cut."""
         found = identity(file.path)
         try:
-            plan = SlicePlan.from_json(orjson.loads(self._path(file, found).read_bytes()))
+            plan = SlicePlan.from_json(orjson.loads(read_regular(self._path(file, found))))
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             return None  # not there, or not readable: the file is cut again
         if not plan.holds_for(found) or plan.kind is not file.kind:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store.columns import Columns
-from penstock.store.files import is_there
+from penstock.store.files import is_there, retried
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
 _META = b"penstock"
@@ -82,10 +82,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             break
         time.sleep(pause)
     try:
-        with pa.memory_map(str(path)) as mapped:
-            reader = pa.ipc.open_file(mapped)
-            batch = reader.get_batch(0)
-            described = orjson.loads(reader.schema.metadata[_META])
+        batch, described = _mapped(path)
         check_format(described.get("format"), path)
         columns = _columns(batch)
     except FileNotFoundError:
@@ -103,6 +100,13 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
     return columns, ShardMeta(described["ledger"], described["rejected"], described["proof"])
+
+
+@retried
+def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
+    with pa.memory_map(str(path)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        return reader.get_batch(0), orjson.loads(reader.schema.metadata[_META])
 
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -17,11 +17,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.store.files import explained, fault, sync_descriptor, writer_name
+from penstock.store.files import READ_FLAGS, explained, fault, read_opened, retried, sync_descriptor, writer_name
 
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
@@ -77,6 +77,13 @@ class Tree:
         finally:
             os.close(descriptor)
 
+    @retried
+    def make_folder(self, path: Path) -> None:
+        """Make a folder, if it is not there."""
+        with self.folder(path, create=True):
+            pass
+
+    @retried
     def names(self, path: Path) -> list[str]:
         """All names in a folder; OSError where it can't be listed."""
         with self.folder(path) as folder, os.scandir(folder) as entries:
@@ -90,23 +97,27 @@ class Tree:
         """The folders in a folder, in order; links are none."""
         return self._entries(path, stat.S_ISDIR)
 
-    def _entries(self, path: Path, wanted: Any) -> list[Path]:
+    def _entries(self, path: Path, wanted: Callable[[int], bool]) -> list[Path]:
+        try:
+            return self._listed(path, wanted)
+        except OSError:
+            return []
+
+    @retried
+    def _listed(self, path: Path, wanted: Callable[[int], bool]) -> list[Path]:
         found: list[Path] = []
-        with contextlib.suppress(OSError), self.folder(path) as folder, os.scandir(folder) as entries:
+        with self.folder(path) as folder, os.scandir(folder) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # gone since
+                with contextlib.suppress(FileNotFoundError):  # gone since
                     if wanted(entry.stat(follow_symlinks=False).st_mode):
                         found.append(path / entry.name)
         return sorted(found)
 
+    @retried
     def read(self, path: Path) -> bytes:
         """The bytes of a regular file."""
         with self.folder(path.parent) as folder:
-            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "not a regular file", str(path))
-                return file.read()
+            return read_opened(os.open(path.name, READ_FLAGS, dir_fd=folder), path)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -126,11 +137,14 @@ class Tree:
         A convenience need not be `durable`: after a power failure it may be empty, which its reader notices. With
         `beside` the temporary file is in the root; `mode` overrides the umask.
         """
-        with (
-            explained(path, "can't be written"),
-            self.folder(path.parent, create=True) as folder,
-            self.folder(self.root if beside else self.tmp, create=True) as tmp,
-        ):
+        with explained(path, "can't be written"):
+            self._write(path, data, point, durable, keep, self.root if beside else self.tmp, mode)
+
+    @retried
+    def _write(
+        self, path: Path, data: Any, point: str, durable: bool, keep: bool, temporaries: Path, mode: int | None
+    ) -> None:
+        with self.folder(path.parent, create=True) as folder, self.folder(temporaries, create=True) as tmp:
             temporary = temporary_name()
             try:
                 fault(f"{point}.open")
@@ -147,28 +161,34 @@ class Tree:
                 fault(f"{point}.rename")
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=tmp)
+                    _unlink(tmp, temporary)
                 raise
             if durable:
                 sync_descriptor(folder)
 
     def create(self, path: Path, data: bytes, point: str) -> bool:
         """Create a small file; False where there is one."""
-        with explained(path, "can't be written"), self.folder(path.parent, create=True) as folder:
+        with explained(path, "can't be written"):
             try:
-                descriptor = os.open(path.name, _NEW_FILE, 0o666, dir_fd=folder)
+                self._create(path, data, point)
             except FileExistsError:
                 return False
+        return True
+
+    @retried
+    def _create(self, path: Path, data: bytes, point: str) -> None:
+        with self.folder(path.parent, create=True) as folder:
+            descriptor = os.open(path.name, _NEW_FILE, 0o666, dir_fd=folder)
             fault(f"{point}.open")
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(data)
             except OSError:  # a full disk: leave no empty file
-                os.unlink(path.name, dir_fd=folder)
+                _unlink(folder, path.name)
                 raise
             fault(f"{point}.write")
-        return True
 
+    @retried
     def touch(self, path: Path, *, create: bool = False) -> None:
         """Set a file's modification time to now, by the file server's clock."""
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
@@ -179,21 +199,24 @@ class Tree:
             finally:
                 os.close(descriptor)
 
+    @retried
     def server_time(self) -> float:
         """The time now by the file server's clock: the one it gives to a new file."""
         with self.folder(self.tmp) as folder:
             name = temporary_name()
-            descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
             try:
-                os.utime(descriptor)
-                return os.fstat(descriptor).st_mtime
+                descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+                try:
+                    os.utime(descriptor)
+                    return os.fstat(descriptor).st_mtime
+                finally:
+                    os.close(descriptor)
             finally:
-                os.close(descriptor)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
+                _unlink(folder, name)
 
     # -- moving and removing --------------------------------------------------------------------------------------
 
+    @retried
     def move(self, source: Path, target: Path, *, keep: bool = False) -> bool:
         """Rename one of Penstock's files. With `keep`, a file at the target stays, the source goes: then it's False."""
         with self.folder(source.parent) as from_, self.folder(target.parent, create=True) as to:
@@ -202,6 +225,7 @@ class Tree:
                 raise _not_ours(target)
             return _rename(from_, source.name, to, target.name, keep=keep)
 
+    @retried
     def remove(self, path: Path) -> bool:
         """Remove one of Penstock's files; False where it is gone. Anything else is a FileExistsError."""
         try:
@@ -276,9 +300,14 @@ def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
         made = _size(to, target) is None  # the best there is: another process may come between look and rename
         if made:
             return _rename(from_, source, to, target, keep=False)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(source, dir_fd=from_)
+    _unlink(from_, source)
     return made
+
+
+@retried
+def _unlink(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 def _size(folder: int, name: str) -> int | None:

@@ -18,15 +18,15 @@ import orjson
 
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store.cache import Cache
+from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_there
+from penstock.store.files import file_digest, is_there, read_regular
 from penstock.store.listing import dataset_folders
-from penstock.store.manifest import read_manifest
-from penstock.store.shard import read_shard
+from penstock.store.manifest import COUNTS, ShardTable, read_manifest
+from penstock.store.shard import ShardMeta, read_shard
 
 OnShard = Callable[[str], None]
 REDO = "The next prepare makes this slice again"
-COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +106,14 @@ class _Run:
         name = table.names[number]
         wrong = self._wrong_bytes(name, table.digests[number], table.bytes[number])
         if wrong is None:
-            columns, meta = read_shard(self._cache.shard_path(name))
-            counts = {
-                "examples": (columns.examples, table.examples[number]),
-                "tokens": (int(columns.id_offsets[-1]), table.tokens[number]),
-                "rows": (int(meta.ledger["rows"]), table.rows[number]),
-                "rows kept": (len(np.unique(columns.rows)), int(meta.ledger["kept"])),
-                "rows rejected": (len(meta.rejected), sum(meta.ledger["rejected"].values())),
-            }
-            off = [f"{there:,} {what}, not {due:,}" for what, (there, due) in counts.items() if there != due]
-            if not off:
-                return meta.ledger
-            wrong = self._bad(name, f"it holds {'; '.join(off)}")
+            try:
+                columns, meta = read_shard(self._cache.shard_path(name))
+                off = _miscounts(columns, meta, table, number)
+                if not off:
+                    return meta.ledger
+                wrong = self._bad(name, f"it holds {'; '.join(off)}")
+            except (StoreError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                wrong = self._bad(name, f"its content is not a shard's ({error!r})")
         first = table.first_rows[number]
         self._found(
             wrong,
@@ -136,7 +132,7 @@ class _Run:
             return f"the shard is gone. {REDO}"
         found = self._digest(name)
         if found is None:
-            return f"you may not read the shard. {REDO} for you too"
+            return f"the shard can't be read. {REDO} for you"
         if found == digest:
             with contextlib.suppress(OSError):
                 self._cache.tree.remove(self._cache.bad_path(name))
@@ -151,9 +147,10 @@ class _Run:
             if self._on_shard is not None:
                 self._on_shard(name)
             self._digests[name] = None
-            if is_there(path):
-                self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
-                self.result.bytes += path.stat().st_size
+            with contextlib.suppress(OSError):
+                if is_there(path):
+                    self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
+                    self.result.bytes += path.stat().st_size
         return self._digests[name]
 
     def _bad(self, name: str, what: str) -> str:
@@ -191,12 +188,24 @@ class _Run:
 
     def _loose(self, path: Path) -> None:
         try:
-            note = orjson.loads(self._cache.note_path(path.stem).read_bytes())
+            note = orjson.loads(read_regular(self._cache.note_path(path.stem)))
             wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
         except (OSError, ValueError, KeyError, TypeError, CorruptError):
             return  # without a note nothing is promised; a build that wants the shard reads it itself
         if wrong is not None:
             self._found(wrong, path, shard=path.stem)
+
+
+def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int) -> list[str]:
+    """Where a shard's counts are not those of its own ledger or of the manifest."""
+    counts = {
+        "examples": (columns.examples, table.examples[number]),
+        "tokens": (int(columns.id_offsets[-1]), table.tokens[number]),
+        "rows": (int(meta.ledger["rows"]), table.rows[number]),
+        "rows kept": (len(np.unique(columns.rows)), int(meta.ledger["kept"])),
+        "rows rejected": (len(meta.rejected), sum(meta.ledger["rejected"].values())),
+    }
+    return [f"{there:,} {what}, not {due:,}" for what, (there, due) in counts.items() if there != due]
 
 
 def _source_name(dataset: StoredDataset, source: int) -> str:

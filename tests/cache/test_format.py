@@ -41,7 +41,7 @@ def test_names(dataset: StoredDataset) -> None:
     recipe = parts_digest(b"recipe", as_json(dataset.recipe))
     slices = [Slice.from_json(entry) for entry in dataset.notes["slices"]]
     assert dataset.shards == [parts_digest(b"shard", recipe.encode(), part.digest.encode()) for part in slices]
-    order = as_json([[part.file, part.digest] for part in slices])
+    order = as_json([[part.file, part.first_row, part.digest] for part in slices])
     assert dataset.key == parts_digest(b"dataset", recipe.encode(), order)
 
 
@@ -101,10 +101,11 @@ def test_the_manifest(dataset: StoredDataset) -> None:
     data = (dataset.path / "manifest.json").read_bytes()
     value = orjson.loads(data)
     assert data == as_json(value)
-    assert set(value) == {"format", "key", "recipe", "shards", "ledger", "proof", "preference"}
+    assert set(value) == {"format", "key", "recipe", "shards", "ledger", "proof", "preference", "digest"}
+    assert value.pop("digest") == parts_digest(b"manifest", as_json(value))
     assert value["format"] == 1
     table = value["shards"]
-    assert set(table) == {"names", "digests", "bytes", "sources", "first_rows", "rows", "examples", "tokens"}
+    assert set(table) == {"names", "slices", "digests", "bytes", "sources", "first_rows", "rows", "examples", "tokens"}
     assert all(NAME.fullmatch(name) for name in (*table["names"], *table["digests"]))
     assert sum(table["rows"]) == value["ledger"]["rows"] == 400
     assert str(dataset.cache.root).encode() not in data

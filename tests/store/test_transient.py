@@ -1,0 +1,154 @@
+"""Errors that network file systems give now and then: repeated where that helps, else told; nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import StoreError
+from penstock.store import claims, files, tree
+from penstock.store.cache import Cache
+from penstock.store.claims import Claims, clean_claims
+from penstock.store.leases import lease
+from penstock.store.orphans import clean_orphans
+from penstock.store.tree import Tree
+from tests.cache.conftest import leftovers
+
+NAME = "b3-" + "a" * 64
+CALLS = {"fsync", "fstat", "link", "mkdir", "open", "replace", "scandir", "stat", "unlink", "utime"}
+
+
+class FaultyOs:
+    """The `os` module, in which the n-th of the calls that reach a file server fails, once or from then on."""
+
+    def __init__(self, at: int, number: int, *, answer_lost: bool = False, lasting: bool = False) -> None:
+        self.calls = 0
+        self._at, self._errno, self._answer_lost, self._lasting = at, number, answer_lost, lasting
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        return self._wrapped(real) if name in CALLS else real
+
+    def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls != self._at and not (self._lasting and self.calls > self._at):
+                return real(*args, **kwargs)
+            if self._answer_lost:
+                done = real(*args, **kwargs)
+                if real is os.open:
+                    os.close(done)
+                elif real is os.scandir:
+                    done.close()
+            raise OSError(self._errno, os.strerror(self._errno))
+
+        return call
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any], None]]:
+    """Put another `os` into the modules that touch a cache's files."""
+    monkeypatch.setattr(files, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(claims, "NAMELESS_EXPIRY", -1.0)
+
+    def put(fake: FaultyOs | Any) -> None:
+        monkeypatch.setattr(tree, "os", fake)
+        monkeypatch.setattr(files, "os", fake)
+
+    yield put
+    put(os)
+
+
+def build(root: Path) -> None:
+    """All that a build does to a cache's files."""
+    home = Cache(root)
+    home.prepare_root()
+    clean_orphans(home)
+    held = Claims(home.tree)
+    assert held.take(NAME)
+    home.commit_shard(NAME, b"shard", {})
+    held.release(NAME)
+    with lease(home.tree, [NAME]):
+        assert home.all_present([NAME])
+        home.tree.write(home.dataset_path(NAME) / "manifest.json", b"manifest", "manifest")
+    held.close()
+    clean_orphans(home)
+
+
+def check(root: Path) -> None:
+    assert Cache(root).shard_path(NAME).read_bytes() == b"shard"
+    assert (root / "datasets" / NAME / "manifest.json").read_bytes() == b"manifest"
+    assert leftovers(root) == []
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+@pytest.mark.parametrize("answer_lost", [False, True])
+def test_a_fault_at_every_call_is_overcome(
+    tmp_path: Path, inject: Callable[[Any], None], number: int, answer_lost: bool
+) -> None:
+    at, tried = 0, True
+    while tried:
+        at += 1
+        fake = FaultyOs(at, number, answer_lost=answer_lost)
+        inject(fake)
+        build(tmp_path / str(at))
+        tried = fake.calls >= at
+        inject(os)
+        check(tmp_path / str(at))
+    assert at > 60
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC])
+def test_a_lasting_fault_is_told_and_the_rerun_completes(
+    tmp_path: Path, inject: Callable[[Any], None], number: int
+) -> None:
+    at, tried, told = 0, True, 0
+    while tried:
+        at += 1
+        fake = FaultyOs(at, number, lasting=True)
+        inject(fake)
+        try:
+            build(tmp_path / str(at))
+        except StoreError:
+            told += 1
+        except AssertionError:  # of `all_present`: the shard can't be seen, so it would be made again
+            told += 1
+        tried = fake.calls >= at
+        inject(os)
+        for left in leftovers(tmp_path / str(at)):
+            left.unlink()  # this process lives, so nobody takes its files for a dead one's
+        build(tmp_path / str(at))
+        check(tmp_path / str(at))
+    assert told > 40
+
+
+def test_a_claim_that_another_host_has_removed_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between open and read: NFS says ESTALE."""
+    monkeypatch.setattr(files, "RETRY_PAUSES", (0.0,))
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / NAME).write_text("elsewhere-00000000.1.2")
+
+    def stale(self: Tree, path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Tree, "read", stale)
+    clean_claims(Tree(tmp_path))
+    held = Claims(Tree(tmp_path))
+    assert held.take(NAME)
+    held.close()
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_the_error_names_the_place_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
+    inject(FaultyOs(1, errno.EIO, lasting=True))
+    with pytest.raises(StoreError) as raised:
+        Tree(tmp_path).write(tmp_path / "a", b"", "x")
+    assert str(raised.value) == (
+        f"{tmp_path / 'a'} can't be written: Input/output error, again and again. "
+        "Look after the disk or file server; finished slices stay, the same command goes on from there."
+    )
