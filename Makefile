@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test check conformance bench clean
+.PHONY: demo test check conformance bench fuzz clean
 
 COMPILED := setup.py $(wildcard penstock/native/*.c penstock/native/*.h)
 
@@ -37,6 +37,10 @@ conformance: $(VENV)/dev
 # make bench MODELS=FOLDER, or without it for the bundled tokenizer
 bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks.prepare $(if $(MODELS),--models $(wildcard $(MODELS)/*)) $(ARGS)
+
+# make fuzz SECONDS=600
+fuzz: $(VENV)/dev
+	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 clean:
 	rm -rf $(VENV)

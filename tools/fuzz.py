@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 NATIVE = "penstock.native._native"
-DATE = datetime.date(2026, 3, 4)
+DATE = datetime.date.today()  # what transformers prints
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
@@ -171,6 +171,8 @@ class RowCheck:
                 places[number] = len(read) - 1
             except RowError:
                 counts["refused by the reader"] += 1
+            except Exception as error:
+                yield Difference(number, "the reader fails", None, repr(error))
         expected = facts_of(self.renderer.render_reference(read))
         for number, own in zip(found.rows, facts_of(found.rendered), strict=True):
             counts["served by the machine"] += 1
@@ -215,9 +217,9 @@ class TemplateCheck:
 
     def __init__(self, template: str) -> None:
         self._template = template
-        self._reference = Reference(template, special_tokens=SPECIAL, variables={}, date=DATE)
+        self.reference = Reference(template, special_tokens=SPECIAL, variables={}, date=DATE)
         base = {"documents": None, "add_generation_prompt": False, **SPECIAL}
-        self._machine = Machine(self._reference.parse(template), base, DATE, conversation_layout([]))
+        self._machine = Machine(self.reference.parse(template), base, DATE, conversation_layout([]))
 
     def render(self, chats: list[Conversation]) -> RenderedBatch:
         """By the machine alone."""
@@ -227,7 +229,7 @@ class TemplateCheck:
         """What differs from transformers, or from the reference."""
         batch = self.render(chats)
         served = [number for number, status in enumerate(batch.status) if status in (0, 3)]
-        expected = facts_of(self._reference.render([chats[number] for number in served]))
+        expected = facts_of(self.reference.render([chats[number] for number in served]))
         counts["given up"] += len(chats) - len(served)
         for number, facts in zip(served, expected, strict=True):
             own = machine_facts(batch, number)
@@ -305,7 +307,9 @@ class Run:
         data = json.dumps(case, indent=1, ensure_ascii=False).encode("utf-8", "replace")
         path = self.finds / f"find-{case['part']}-{hashlib.sha256(data).hexdigest()[:12]}.json"
         path.write_bytes(data)
-        print(f"{path}: {difference.what}: {difference.machine!r:.300} beside {difference.reference!r:.300}", flush=True)
+        print(
+            f"{path}: {difference.what}: {difference.machine!r:.300} beside {difference.reference!r:.300}", flush=True
+        )
 
     def begin(self, case: dict[str, Any]) -> None:
         """Leave the case behind where the process dies of it."""
@@ -313,7 +317,7 @@ class Run:
             (self.finds / "running.json").write_text(json.dumps(case))
 
     def rows(self, seconds: float) -> None:
-        rnd = random.Random(f"{self.seed} rows {self.compares}")
+        rnd = random.Random(f"{self.seed} rows {self.compares}")  # noqa: S311
         formats, templates = seeds(self.data), trl_templates()
         pairs = list(itertools.product(templates, formats))
         rnd.shuffle(pairs)
@@ -344,7 +348,7 @@ class Run:
             self.report({**case, "rows": [text_of(rows[difference.number])]}, difference)
 
     def templates(self, seconds: float) -> None:
-        rnd = random.Random(f"{self.seed} templates {self.compares}")
+        rnd = random.Random(f"{self.seed} templates {self.compares}")  # noqa: S311
         maker = Templates(rnd)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -400,7 +404,9 @@ class Run:
 
 
 def _gcc_file(name: str) -> str:
-    return subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def build_sanitized(folder: Path) -> Path | None:

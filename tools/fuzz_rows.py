@@ -1,5 +1,6 @@
 """Rows for the fuzzer: good ones of every format that the machine reads, and ways to damage them."""
 
+# ruff: noqa: E501 (tables)
 from __future__ import annotations
 
 import copy
@@ -51,7 +52,11 @@ CUTS: Final = (
 
 
 def _tool(text: bool) -> Any:
-    parameters = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "integer"}}}, "required": ["x"]}
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["x"],
+    }
     tools = [{"type": "function", "function": {"name": "f", "description": "Does <f>.", "parameters": parameters}}]
     return json.dumps(tools) if text else tools
 
@@ -59,7 +64,11 @@ def _tool(text: bool) -> Any:
 def _messages() -> list[dict[str, Any]]:
     asked = {"role": "user", "content": "What is 1 + 1?"}
     said = {"role": "assistant", "content": "Two."}
-    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}]}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}],
+    }
     text = json.dumps(CALL["arguments"])
     bare = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": text}], "reasoning_content": "hm"}
     result = {"role": "tool", "tool_call_id": "call00001", "name": "f", "content": '{"r": 1}'}
@@ -86,7 +95,10 @@ def _sharegpt() -> list[dict[str, Any]]:
     result = {"from": "observation", "value": "3"}
     return [
         {"conversations": [asked, said]},
-        {"conversations": [{"from": "system", "value": "s"}, asked, {**said, "train": False}], "tools": json.dumps([CALL])},
+        {
+            "conversations": [{"from": "system", "value": "s"}, asked, {**said, "train": False}],
+            "tools": json.dumps([CALL]),
+        },
         {"conversations": [asked, called, result, said], "tools": _tool(True), "system": "Be."},
         {"conversations": [asked, calls, result, said]},
     ]

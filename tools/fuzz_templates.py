@@ -1,5 +1,6 @@
 """Random chat templates: expressions and statements over messages, of everything that the compiler knows and more."""
 
+# ruff: noqa: E501 (tables)
 from __future__ import annotations
 
 import random
@@ -8,7 +9,21 @@ from typing import Any, Final
 
 from tools.fuzz_rows import NESTED, NUMBERS, TEXTS, mutated_value, odd_value
 
-_CONSTANTS: Final = ("''", "'a'", "' b\\n'", "'</think>'", "'é'", "'<x>'", "'role'", "'user'", "'{} {}'", "'1'", "','", "'ß'", "' '")
+_CONSTANTS: Final = (
+    "''",
+    "'a'",
+    "' b\\n'",
+    "'</think>'",
+    "'é'",
+    "'<x>'",
+    "'role'",
+    "'user'",
+    "'{} {}'",
+    "'1'",
+    "','",
+    "'ß'",
+    "' '",
+)
 _NAMES: Final = ("role", "content", "v", "w", "tool_calls", "items", "get", "type", "text", "name", "a", "zz", "count")
 # What can be made of each kind of value. t text, l list, n number, c condition, e anything, s constant text, i integer.
 _FORMS: Final = {
@@ -124,7 +139,9 @@ class Templates:
             return made
         if kind < 0.86:
             made = "{% set " + name + " %}" + self.statement(depth - 1) + self.statement(depth - 1) + "{% endset %}"
-            return made + "{{ " + name + rnd.choice(("", "|trim", "[1:]", " ~ 'z'", ".split('a')[-1]", "|upper")) + " }}"
+            return (
+                made + "{{ " + name + rnd.choice(("", "|trim", "[1:]", " ~ 'z'", ".split('a')[-1]", "|upper")) + " }}"
+            )
         if kind < 0.89:
             how = rnd.choice(("upper", "trim", "replace('a', 'b')"))
             return "{% filter " + how + " %}" + self.statement(depth - 1) + "{% endfilter %}"
@@ -133,11 +150,21 @@ class Templates:
         if kind < 0.95 and self._loops:
             return "{% if " + self.expression("c", 1) + " %}{% " + rnd.choice(("break", "continue")) + " %}{% endif %}"
         if kind < 0.96:
-            return "{% if " + self.expression("c", 2) + " %}{{ raise_exception(" + self.expression("t", 1) + ") }}{% endif %}"
+            return (
+                "{% if "
+                + self.expression("c", 2)
+                + " %}{{ raise_exception("
+                + self.expression("t", 1)
+                + ") }}{% endif %}"
+            )
         if not self._macros:
             return "{{ v }}"
         called = f"f{rnd.randrange(self._macros)}(" + self.expression("e", 1)
-        return "{{ " + called + ") }}" if rnd.random() < 0.5 else "{{ " + called + ", q=" + self.expression("t", 1) + ") ~ w }}"
+        return (
+            "{{ " + called + ") }}"
+            if rnd.random() < 0.5
+            else "{{ " + called + ", q=" + self.expression("t", 1) + ") ~ w }}"
+        )
 
     def _loop(self, name: str, depth: int) -> str:
         over = self._rnd.choice(("messages", "messages", "messages[1:]", "range(messages|length)", "l", "l", "d"))
@@ -180,11 +207,17 @@ class Templates:
         match kind:
             case "t":
                 content = f"({rnd.choice(messages)}.content|string)"
-                return rnd.choice((content, content, f"({rnd.choice(self._names)}|string)", "bos_token", rnd.choice(_CONSTANTS)))
+                return rnd.choice(
+                    (content, content, f"({rnd.choice(self._names)}|string)", "bos_token", rnd.choice(_CONSTANTS))
+                )
             case "l":
                 return rnd.choice(("messages", "[1, 'a']", "['b', 'a']", "[]", "range(3)", "messages[1:]", "(1, 2)"))
             case "n":
-                return rnd.choice(("loop.index", "loop.index0", "loop.length")) if loops else rnd.choice(("0", "1", "2", "7"))
+                return (
+                    rnd.choice(("loop.index", "loop.index0", "loop.length"))
+                    if loops
+                    else rnd.choice(("0", "1", "2", "7"))
+                )
             case "c":
                 return rnd.choice(("loop.first", "loop.last")) if loops else rnd.choice(("true", "false", "v", "w"))
             case "d" | "m":
@@ -193,7 +226,9 @@ class Templates:
                 if loops:
                     return rnd.choice(("loop.previtem", "loop.nextitem", "loop.index", "loop.last", "loop.revindex"))
                 values = ("none", "0.5", "nope", "tools", "9007199254740993", "true", "1", "ns.a", "ns.b", "ns.c")
-                return rnd.choice((*self._names, *self._names, *self._names, rnd.choice(values), rnd.choice(_CONSTANTS)))
+                return rnd.choice(
+                    (*self._names, *self._names, *self._names, rnd.choice(values), rnd.choice(_CONSTANTS))
+                )
 
 
 def conversations(rnd: random.Random, count: int) -> list[list[dict[str, Any]]]:

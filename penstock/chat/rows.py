@@ -77,7 +77,7 @@ class RowReader:
         chosen, rejected = self._value(record, "chosen"), self._value(record, "rejected")
         if (type(chosen) is str) != (type(rejected) is str):
             raise self._mixed("chosen", "rejected")
-        prompt = record.get(self._columns.get("prompt", ""))
+        prompt = record.get(self._columns["prompt"]) if "prompt" in self._columns else None
         if type(chosen) is str and "query" not in self._columns and (prompt is None or type(prompt) is str):
             self._refuse_chat(record)
             if prompt is None:
@@ -144,7 +144,8 @@ class RowReader:
             messages.append({"role": "user", "content": pair[0]})
             messages.append({"role": "assistant", "content": pair[1]})
         query = self._text(record, "query")
-        below = self._text(record, "input") if record.get(self._columns.get("input", "")) else ""
+        has_input = "input" in self._columns and record.get(self._columns["input"])
+        below = self._text(record, "input") if has_input else ""
         messages.append({"role": "user", "content": f"{query}\n\n{below}" if query and below else query or below})
         return messages
 

@@ -118,9 +118,14 @@ static void end_generation(Machine *m) {
         m->lost = true;
         return;
     }
-    APPEND(m, m->spans, m->conversation);
-    APPEND(m, m->spans, (int32_t)(start - m->text_start));
-    APPEND(m, m->spans, (int32_t)(m->out.n - m->text_start));
+    for (int i = 0; i < 3; i++) APPEND(m, m->spans, m->conversation);
+    int32_t *own = m->spans.at + m->spans.n - 3; /* blocks inside this one have ended before it, but begin after it */
+    while (own > m->spans.at && own[-3] == m->conversation && own[-2] > (int32_t)(start - m->text_start)) {
+        memcpy(own, own - 3, 3 * sizeof *own);
+        own -= 3;
+    }
+    own[1] = (int32_t)(start - m->text_start);
+    own[2] = (int32_t)(m->out.n - m->text_start);
 }
 
 /* ---- macros */
@@ -281,11 +286,11 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
         CASE(PRINT_JSON): sp -= *pc + 1; print_json(m, sp[0], sp + 1, *pc++); break;
         CASE(SUM): sp -= *pc; PUSH(sum(m, sp, *pc)); pc++; break;
         CASE(CONCAT): {
-            const size_t mark = m->out.n;
+            const size_t mark = begin_text(m);
             sp -= *pc;
             for (int i = 0; i < *pc; i++) put_value(m, sp[i]);
             pc++;
-            PUSH(take_output(m, mark));
+            PUSH(end_text(m, mark));
             break;
         }
 

@@ -257,7 +257,7 @@ int64_t length(Machine *m, Value v) {
 
 Value join(Machine *m, Value separator, Value items, bool only_text) {
     const Value list = iterate(m, items);
-    const size_t mark = m->out.n;
+    const size_t mark = begin_text(m);
     charge(m, 8 * (size_t)list.list->n);
     for (uint32_t i = 0; i < list.list->n; i++) {
         const Value item = no_markup(m, list.list->v[i]);
@@ -266,7 +266,7 @@ Value join(Machine *m, Value separator, Value items, bool only_text) {
         put_value(m, item);
         if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
     }
-    return take_output(m, mark);
+    return end_text(m, mark);
 }
 
 static Value format(Machine *m, Value s, const Value *a, int n) { /* only plain {} */

@@ -314,7 +314,7 @@ static void tidy_pieces(Machine *m) {
 static void begin_row(Machine *m, size_t size) {
     arena_reset(m, ARENA_BASE + 64 * size);
     m->loop_count = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
-    m->lost = m->refused = false;
+    m->lost = m->refused = m->building = false;
     m->steps = STEPS_BASE + 10 * (int64_t)size;
     m->work = WORK_BASE + 1000 * (int64_t)size;
     m->origins.n = m->pieces.n = m->fresh.n = 0;

@@ -33,7 +33,7 @@ void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool l
 
 /* Note a piece of output, unless the iteration that is under way will claim it anyway. */
 static void add_piece(Machine *m, size_t start, size_t n, int32_t message, bool looped) {
-    if (m->open_messages) {
+    if (m->open_messages && !m->building) {
         const Iteration *inner = &m->loops[m->loop_count - 1];
         while (inner->message < 0) inner--;
         if (inner->captures == m->capture_count && (inner->message == message || is_assistant(m, message))) return;

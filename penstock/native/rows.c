@@ -466,6 +466,7 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
     for (uint32_t i = 0; i < n; i++) {
         if (messages->list->v[i].tag != DICT) unusual(m);
         Value *role = find_key(messages->list->v[i].dict, NAME("role"));
+        if (role && (role->tag == LIST || role->tag == DICT)) unusual(m);
         if (role && role->tag == STRING) *role = owned(m, *role, -1); /* roles have no origin */
         c->roles[i] = role ? role_number(*role) : 5;
     }

@@ -241,7 +241,7 @@ Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     no_markup(m, s);
     if (!old.size) give_up(m, "replace of nothing");
     charge(m, s.size);
-    const size_t mark = m->out.n;
+    const size_t mark = begin_text(m);
     const char *p = s.s, *end = p + s.size;
     for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), old.s, old.size)); most--) {
         put_traced(m, p, (size_t)(q - p));
@@ -249,9 +249,9 @@ Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
         if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
         p = q + old.size;
     }
-    if (p == s.s) return s;
-    put_traced(m, p, (size_t)(end - p));
-    return take_output(m, mark);
+    if (p > s.s) put_traced(m, p, (size_t)(end - p));
+    const Value replaced = end_text(m, mark);
+    return p > s.s ? replaced : s;
 }
 
 Value change_case(Machine *m, Value s, Case how) {

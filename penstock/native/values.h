@@ -155,6 +155,7 @@ typedef struct Machine {
     int generation_count;
     int open_messages; /* iterations over messages that are under way */
     bool lost;         /* the text is exact, but its regions are not certain */
+    bool building;     /* what is written becomes a value, not output */
     int64_t steps, work;
     VECTOR(Source) sources;
     VECTOR(Origin) origins;
@@ -275,6 +276,15 @@ void assign_pieces(Machine *m, size_t start, size_t first, int32_t message);
 void claim_statement(Machine *m, size_t start, size_t first);
 void drop_output(Machine *m, size_t mark);
 Value take_output(Machine *m, size_t mark); /* what was written since becomes a string */
+/* Write a string with the origins of its parts. Such strings don't nest. */
+static inline size_t begin_text(Machine *m) {
+    m->building = true;
+    return m->out.n;
+}
+static inline Value end_text(Machine *m, size_t mark) {
+    m->building = false;
+    return take_output(m, mark);
+}
 static inline void put_traced(Machine *m, const char *s, size_t n) {
     copy_origin(m, s, n, NULL);
     put(m, s, n);

@@ -61,7 +61,10 @@ class Reference:
             return self._sandbox.render(self._template, self._context(messages, tools, own))
         except Exception as error:
             refused = refusal(error)
-        raise refused  # here, so that it does not hold the error, and through its frames the row
+        try:
+            raise refused  # here, so that it does not hold the error, and through its frames the row
+        finally:
+            del refused  # which would hold this frame
 
     def render(self, conversations: Sequence[Conversation], why: str = "the reference was asked for") -> Rendered:
         """The texts of a batch, and which message printed which bytes. `why` counts each row that was rendered."""

@@ -108,18 +108,22 @@ def test_workers_and_engines_do_not_change_a_byte(write_rows: Rows, tokenizer: P
     assert tree(tmp_path / "one") == tree(tmp_path / "two") == tree(tmp_path / "slow")
 
 
-def test_without_the_fast_engines_installed(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
-    source = write_rows(many_rows(300))
+def test_without_the_fast_encoder_installed(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows(many_rows(3000))  # enough to start it
     build(source, tokenizer, tmp_path / "with")
-    for name in ("gigatoken", "minijinja"):
-        (tmp_path / "blocked" / f"{name}.py").parent.mkdir(exist_ok=True)
-        (tmp_path / "blocked" / f"{name}.py").write_text("raise ImportError('made unavailable')")
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "gigatoken.py").write_text("raise ImportError('made unavailable')")
     command = [sys.executable, "-m", "penstock.cli", "prepare", str(source), "--tokenizer", str(tokenizer)]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{Path(ps.__file__).parent.parent}"}
     command += ["--cache", str(tmp_path / "without"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert "gigatoken is not available" in str(json.loads(done.stdout)["build"]["engines"]["encode"])
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
+
+
+def test_small_input_does_not_start_the_fast_encoder(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+    small = build(write_rows(many_rows(20)), tokenizer, tmp_path / "cache")
+    assert small.progress.engines["encode"] == {"the input is too small to start the fast engine": 20}
 
 
 def test_keys_with_quotes(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:

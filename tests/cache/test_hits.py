@@ -10,7 +10,7 @@ from pathlib import Path
 import penstock as ps
 from tests.cache.conftest import ROOT, Prepare
 
-HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "minijinja", "jinja2", "transformers", "torch", "datasets"}
+HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
 CODE = """
 import sys
 from penstock.cli import app

@@ -3,6 +3,7 @@
 `v` is the odd value: `messages[0].v` of the conversation that is rendered.
 """
 
+# ruff: noqa: E501 (tables)
 from __future__ import annotations
 
 from typing import Any, Final
@@ -25,7 +26,15 @@ VALUES: Final[tuple[Any, ...]] = (
         "{0}",
     ),
     *([], [1, 2, 3], ["b", "A", "c", "a"], [[1, 2], [3, 4]], [{"type": "text", "text": "T"}, {"type": "image"}]),
-    *([None, True, 1.5], ["", 0, "x"], [3, 1, 2], [True, 1, 0], [{"a": {"b": 2}}, {"a": {"b": 1}}], ["x", "X", "x"], [{"a,b": 2}, {"a,b": 1}]),
+    *(
+        [None, True, 1.5],
+        ["", 0, "x"],
+        [3, 1, 2],
+        [True, 1, 0],
+        [{"a": {"b": 2}}, {"a": {"b": 1}}],
+        ["x", "X", "x"],
+        [{"a,b": 2}, {"a,b": 1}],
+    ),
     *({}, {"a": 1}, {"b": 1, "A": [2], "c": {"d": None}}, {"type": "x", "items": [1]}, {"get": 1, "a b": "é\n"}),
     *({"a": "<>", "é": 0.1}, {"a": {"b": {"c": 1}}}),
 )

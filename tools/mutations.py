@@ -1,0 +1,230 @@
+"""One-line mistakes in the machine and its compiler: (file, the line's text, what it becomes)."""
+
+# ruff: noqa: E501 (tables)
+from __future__ import annotations
+
+from typing import Final
+
+_NATIVE = "penstock/native/"
+
+TEXT: Final = (
+    ("while (right && p < end) {", "while (right && left && p < end) {"),
+    ("(c >= 0x1c && c <= 0x1f)", "(c >= 0x1d && c <= 0x1f)"),
+    ("return i < n ? i : step > 0 ? n : n - 1;", "return i < n ? i : step > 0 ? n - 1 : n - 1;"),
+    ("if (i < 0) return step > 0 ? 0 : -1;", "if (i < 0) return 0;"),
+    ("for (; i < n && index; index--) {", "for (; i < n && index > 1; index--) {"),
+    ("(upper || title) ? c - 32 * is_lower", "upper ? c - 32 * is_lower"),
+    ("most != 0 && (q = find(m, p, (size_t)(end - p), separator->s", "(q = find(m, p, (size_t)(end - p), separator->s"),
+    ("p = q + old.size;", "p = q + 1;"),
+    ("if (is_first ? first : q > p) put(m, by.s, by.size);", "put(m, by.s, by.size);"),
+    ("    if (i < 0) i += n;\n    if (i < 0 || i >= n)", "    if (i < 0) i += n - 1;\n    if (i < 0 || i >= n)"),
+    ("for (; p <= last; p++) {", "for (; p < last; p++) {"),
+    ("(c == 0xED && s[1] > 0x9F)) return false;", "false) return false;"),
+    ("if (p > word) APPEND(m, m->parsed, of_string(word", "APPEND(m, m->parsed, of_string(word"),
+    ("if (own == size && !memcmp(chars.s + i, p, (size_t)size)) return true;", "if (own == size) return true;"),
+)
+JSON_IN: Final = (
+    ('*const meant = "\\"\\\\/\\b\\f', '*const meant = "\\"\\\\/\\f\\b'),
+    ("((c - 0xD800) << 10)", "((c - 0xD800) << 9)"),
+    ("m->parsed.at[at + 1] = own;", "(void)own;"),
+    ("return of_int(*s == '-' ? -value : value);", "return of_int(value);"),
+    ('take_word(m, "false", 5)) return of_bool(false);', 'take_word(m, "false", 5)) return of_bool(true);'),
+    ('if (m->json != m->json_end) give_up(m, "not JSON");\n    return row;', "return row;"),
+    ("if (high && !is_utf8(found.s, found.size))", "if (false && high)"),
+    ("p = *p == '0' ? p + 1 : digits(p, end);", "p = digits(p, end);"),
+)
+JSON_OUT: Final = (
+    ("if (c < 0x7f) {", "if (c < 0x80) {"),
+    ('*const escaped = "\\"\\\\bfnrt"', '*const escaped = "\\"\\\\bfnrn"'),
+    ("memchr(s.s, '\\'', s.size) && !memchr(s.s, '\"', s.size) ?", "memchr(s.s, '\\'', s.size) ?"),
+    ("if (list->kind == TUPLE && list->n == 1) put_char(m, ',');", ""),
+    ("exponent < -4 || exponent >= 16", "exponent < -4 || exponent > 16"),
+    (
+        "for (int i = 0; i < level; i++) put(m, style->indent.s",
+        "for (int i = 0; i <= level; i++) put(m, style->indent.s",
+    ),
+    ("order(m, e[k - 1].key, d->e[i].key) > 0", "order(m, e[k - 1].key, d->e[i].key) < 0"),
+    ("put_json(m, v.list->v[i], style, level + 1);", "put_json(m, v.list->v[i], style, level);"),
+    ("(c > 0x7f && _PyUnicode_IsPrintable(c))", "c > 0x7f"),
+    ("0xDC00 + ((c - 0x10000) & 1023)", "0xDC00 + ((c - 0x10000) & 511)"),
+)
+FILTERS: Final = (
+    (
+        "case FILTER_upper: return change_case(m, to_text(m, v), UPPER);",
+        "case FILTER_upper: return change_case(m, to_text(m, v), LOWER);",
+    ),
+    ("!(n > 2 && truth(m, a[2]) && !truth(m, v))", "!(n > 2 && !truth(m, v))"),
+    (
+        "insert(m, result.list->v, keys, i, item, without_case(m, key));",
+        "insert(m, result.list->v, keys, i, item, key);",
+    ),
+    ("n - 1 - by_attribute) == wanted)", "n - 1 - by_attribute) != wanted)"),
+    ("if (k < n) continue;", "if (k + 1 < n) continue;"),
+    ("largest ? item.i > found.i", "largest ? item.i >= found.i"),
+    ("list.list->v[list.list->n - 1] : undefined()", "list.list->v[0] : undefined()"),
+    ("value = value * 10 + (v.s[i] - '0');", "value = value * 8 + (v.s[i] - '0');"),
+    ('style.between = LITERAL(",");', 'style.between = LITERAL(", ");'),
+    ("if (!truth(m, v)) return of_list(m, 0, GENERATOR); /*", "if (false) return of_list(m, 0, GENERATOR); /*"),
+    (
+        "case FILTER_trim: return strip(m, to_text(m, v), n > 1 ? &a[1] : NULL, true, true);",
+        "case FILTER_trim: return strip(m, to_text(m, v), NULL, true, true);",
+    ),
+    ('return n > 1 ? a[1] : LITERAL("");', 'return LITERAL("");'),
+)
+OPERATIONS: Final = (
+    ("if (i) put_traced(m, separator.s, separator.size);", "if (i > 1) put_traced(m, separator.s, separator.size);"),
+    ('IS(name, "last")) return of_bool(it->i == it->n);', 'IS(name, "last")) return of_bool(it->i + 1 == it->n);'),
+    ("undefined() : it->v[i - 1];", "undefined() : it->v[i];"),
+    ('IS(name, "revindex0")) return of_int(it->n - i - 1);', 'IS(name, "revindex0")) return of_int(it->n - i);'),
+    ("        if (methods & OF_DICT) return method_value(m, v, name);\n        found", "        found"),
+    ("return methods & OF_DICT ? method_value(m, v, name) : undefined();", "return undefined();"),
+    ("at = i < 0 ? i + n : i;", "at = i;"),
+    ("v.list->kind <= RANGE);", "v.list->kind <= VIEW);"),
+    ("case TEST_integer: return v.tag == INT;", "case TEST_integer: return is_number(v);"),
+    ("at_end ? s.s + s.size - affix.size : s.s", "s.s"),
+    ("found |= has_affix(m, s, affix.list->v[i], at_end);", "found = has_affix(m, s, affix.list->v[i], at_end);"),
+    ('PUT(m, "&#39;"); break;', 'PUT(m, "\'"); break;'),
+    ("of_string(s.s + a[0].size, s.size - a[0].size) : s;", "s : s;"),
+    ("found ? *found : n == 2 ? a[1] : none();", "found ? *found : none();"),
+    ("case TEST_defined: return v.tag != UNDEFINED;", "case TEST_defined: return true;"),
+    ("what == KEYS ? d->e[i].key : d->e[i].value;", "what == KEYS ? d->e[i].value : d->e[i].key;"),
+    ("if (c == '{' && next == '}') {", "if (c == '{' && next) {"),
+    ("(int64_t)count_points(s.s, (size_t)(found - s.s)) : -1", "(int64_t)(found - s.s) : -1"),
+)
+VALUES: Final = (
+    (
+        "if (is_number(a) && is_number(b)) return a.i == b.i;",
+        "if (is_number(a) && is_number(b)) return a.tag == b.tag && a.i == b.i;",
+    ),
+    ("case LIST: return v.list->kind >= GENERATOR || v.list->n != 0;", "case LIST: return v.list->n != 0;"),
+    ("case STRING: return v.size != 0;", "case STRING: return true;"),
+    ("return (a.i > b.i) - (a.i < b.i);", "return (a.i < b.i) - (a.i > b.i);"),
+    ("return found ? found : (a.size > b.size) - (a.size < b.size);", "return found;"),
+    ("if (!other || !equal(m, a->e[i].value, *other, depth + 1)) return false;", "if (!other) return false;"),
+    ("        *known = value;\n        return;", "        return;"),
+    ("case FLOAT: return v.d != 0;", "case FLOAT: return true;"),
+)
+INTERPRETER: Final = (
+    ("branch(m, pc[1], !truth(m, *sp)) ?", "branch(m, pc[1], truth(m, *sp)) ?"),
+    ("truth(m, sp[-1]) == (op == OP_JUMP_TRUE_KEEP)", "truth(m, sp[-1]) == (op == OP_JUMP_FALSE_KEEP)"),
+    ("BINARY(of_bool(!contains(m, a, b)))", "BINARY(of_bool(contains(m, a, b)))"),
+    ("BINARY(of_bool(order(m, a, b) <= 0))", "BINARY(of_bool(order(m, a, b) < 0))"),
+    ("a.i / b.i - (result < 0)", "a.i / b.i"),
+    ("result < 0 ? result + b.i : result", "result"),
+    ("of_int(low + i * by)", "of_int(low + i)"),
+    ("        int k = n;\n", "        int k = 0;\n"),
+    ("const Value key = a[2 * i];", "const Value key = a[2 * (n - 1 - i)];"),
+    ("return q ? of_string(p, (size_t)(q - p)) : s;", "return s;"),
+    (
+        "for (int i = *pc++ - 1; i >= 0; i--) PUSH(list.list->v[i]);",
+        "for (int i = 0, n = *pc++; i < n; i++) PUSH(list.list->v[i]);",
+    ),
+    ("drop_output(m, m->captures[it->captures]);", ""),
+    ("m->generations[m->generation_count++] = m->out.n;", "m->generations[m->generation_count++] = m->text_start;"),
+    ("if (truth(m, test)) it->kept", "if (!truth(m, test)) it->kept"),
+    ("own ? *own : otherwise;", "otherwise;"),
+    ("set_key(m, sp[1].dict, k[*pc++], sp[0]);", "pc++;"),
+    ("if (branch(m, pc[2], locals[pc[0]].tag != MISSING))", "if (branch(m, pc[2], true))"),
+    ("== (op == OP_EQ_TEXT));", "== (op == OP_NE_TEXT));"),
+    (
+        "for (int i = 0; i < n; i++) put_traced(m, a[i].s, a[i].size);",
+        "for (int i = n - 1; i >= 0; i--) put_traced(m, a[i].s, a[i].size);",
+    ),
+    ("        m->lost = true;\n        return;", "        return;"),
+)
+PROVENANCE: Final = (
+    ("        copy_one(m, 0, n, message, false, to);\n        return;", "        return;"),
+    ("is_assistant(m, p.message) ? message : p.message", "message"),
+    ("is_assistant(m, p.message) ? message : p.message", "p.message"),
+    ("    own->start = start;\n", ""),
+    ("    claim(m, at, m->out.n, message);\n", ""),
+    ("add_origin(m, text + (p.start - mark), p.end", "add_origin(m, text, p.end"),
+    ("p >= (raw ? s->raw : s->decoded) ? s->message : -1", "s->message"),
+    ("if (m->open_messages && !m->building) {", "if (m->open_messages) {"),
+    ("if (m->pieces.at[i].message != own->message) return;", ""),
+    ("m->roles[message] == 3; }", "m->roles[message] == 2; }"),
+    ("own->looped |= m->pieces.at[i].looped;", "own->looped = false;"),
+    ("if (o.start >= s + n) break;", "if (o.start > s) break;"),
+)
+ROWS: Final = (
+    ("return v.i ? 0.0 : 1.0;", "return v.i ? 1.0 : 0.0;"),
+    ('IS(role, "tool") ? 4', 'IS(role, "tool") ? 2'),
+    ("        c->roles[0] = 1;\n", "        c->roles[0] = 2;\n"),
+    ('        PUT(m, "\\n\\n");\n', '        PUT(m, "\\n");\n'),
+    ('saying(m, NAME("user"), pair.list->v[0], at)', 'saying(m, NAME("user"), pair.list->v[1], at)'),
+    ("thinking ? *thinking : *reasoning);", "*reasoning);"),
+    ('        else if (content.tag == NONE && is_among(l->text_for_null, where))\n            content = LITERAL("");\n', ""),
+    ("return of_dict(m, 0);\n    const Value found = json_text", "return none();\n    const Value found = json_text"),
+    ("        if (!truth(m, tools)) tools = none();\n", ""),
+    ("needle.size <= left", "needle.size < left"),
+    ("if (content && !is_said(m, *content, text)) flags[i] = 0;", ""),
+    ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
+    ("if (find_key(found.dict, reserved[i])) unusual(m);", ""),
+    ("if (given && truth(m, *given)) unusual(m);\n    }\n}\n\nstatic Value read_tools", "}\n}\n\nstatic Value read_tools"),
+    ("if (weight > 3.4e38) unusual(m);", ""),
+    ("if (!(weight >= 0)) unusual(m);", ""),
+    ("if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);", ""),
+    ("        remove_key(message, given);\n        if (!isnan(weight)", "        if (!isnan(weight)"),
+    ("compare_text(*content, system)) unusual(m);", "false) unusual(m);"),
+    ("    if (!answered) unusual(m);\n", ""),
+    ("if (l->no_empty_calls) remove_key(message, calls);", ""),
+    ("number_sources(m, row, column, (int32_t)before);", "number_sources(m, row, column, 0);"),
+    ("messages->v[i].dict->message = (int32_t)i;", "messages->v[i].dict->message = 0;"),
+    ("        if (join) content = joined_parts(m, content.list);\n", ""),
+    ('if (find_key(message, to)) unusual(m);', ""),
+)  # fmt: skip
+PROGRAM: Final = (
+    ("const bool known = !m->lost;", "const bool known = true;"),
+    ("b->fresh[row] = m->fresh.n > 0;", "b->fresh[row] = 0;"),
+    ("m->branches[m->fresh.at[i]] = 0;", "m->branches[m->fresh.at[i]] = 1;"),
+    ("(!p.looped && looped[p.message] && m->roles[p.message] == 3)", "false"),
+    ("        m->spans.n = spans;\n        b->pieces.n", "        b->pieces.n"),
+    ("b->roles.n = b->flags.n = b->weights.n = roles;", ""),
+    ("m->lost = m->refused = m->building = false;", "m->refused = m->building = false;"),
+    ("c->weights ? c->weights[i] : NAN", "NAN"),
+    ("(int32_t)(p.end - m->text_start));", "(int32_t)(p.end - p.start));"),
+)
+COMPILER: Final = (
+    ('        for target in frame.symbols.loads:\n            self.code.variable("CLEAR", target)\n', "        pass\n"),
+    (
+        "            self._body(branch.body, frame)\n            self.code.jump(end)\n",
+        "            self._body(branch.body, frame)\n",
+    ),
+    ("if -at <= len(node.defaults):", "if -at < len(node.defaults):"),
+    ("self._loops.append((again, end))", "self._loops.append((end, end))"),
+    ("if name in self.variables:\n            value = self.variables[name]", "if False:\n            value = None"),
+    ("if any(map(_may_change_namespaces, node.body)):", "if False:"),
+    ("loops, self._loops = self._loops, []  #", "loops = self._loops  #"),
+)
+EXPRESSIONS: Final = (
+    ("int(number == -1)", "int(number == 0)"),
+    ("_TOJSON_DEFAULTS: Final = (False, None, None, False)", "_TOJSON_DEFAULTS: Final = (True, None, None, False)"),
+    (
+        '"JUMP_FALSE_KEEP" if isinstance(node, nodes.And) else "JUMP_TRUE_KEEP"',
+        '"JUMP_TRUE_KEEP" if isinstance(node, nodes.And) else "JUMP_FALSE_KEEP"',
+    ),
+    ("_TYPES: Final = ((1, str), (2, list), (4, dict),", "_TYPES: Final = ((1, str), (2, list),"),
+    ('            if op == "notin":\n                self.code.op("NOT")\n', ""),
+    ('self.code.branch("JUMP_TRUE", otherwise)', 'self.code.branch("JUMP_FALSE", otherwise)'),
+    ('or "," in node.value:', "or False:"),
+    ("for part in reversed(parts):", "for part in parts:"),
+)
+
+MUTATIONS: Final = tuple(
+    (file, old, new)
+    for file, table in (
+        (f"{_NATIVE}text.c", TEXT),
+        (f"{_NATIVE}json_reader.c", JSON_IN),
+        (f"{_NATIVE}json_writer.c", JSON_OUT),
+        (f"{_NATIVE}filters.c", FILTERS),
+        (f"{_NATIVE}operations.c", OPERATIONS),
+        (f"{_NATIVE}values.c", VALUES),
+        (f"{_NATIVE}interpreter.c", INTERPRETER),
+        (f"{_NATIVE}provenance.c", PROVENANCE),
+        (f"{_NATIVE}rows.c", ROWS),
+        (f"{_NATIVE}program.c", PROGRAM),
+        ("penstock/template/compiler.py", COMPILER),
+        ("penstock/template/expressions.py", EXPRESSIONS),
+    )
+    for old, new in table
+)
