@@ -96,7 +96,7 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OWN, ids=range(len(OWN)))
 def test_own_files_are_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
     assert Tree(tmp_path).files(path.parent) == [path]
@@ -105,7 +105,7 @@ def test_own_files_are_removed(tmp_path: Path, name: str) -> None:
     assert not Tree(tmp_path).remove(path)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", FOREIGN, ids=range(len(FOREIGN)))
 def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
     tree = Tree(tmp_path)
@@ -119,7 +119,7 @@ def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> 
     assert path.read_bytes() == b"data"
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OWN, ids=range(len(OWN)))
 @pytest.mark.parametrize("linked", ["file", "folder"])
 def test_no_link_is_followed(tmp_path: Path, name: str, linked: str) -> None:
     root, outside = tmp_path / "cache", tmp_path / "outside"

@@ -1,0 +1,274 @@
+"""Mutation tests of the template machine: is every one-line mistake noticed?
+
+    python -m tools.sabotage [--only TEXT] [--data FOLDER] [--json FILE]
+
+Each mistake of `tools.mutations` is made in a copy of the tree, the C file is compiled again, and the quick tests of
+the machine run until one fails. With --data, each mistake that changes at least 1% of the rows of some file (as one
+of `TEMPLATES` renders it) must also be found while that file is prepared: by the probes that compare the engines
+before any row is served, or by the spot check. Exit code 1 where a mistake goes unnoticed. Takes about ten seconds per
+mistake on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.mutations import MUTATIONS
+
+ROOT = Path(__file__).parent.parent
+TESTS = "tests/template/test_machine.py"
+TEMPLATES = ("qwen3", "gptoss", "llama3_1", "glm4moe")
+ROWS = 300  # of each file
+SHARE = 0.01
+
+
+@dataclass
+class Verdict:
+    """What became of a mistake."""
+
+    file: str
+    old: str
+    new: str
+    tests: str = ""  # the first test that fails; "survived" where none does
+    share: float = 0.0  # of rows of the file that it changes most
+    where: str = ""  # that file, and the template
+    check: str = ""  # what found it in a build: "probes", "spot check", "missed"
+
+    @property
+    def is_noticed(self) -> bool:
+        return self.tests != "survived" and self.check != "missed"
+
+
+class Copy:
+    """A copy of the tree, with a core of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("penstock", "tests", "tools", "benchmarks", "examples"):
+            ignored = shutil.ignore_patterns("*.so", "__pycache__", "runs")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        self._objects = folder / "objects"
+        self._objects.mkdir()
+        for source in sorted((folder / "penstock" / "native").glob("*.c")):
+            self._compile(source)
+        self._link()
+
+    def write(self, file: str, text: str) -> bool:
+        """Change a file; whether it compiles."""
+        path = self.folder / file
+        path.write_text(text)
+        try:
+            if path.suffix == ".c":
+                self._compile(path)
+                self._link()
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def _compile(self, source: Path) -> None:
+        include = f"-I{sysconfig.get_paths()['include']}"
+        command = ["gcc", "-O1", "-fPIC", "-w", include, "-c", str(source), "-o", str(self._object(source))]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def _link(self) -> None:
+        library = self.folder / "penstock" / "native" / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+        objects = sorted(map(str, self._objects.glob("*.o")))
+        subprocess.run(["gcc", "-shared", *objects, "-o", str(library), "-lm"], check=True, capture_output=True)
+
+    def _object(self, source: Path) -> Path:
+        return self._objects / f"{source.stem}.o"
+
+    def run(self, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run Python in this tree."""
+        command = [sys.executable, *arguments]
+        try:
+            return subprocess.run(
+                command, cwd=self.folder, capture_output=True, text=True, check=False, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", "FAILED (hangs)")
+
+    def tests(self) -> str:
+        """The first quick test that fails, or "survived"."""
+        options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=no")
+        done = self.run("-m", "pytest", *options, TESTS)
+        if done.returncode == 0:
+            return "survived"
+        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+        if not failed:
+            return f"died ({done.returncode})" if done.returncode < 0 else (done.stderr or done.stdout)[-200:].strip()
+        return failed[0].split("::")[1].split(" ")[0]
+
+
+# ---- what a mistake does to rows; both run inside of a copy
+
+
+def digests(files: list[Path]) -> dict[str, list[str | None]]:
+    """By file and template: what the machine makes of each row, None where it leaves the row to Python."""
+    import orjson
+
+    from benchmarks.models import trl_templates
+    from penstock.chat.formats import FormatOptions
+    from penstock.chat.formats_detect import detect
+    from penstock.template.machine import Machine, can_read, row_layout
+    from tools.fuzz import DATE, SPECIAL, RowCheck
+
+    found: dict[str, list[str | None]] = {}
+    for name in TEMPLATES:
+        template = trl_templates()[name]
+        renderer = RowCheck(template, "messages").renderer
+        base = {"documents": None, "add_generation_prompt": False, **SPECIAL}
+        tree = renderer.reference.parse(template)
+        for file in files:
+            rows = file.read_bytes().splitlines()
+            mapping = detect(list(map(orjson.loads, rows)), FormatOptions())
+            if not can_read(mapping):
+                continue
+            machine = Machine(tree, base, DATE, row_layout(mapping, renderer.adapter.needs, []))
+            found[f"{file.name} {name}"] = [_digest(machine.render([row])) for row in rows]
+    return found
+
+
+def _digest(batch: Any) -> str | None:
+    if batch.status[0] in (1, 2):
+        return None
+    seen = (batch.data, batch.reasons, batch.known, batch.pieces, batch.spans, batch.roles, batch.flags, batch.weights)
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def prepared(file: Path, template: str) -> dict[str, Any]:
+    """What a build of one file reports."""
+    import penstock as ps
+    from benchmarks.models import trl_templates
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "template.jinja"
+        source.write_text(trl_templates()[template])
+        last: list[Any] = []
+        ps.prepare(
+            file,
+            tokenizer=str(ROOT / "examples" / "tokenizer"),
+            template=source,
+            cache=folder,
+            workers=1,
+            on_bad_row="quarantine",
+            quarantine_file=Path(folder) / "quarantine.jsonl",
+            dropped_tool_calls="keep",
+            on_progress=last.append,
+        )
+        return {"mismatches": last[-1].mismatches, "engines": last[-1].engines}
+
+
+# ---- the run
+
+
+def sampled(data: Path, folder: Path) -> list[Path]:
+    """Some rows of every file."""
+    files = []
+    for file in sorted(data.glob("*.jsonl")):
+        lines = [line for line in file.read_bytes().splitlines() if line.strip()]
+        lines = lines[:: max(1, len(lines) // ROWS)][:ROWS]
+        files.append(folder / file.name)
+        files[-1].write_bytes(b"".join(line + b"\n" for line in lines))
+    return files
+
+
+def judge_build(copy: Copy, verdict: Verdict, files: list[Path], usual: dict[str, list[str | None]]) -> None:
+    """How many rows a mistake changes, and whether a build finds it."""
+    done = copy.run("-m", "tools.sabotage", "--digests", *map(str, files))
+    if done.returncode:
+        verdict.check = "died"
+        return
+    now = json.loads(done.stdout)
+    for key, before in usual.items():
+        changed = sum(a is not None and a != b for a, b in zip(now[key], before, strict=True))
+        if changed > verdict.share * len(before):
+            verdict.share, verdict.where = changed / len(before), key
+    if verdict.share < SHARE:
+        return
+    name, template = verdict.where.split()
+    file = next(file for file in files if file.name == name)
+    done = copy.run("-m", "tools.sabotage", "--prepare", str(file), template)
+    if done.returncode:
+        verdict.check = f"died: {done.stderr.strip().splitlines()[-1:]}"
+        return
+    report = json.loads(done.stdout.splitlines()[-1])
+    if report["mismatches"]:
+        verdict.check = "spot check"
+    elif any("what the machine" in why for why in report["engines"].get("render", {})):
+        verdict.check = "probes"
+    else:
+        verdict.check = "missed"
+
+
+def judge(copy: Copy, mutation: tuple[str, str, str], files: list[Path], usual: dict[str, Any]) -> Verdict:
+    """Make one mistake, look, and undo it."""
+    file, old, new = mutation
+    verdict = Verdict(file, old, new)
+    text = (ROOT / file).read_text()
+    if text.count(old) != 1:
+        verdict.tests = f"stale: found {text.count(old)} times"
+        return verdict
+    if copy.write(file, text.replace(old, new)):
+        verdict.tests = copy.tests()
+        if files:
+            judge_build(copy, verdict, files, usual)
+    else:
+        verdict.tests = "does not compile"
+    copy.write(file, text)
+    return verdict
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mistakes whose file or text contains this")
+    parser.add_argument("--data", type=Path, help="a folder of JSON-lines files")
+    parser.add_argument("--json", type=Path, help="write the verdicts here, too")
+    parser.add_argument("--digests", nargs="+", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--prepare", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.digests:
+        print(json.dumps(digests(options.digests)))
+        return 0
+    if options.prepare:
+        print(json.dumps(prepared(Path(options.prepare[0]), options.prepare[1])))
+        return 0
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder) / "tree")
+        (Path(folder) / "data").mkdir()
+        files = sampled(options.data, Path(folder) / "data") if options.data else []
+        usual = json.loads(copy.run("-m", "tools.sabotage", "--digests", *map(str, files)).stdout) if files else {}
+        if (first := copy.tests()) != "survived":
+            print(f"the tests fail without any mistake: {first}")
+            return 1
+        for mutation in MUTATIONS:
+            if options.only not in " ".join(mutation):
+                continue
+            begun = time.monotonic()
+            verdict = judge(copy, mutation, files, usual)
+            verdicts.append(verdict)
+            build = f"{verdict.share:.0%} of {verdict.where}: {verdict.check}" if verdict.check else ""
+            line = f"{verdict.file.split('/')[-1]}: {verdict.old.strip()!r:.70} -> {verdict.new.strip()!r:.50}"
+            print(f"{line} | {verdict.tests} | {build} ({time.monotonic() - begun:.0f} s)", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    unnoticed = [verdict for verdict in verdicts if not verdict.is_noticed]
+    print(f"{len(verdicts)} mistakes, {len(unnoticed)} unnoticed")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
