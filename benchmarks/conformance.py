@@ -81,8 +81,9 @@ def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally:
         file.write_text(template)
         last: list[Any] = []
         dataset = ps.prepare(
-            *files.paths, tokenizer=str(tokenizer), template=file, cache=folder, workers=1, on_bad_row="quarantine",
-            quarantine_file=quarantine, dropped_tool_calls="keep", on_progress=lambda progress: last.append(progress),
+            *files.paths, tokenizer=str(tokenizer), template=file, cache=Path(folder) / "cache", workers=1,
+            on_bad_row="quarantine", quarantine_file=quarantine, dropped_tool_calls="keep",
+            on_progress=lambda progress: last.append(progress),
         )  # fmt: skip
         clock.lap("prepare")
         for stage, why in last[-1].engines.items():

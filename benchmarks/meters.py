@@ -108,8 +108,9 @@ def conversations(model: str, lines: list[bytes]) -> tuple[list[bytes], list[dic
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_bytes(b"\n".join(lines) + b"\n")
+        cache = Path(folder) / "cache"
         dataset = ps.prepare(
-            file, tokenizer=model, cache=folder, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine"
+            file, tokenizer=model, cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine"
         )
         numbers = range(len(dataset))
         return [lines[dataset.locate(k).row] for k in numbers], [dataset.conversation(k) for k in numbers]

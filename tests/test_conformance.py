@@ -105,7 +105,7 @@ def test_other_tokens_and_masks_are_noticed(data: list[Files], tokenizer: Path, 
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATES["trl/qwen2_5"])
     dataset = ps.prepare(
-        *data[0].paths, tokenizer=tokenizer, template=template, cache=tmp_path, on_bad_row="quarantine",
+        *data[0].paths, tokenizer=tokenizer, template=template, cache=tmp_path / "cache", on_bad_row="quarantine",
         dropped_tool_calls="keep",
     )  # fmt: skip
     tally = Tally()

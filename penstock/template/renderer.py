@@ -154,7 +154,7 @@ class TemplateRenderer:
         special = {k: t for k, c in enumerate(conversations) if (t := self.special_text.first(c)) is not None}
         for k in rendered.errors:
             special.pop(k, None)
-        return self._certain(replace(rendered, special=special, **_facts(conversations)))
+        return self._certain(replace(rendered, special=special, **_facts(conversations, rendered)))
 
     def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
@@ -162,7 +162,7 @@ class TemplateRenderer:
         rendered = self._rendered(batch, conversations.__getitem__)
         left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
         if not left:
-            return replace(rendered, **_facts(conversations))
+            return replace(rendered, **_facts(conversations, rendered))
         why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
         served = self.render_reference([conversations[k] for k in left], "counted below")
         counted = Counter(
@@ -171,7 +171,7 @@ class TemplateRenderer:
         served = replace(served, reference=counted)
         kept = [k for k in range(len(rows)) if k not in why]
         whole = merge([(_only(rendered, kept), kept), (served, left)], conversations.__getitem__)
-        return replace(whole, **_facts(conversations))
+        return replace(whole, **_facts(conversations, whole))
 
     # ---- records
 
@@ -241,12 +241,12 @@ def _only(rendered: Rendered, kept: list[int]) -> Rendered:
     )
 
 
-def _facts(conversations: Sequence[Conversation]) -> dict[str, Any]:
+def _facts(conversations: Sequence[Conversation], rendered: Rendered) -> dict[str, Any]:
     """What a record says of conversations that were read in Python: weights, and who has variables."""
     weights = variables = None
     if any(c.weights for c in conversations):
-        counts = (len(c.messages) if c.pieces is None else len(c.pieces) for c in conversations)
-        given = [c.weights or (None,) * n for c, n in zip(conversations, counts, strict=True)]
+        counts = np.diff(rendered.message_offsets).tolist()  # none of a conversation that the machine refused
+        given = [(c.weights or (None,) * n)[:n] for c, n in zip(conversations, counts, strict=True)]
         weights = np.array([np.nan if w is None else w for own in given for w in own], np.float32)
     if any(c.variables for c in conversations):
         variables = np.array([bool(c.variables) for c in conversations])

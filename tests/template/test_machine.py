@@ -226,21 +226,57 @@ def test_odd_rows_are_read_as_in_python_or_left_to_it(name: str, rows: list[Any]
     assert list(check.differences(given, Counter())) == []
 
 
-BROKEN_JSON = (
-    *(b"", b" ", b"{", b"[]", b"null", b'{"messages": [}', b'{"messages": 1,}', b'{"a": 01}', b'{"a": 1.}', b'{"a": .5}'),
-    *(b'{"a": +1}', b'{"a": NaN}', b'{"a": 1e400}', b'{"a": "\t"}', b'{"a": "\\x"}', b'{"a": "\\ud800"}', b'{"a": "\\u12"}'),
-    *(b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}', b'{"a": "\xc3\\u00a9"}', b'{"a": tru}', b'{"a": 1} x', b"\xef\xbb\xbf{}"),
-    *(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"messages": [], "messages": []}', b'{"a": 123456789012345678901}'),
+def test_weights_stay_with_their_messages_beside_a_row_that_is_refused() -> None:
+    template = "{% for m in messages %}{{ raise_exception('no') if m.role == 'developer' }}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    refused = [{"role": "developer", "content": "D"}, *NAMED]
+    for unusual in ({}, {"x": 1, "y": 2}):  # a repeated column is left to Python
+        rows = [
+            json.dumps({**unusual, "messages": chat}).replace('"y"', '"x"') for chat in (refused, NAMED, refused, NAMED)
+        ]
+        assert list(RowCheck(template, "messages").differences([one.encode() for one in rows], Counter())) == []
+
+
+BROKEN_VALUES = (
+    *(b"01", b"1.", b".5", b"+1", b"-", b"1e", b"NaN", b"Infinity", b"1e400", b"tru", b"nul", b"[1,]", b"[1 2]", b"{1: 2}"),
+    *(b'"', b'"\t"', b'"\n"', b'"\\x"', b'"\\ud800"', b'"\\ud800\\u0041"', b'"\\udc00"', b'"\\u12"', b'"\\u12G4"', b'"\\'),
+    *(b'"\xff"', b'"\xed\xa0\x80"', b'"\xc3\\u00a9"', b'"\xc0\xaf"', b'"\xe0\x80\xaf"', b'"\xf4\x90\x80\x80"', b'"\xe2\x82"'),
+    *(b'{"a" 1}', b'{"a": 1,}', b"'a'", b"1} {", b"1}x", b"[" * 5000 + b"]" * 5000, b"123456789012345678901", b"// a\n1"),
 )  # fmt: skip
+BROKEN_ROWS = (
+    b"",
+    b" ",
+    b"{",
+    b"[]",
+    b"null",
+    b'{"messages": [}',
+    b"\xef\xbb\xbf{}",
+    b'{"messages": [], "messages": []}',
+)
 
 
 def test_broken_json_is_left_to_python() -> None:
     check = RowCheck(PRINTING[0], "messages")
     good = json.dumps({"messages": NAMED}).encode()
-    rows = [b for broken in BROKEN_JSON for b in (broken, good)]
+    broken = [*BROKEN_ROWS, *(good[:-1] + b', "x": ' + value + b"}" for value in BROKEN_VALUES)]
     counts: Counter[str] = Counter()
-    assert list(check.differences(rows, counts)) == []
-    assert counts["served by the machine"] == counts["left to the reader"] == len(BROKEN_JSON)
+    assert list(check.differences([row for one in broken for row in (one, good)], counts)) == []
+    assert counts["served by the machine"] == counts["left to the reader"] == len(broken)
+
+
+ODD_JSON = (
+    *(b'"\\b\\f\\n\\r\\t\\/\\\\\\""', b'"\\u0041\\u00e9\\u65e5\\ud83d\\ude00\\u0000x"', b'"\\uD83D\\uDE00\\uABcd"', b'"\x7f\xc2\x80"'),
+    *(b'{"a": 1, "b": 2, "a": 3}', b'{"a": {"b": 1}, "a": {"c": [2]}}', b'[{"": 1, "": 2}]', b' [ 1 , 2\t,\r\n3 ] ', b"{ }", b"[ ]"),
+    *(b"-0", b"-0.0", b"0", b"1E5", b"1e+5", b"-1.5e-3", b"0.1e1", b"123456789012345678", b"-123456789012345678", b"1e-400", b"5e-324"),
+    *(b'"' + b"x" * 15 + b'"', b'"' + b"x" * 16 + b'\\n"', b'"' + "é".encode() * 40 + b'\\n"', b'"' + b"\\n" * 40 + b'"', b'"a\\\\"'),
+    *(b"true", b"false", b"null", b"[[[[]]]]", b'{"a": [], "b": {}}', '"日本語😀\u2028"'.encode(), b'"\xf4\x8f\xbf\xbf\xee\x80\x80"'),
+)  # fmt: skip
+
+
+def test_json_is_read_as_python_reads_it() -> None:
+    template = "{{ messages[0].v|tojson }} {{ messages[0].v }} {{ messages[0].v is integer }}"
+    rows = [b'{"messages": [{"v": ' + value + b'}], "tools": null, "variables": null}' for value in ODD_JSON]
+    batch = machine(template).render(rows)
+    assert batch.texts == [by_transformers(template, json.loads(row)["messages"]) for row in rows]
 
 
 # ---- the loader
@@ -354,15 +390,21 @@ def test_hostile_templates_end_soon(name: str) -> None:
         return
     found: list[Any] = []
     chat = [{"role": "user", "content": "ab" * 500}, {"role": "assistant", "content": "x"}]
-    worker = threading.Thread(target=lambda: found.append(made.render([row(chat)])), daemon=True)
-    begun = time.monotonic()
+
+    def work() -> None:
+        begun = time.thread_time()
+        found.append(made.render([row(chat)]))
+        found.append(time.thread_time() - begun)
+
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    worker.join(10)
-    assert not worker.is_alive(), "still running after 10 s"
-    assert time.monotonic() - begun < 10
-    assert found[0].status[0] == 2
-    assert found[0].reasons[0]
-    assert found[0].data == b""
+    worker.join(60)
+    assert not worker.is_alive(), "still running after a minute"
+    batch, seconds = found
+    assert seconds < 10
+    assert batch.status[0] == 2
+    assert batch.reasons[0]
+    assert batch.data == b""
 
 
 def test_values_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
