@@ -271,6 +271,10 @@ def bytes_of(row: Any) -> bytes:
     return base64.b64decode(row["base64"]) if isinstance(row, dict) else row.encode()
 
 
+def chat_as_json(chat: Conversation) -> dict[str, Any]:
+    return {"messages": chat.messages, "tools": chat.tools, "variables": chat.variables}
+
+
 def replay(case: dict[str, Any]) -> list[Difference]:
     """What differs on a case that was written down."""
     counts: Counter[str] = Counter()
@@ -359,16 +363,15 @@ class Run:
             except (NotCompiled, TemplateError):
                 self.counts["templates not compiled"] += 1
                 continue
-            chats = [Conversation(messages) for messages in conversations(rnd, 20)]
+            chats = conversations(rnd, 20)
             case = {"part": "templates", "template": template}
             self.counts["conversations"] += len(chats)
             if not self.compares:
-                self.begin({**case, "chats": [{"messages": chat.messages} for chat in chats]})
+                self.begin({**case, "chats": list(map(chat_as_json, chats))})
                 check.render(chats)
                 continue
             for difference in itertools.islice(check.differences(chats, self.counts), 1):
-                own = {"messages": chats[difference.number].messages}
-                self.report({**case, "chats": [own]}, difference)
+                self.report({**case, "chats": [chat_as_json(chats[difference.number])]}, difference)
 
     def sanitizer(self, seconds: float) -> None:
         """Both parts in a process of their own."""

@@ -7,6 +7,7 @@ import random
 import re
 from typing import Any, Final
 
+from penstock.chat.conversation import Conversation
 from tools.fuzz_rows import NESTED, NUMBERS, TEXTS, mutated_value, odd_value
 
 _CONSTANTS: Final = (
@@ -225,15 +226,27 @@ class Templates:
             case _:
                 if loops:
                     return rnd.choice(("loop.previtem", "loop.nextitem", "loop.index", "loop.last", "loop.revindex"))
-                values = ("none", "0.5", "nope", "tools", "9007199254740993", "true", "1", "ns.a", "ns.b", "ns.c")
+                values = (
+                    "none",
+                    "0.5",
+                    "nope",
+                    "tools",
+                    "enable_thinking",
+                    "9007199254740993",
+                    "true",
+                    "1",
+                    "ns.a",
+                    "ns.b",
+                    "ns.c",
+                )
                 return rnd.choice(
                     (*self._names, *self._names, *self._names, rnd.choice(values), rnd.choice(_CONSTANTS))
                 )
 
 
-def conversations(rnd: random.Random, count: int) -> list[list[dict[str, Any]]]:
-    """Messages with odd values under `v` and `content`."""
-    base = [
+def conversations(rnd: random.Random, count: int) -> list[Conversation]:
+    """Messages with odd values under `v` and `content`, some with tools and variables."""
+    base: list[dict[str, Any]] = [
         {"role": "system", "content": "be", "v": "a b"},
         {"role": "user", "content": " ask a\n", "v": {"a": "x", "b": ["y"]}},
         {"role": "assistant", "content": "<think>t</think>say", "v": ["a", "b"], "w": 1},
@@ -246,5 +259,7 @@ def conversations(rnd: random.Random, count: int) -> list[list[dict[str, Any]]]:
         messages[0]["v"] = rnd.choice((rnd.choice(TEXTS), rnd.choice(NUMBERS), odd_value(rnd)))
         if rnd.random() < 0.5:
             messages = [m for m in mutated_value(rnd, messages) if isinstance(m, dict)]
-        made.append(messages or [dict(base[1])])
+        tools = rnd.choice((None, None, [], [{"name": "f", "parameters": odd_value(rnd)}, NESTED[12]]))
+        variables = rnd.choice((None, None, {"enable_thinking": odd_value(rnd), "bos_token": rnd.choice(TEXTS)}))
+        made.append(Conversation(messages or [dict(base[1])], tools, None, variables))
     return made

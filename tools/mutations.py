@@ -136,14 +136,14 @@ PROVENANCE: Final = (
     ("        copy_one(m, 0, n, message, false, to);\n        return;", "        return;"),
     ("is_assistant(m, p.message) ? message : p.message", "message"),
     ("is_assistant(m, p.message) ? message : p.message", "p.message"),
-    ("    own->start = start;\n", ""),
+    ("(Piece){start, m->out.n, message, looped};", "(Piece){m->pieces.at[first].start, m->out.n, message, looped};"),
     ("    claim(m, at, m->out.n, message);\n", ""),
     ("add_origin(m, text + (p.start - mark), p.end", "add_origin(m, text, p.end"),
     ("p >= (raw ? s->raw : s->decoded) ? s->message : -1", "s->message"),
     ("if (m->open_messages && !m->building) {", "if (m->open_messages) {"),
-    ("if (m->pieces.at[i].message != own->message) return;", ""),
+    ("if (m->pieces.at[i].message != message) return;", ""),
     ("m->roles[message] == 3; }", "m->roles[message] == 2; }"),
-    ("own->looped |= m->pieces.at[i].looped;", "own->looped = false;"),
+    ("looped |= m->pieces.at[i].looped;", ""),
     ("if (o.start >= s + n) break;", "if (o.start > s) break;"),
 )
 ROWS: Final = (

@@ -242,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mistakes whose file or text contains this")
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files")
-    parser.add_argument("--json", type=Path, help="write the verdicts here, too")
+    parser.add_argument("--json", type=Path, help="write the verdicts here; those that it has are not sought again")
     parser.add_argument("--digests", nargs="+", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--prepare", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -252,7 +252,10 @@ def main() -> int:
     if options.prepare:
         print(json.dumps(prepared(Path(options.prepare[0]), options.prepare[1])))
         return 0
-    verdicts = []
+    verdicts: list[Verdict] = []
+    if options.json and options.json.exists():
+        verdicts = [Verdict(**verdict) for verdict in json.loads(options.json.read_text())]
+    judged = {(verdict.file, verdict.old, verdict.new) for verdict in verdicts}
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder) / "tree")
         (Path(folder) / "data").mkdir()
@@ -262,7 +265,7 @@ def main() -> int:
             print(f"the tests fail without any mistake: {first}")
             return 1
         for mutation in MUTATIONS:
-            if options.only not in " ".join(mutation):
+            if options.only not in " ".join(mutation) or mutation in judged:
                 continue
             begun = time.monotonic()
             verdict = judge(copy, mutation, files, usual)

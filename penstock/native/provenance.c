@@ -110,13 +110,13 @@ void assign_pieces(Machine *m, size_t start, size_t first, int32_t message) {
 /* Outside of loops over messages, an expression that prints the text of one message belongs to it as a whole. */
 void claim_statement(Machine *m, size_t start, size_t first) {
     if (m->pieces.n <= first || m->open_messages || m->call_count || m->capture_count) return;
-    Piece *own = &m->pieces.at[first];
-    for (size_t i = first + 1; i < m->pieces.n; i++) {
-        if (m->pieces.at[i].message != own->message) return;
-        own->looped |= m->pieces.at[i].looped;
+    const int32_t message = m->pieces.at[first].message;
+    bool looped = false;
+    for (size_t i = first; i < m->pieces.n; i++) {
+        if (m->pieces.at[i].message != message) return;
+        looped |= m->pieces.at[i].looped;
     }
-    own->start = start;
-    own->end = m->out.n;
+    m->pieces.at[first] = (Piece){start, m->out.n, message, looped};
     m->pieces.n = first + 1;
 }
 

@@ -55,6 +55,8 @@ PRINTING: Final = (
     "{% set x %}<{{ messages[0].content }}>{% endset %}{{ x }}|{{ x|trim }}|{{ x|upper }}" + _TURN,
     "{% for m in messages %}{% set x %}<{{ m.content }}{{ messages[0].content }}>{% endset %}{{ x }}{% endfor %}{{ x }}",
     "{% set x %}" + _TURN + "{% endset %}[{{ x }}]",
+    "{% set x %}{{ messages[0].content }}" + _TURN + "{% endset %}{{ x }}",
+    "{% set x %}{{ messages[1].content }}" + _TURN + "{% endset %}{{ x ~ messages[0].content }}",
     "{% set x %}" + _TURN + "{% endset %}{{ x[3:] }}{{ x }}",
     "{% macro turn(m) %}<{{ m.role }}>{{ m.content }}</s>{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}",
     "{% macro turn(m) %}<{{ m.role }}>{{ m.content }}</s>{% endmacro %}{{ turn(messages[0]) }}{{ turn(messages[1]) ~ 'x' }}",
