@@ -43,7 +43,7 @@ VALUES: Final[tuple[Any, ...]] = (
 USUAL: Final = (
     *("v", "v|string", "v|trim", "v|tojson", "v|tojson(indent=2)", "v|tojson(ensure_ascii=true)", "v|safe"),
     *("v|tojson(indent=0)", "v|tojson(sort_keys=true)", "v|tojson(separators=(',', ':'))", "v|tojson(true, 1, ('', ''))"),
-    *("v|tojson(indent='\\t', sort_keys=true)", "v|default('D')", "v|default('D', true)", "v|d('D', boolean=true)"),
+    *("v|tojson(indent='\\t', sort_keys=true)", "v|default('D')", "v|default('D', true)", "v|default('D', false)", "v|d('D', boolean=true)"),
     *("v|length", "v|count", "v|list", "v|first", "v|join", "v|join(', ')", "v|upper", "v|lower", "v|capitalize"),
     *("v|dictsort", "v|items|list", "v|list|last", "v|replace('a', 'X')", "v|trim('ab ')", "v|select|list"),
     *("v|reject('equalto', 'b')|list", "v|map('string')|list", "v|map('tojson')|join", "[v]|reverse|list"),
