@@ -99,13 +99,6 @@ def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> Examp
     )
 
 
-def reordered(batch: ExampleBatch, order: Sequence[int]) -> ExampleBatch:
-    """Put examples back: the k-th one belongs at place order[k]."""
-    inverse = np.empty(len(order), np.int64)
-    inverse[np.asarray(order, np.int64)] = np.arange(len(order))
-    return batch.taken(inverse)
-
-
 def _moved_ids(parts: Sequence[ExampleBatch], dtype: type[Any]) -> npt.NDArray[Any]:
     if len(parts) == 1 and parts[0].ids.dtype == dtype:
         return parts[0].ids

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered
+from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined
 from penstock.build.options import DroppedCalls, SpecialText
 from penstock.build.reading import SliceState, no_template, special_text, stretches, too_large
 from penstock.build.recipe import NO_DATE, Recipe
@@ -53,23 +53,26 @@ class SliceResult:
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
 
 
-class Place(NamedTuple):
-    """Where an example comes from."""
+class _Read(NamedTuple):
+    """A conversation that was read in Python, and where it comes from."""
 
     row: int
-    side: int = 0
+    side: int
+    conversation: Conversation
 
 
 @dataclass(slots=True)
 class _Examples:
     """Rendered examples on their way to the encoder."""
 
-    places: list[Place] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     segments: Segments | None = None
 
-    def add(self, places: Sequence[Place], texts: Sequence[bytes], segments: Segments) -> None:
-        self.places += places
+    def add(self, rows: Sequence[int], sides: Sequence[int], texts: Sequence[bytes], segments: Segments) -> None:
+        self.rows += rows
+        self.sides += sides
         self.texts += texts
         self.segments = segments if self.segments is None else self.segments.followed_by(segments)
 
@@ -160,20 +163,18 @@ class Pipeline:
         plain = self._render_read(rows.rows, left, examples, state)
         stages = self.encoder, self.normaliser, self.vocabulary
         parts: list[ExampleBatch] = []
-        places = [*examples.places, *(place for place, _ in plain)]
+        places = [*examples.rows, *(e.row for e in plain)], [*examples.sides, *(e.side for e in plain)]
         if examples.segments is not None:
             parts.append(encode_texts(examples.texts, examples.segments, *stages))
         if plain:
-            parts.append(encode_pieces([conversation for _, conversation in plain], *stages))
+            parts.append(encode_pieces([e.conversation for e in plain], *stages))
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
-        order = sorted(range(len(places)), key=places.__getitem__)
-        if order != list(range(len(places))):
-            batch = reordered(batch, np.argsort(order).tolist())
-            places = [places[k] for k in order]
-        batch.rows = np.fromiter((place.row for place in places), np.int64, len(places))
-        batch.sides = np.fromiter((place.side for place in places), np.int64, len(places))
+        batch.rows, batch.sides = (np.array(numbers, np.int64) for numbers in places)
+        order = np.lexsort((batch.sides, batch.rows))
+        if np.any(np.diff(order) < 0):
+            batch = batch.taken(order)
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
 
@@ -184,8 +185,9 @@ class Pipeline:
     ) -> list[int]:
         """Render usual rows from their bytes; the rows that are left."""
         found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
-        places = [Place(numbers[k]) for k in found.rows]
-        self._split(rendering, found.rendered, places, found.texts, examples, state)
+        places = [numbers[k] for k in found.rows]
+        segments = self._split(rendering, found.rendered, places, state)
+        examples.add(places, [0] * len(places), found.texts, segments)
         state.fresh += [numbers[k] for k in found.fresh]
         return [numbers[k] for k in found.left]
 
@@ -196,9 +198,9 @@ class Pipeline:
 
     def _render_read(
         self, rows: Sequence[bytes], numbers: Sequence[int], examples: _Examples, state: SliceState
-    ) -> list[tuple[Place, Conversation]]:
+    ) -> list[_Read]:
         """Read rows, and render those that need a template; the others are the answer."""
-        ways: dict[str, list[tuple[Place, Conversation]]] = {}
+        ways: dict[str, list[_Read]] = {}
         for number in numbers:
             try:
                 found = self._adapted(rows[number])
@@ -208,13 +210,14 @@ class Pipeline:
             if any(way == "" and self._is_rejected(number, conversation, state) for way, conversation in found):
                 continue
             for side, (way, conversation) in enumerate(found):
-                ways.setdefault(way, []).append((Place(number, side), conversation))
+                ways.setdefault(way, []).append(_Read(number, side, conversation))
         plain = ways.pop("", [])
         for way, members in ways.items():
             rendering = self.renderings[way]
-            rendered = rendering.renderer.render([conversation for _, conversation in members])
-            places = [place for place, _ in members]
-            self._split(rendering, rendered, places, rendered.texts, examples, state)
+            rendered = rendering.renderer.render([e.conversation for e in members])
+            places = [e.row for e in members]
+            segments = self._split(rendering, rendered, places, state)
+            examples.add(places, [e.side for e in members], rendered.texts, segments)
         return plain
 
     def _is_rejected(self, number: int, plain: Conversation, state: SliceState) -> bool:
@@ -249,26 +252,18 @@ class Pipeline:
             special = {k: special_text(token) for k, token in rendered.special.items()}
         return {**special, **dropped, **rendered.errors}
 
-    def _split(
-        self,
-        rendering: Rendering,
-        rendered: Rendered,
-        places: Sequence[Place],
-        texts: Sequence[bytes],
-        examples: _Examples,
-        state: SliceState,
-    ) -> None:
-        """Cut rendered texts into segments, and reject what must be."""
+    def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
+        """Cut the rendered texts of rows into segments, and reject what must be."""
         segments, dropped = rendering.splitter.split(rendered)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             state.notes["tool calls dropped by the template"] += sum(e.kind == DROPPED for e in dropped.values())
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
-            state.notes["special tokens in text"] += len({places[k].row for k in rendered.special})
+            state.notes["special tokens in text"] += len({rows[k] for k in rendered.special})
         for k, error in self.refusals(rendered, dropped).items():
-            state.reject(places[k].row, error)
+            state.reject(rows[k], error)
         state.render += rendered.reference
         state.notes += segments.notes
-        examples.add(places, texts, segments)
+        return segments
 
 
 @contextmanager

@@ -121,7 +121,8 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     for (uint32_t i = 0; i < l->needles.list->n; i++) {
         const Value needle = l->needles.list->v[i];
         if (needle.tag != STRING || !needle.size) give_up(m, "a text to look for is empty");
-        l->needle_starts[(uint8_t)needle.s[0]] = 1;
+        const uint8_t start = (uint8_t)needle.s[0];
+        if (!memchr(l->needle_starts, start, l->needle_start_count)) l->needle_starts[l->needle_start_count++] = start;
     }
 }
 

@@ -485,12 +485,24 @@ static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needl
     return -1;
 }
 
+static int32_t needle_in(const Layout *l, Value text) { /* the first one; needles start with one of few bytes */
+    int32_t found = -1;
+    const char *end = text.s + text.size, *limit = end;
+    for (uint32_t k = 0; k < l->needle_start_count; k++)
+        for (const char *p = text.s; p < limit && (p = memchr(p, l->needle_starts[k], (size_t)(limit - p))); p++) {
+            const int32_t needle = needle_at(l, p, (size_t)(end - p));
+            if (needle < 0) continue;
+            found = needle;
+            limit = p;
+        }
+    return found;
+}
+
 static int32_t find_needle(Machine *m, const Layout *l, Value v, int depth) {
     int32_t found = -1;
     if (depth > MAX_DEPTH) give_up(m, "values nested too deeply");
     if (v.tag == STRING) {
-        for (size_t i = 0; i < v.size && found < 0; i++)
-            if (l->needle_starts[(uint8_t)v.s[i]]) found = needle_at(l, v.s + i, v.size - i);
+        found = needle_in(l, v);
     } else if (v.tag == LIST) {
         for (uint32_t i = 0; i < v.list->n && found < 0; i++) found = find_needle(m, l, v.list->v[i], depth + 1);
     } else if (v.tag == DICT) {

@@ -19,7 +19,8 @@ typedef struct Layout {
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
     Value needles;                                                     /* texts to look for in messages */
-    uint8_t needle_starts[256];
+    uint8_t needle_starts[256]; /* each first byte of a needle once */
+    uint32_t needle_start_count;
 } Layout;
 
 typedef struct Conversation {
