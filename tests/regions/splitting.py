@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import penstock as ps
 from penstock.chat.conversation import Conversation, Message, Part, Role
 from penstock.errors import RowError
 from penstock.regions.segments import Segments
@@ -127,3 +128,15 @@ def calls(*names: str, text: str | None = "") -> Message:
 def returns(text: str, number: int = 0) -> Message:
     """A tool's result."""
     return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": text}
+
+
+def trained_texts(dataset: ps.Dataset, number: int = 0) -> list[str]:
+    """The trained stretches of an example, as text."""
+    example = dataset.view(max_length=None)[number]
+    pieces = dataset.vocabulary.token_bytes
+    texts, before = [], False
+    for token, mask in zip(example.input_ids.tolist(), example.loss_mask.tolist(), strict=True):
+        if mask:
+            texts[-1:] = [texts[-1] + pieces[token]] if before else [*texts[-1:], pieces[token]]
+        before = mask
+    return [text.decode() for text in texts]

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import UsageError
+from tests.regions.splitting import trained_texts
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
@@ -42,26 +43,14 @@ def model(tokenizer: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def trained(dataset: ps.Dataset) -> list[str]:
-    """The trained stretches of the first example, as text."""
-    example = dataset.view(max_length=None)[0]
-    pieces = dataset.vocabulary.token_bytes
-    texts, before = [], False
-    for token, mask in zip(example.input_ids.tolist(), example.loss_mask.tolist(), strict=True):
-        if mask:
-            texts[-1:] = [texts[-1] + pieces[token]] if before else [*texts[-1:], pieces[token]]
-        before = mask
-    return [text.decode() for text in texts]
-
-
-def test_the_marker_after_a_turn_is_trained(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_marker_after_a_turn_is_trained_texts(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
     rows = write_rows([ROW])
     plain = ps.prepare(rows, tokenizer=str(model), cache=tmp_path / "cache")
-    assert trained(plain) == ["Ho <|user|> no", "Bye"]
+    assert trained_texts(plain) == ["Ho <|user|> no", "Bye"]
     for fast in (True, False):
         cache = tmp_path / f"cache-{fast}"
         marked = ps.prepare(rows, tokenizer=str(model), stop="next-marker", cache=cache, fast=fast)
-        assert trained(marked) == ["Ho <|user|> no<|user|>", "Bye"]
+        assert trained_texts(marked) == ["Ho <|user|> no<|user|>", "Bye"]
         assert marked.key != plain.key
 
 
