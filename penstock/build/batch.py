@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -163,8 +163,20 @@ def encode_texts(
     )
 
 
+class Ending(NamedTuple):
+    """The end-of-sequence token of plain texts; '' for none."""
+
+    token: str = ""
+    always: bool = False  # even after a text that ends with it
+
+    def after(self, text: str) -> str:
+        """What is appended to a text."""
+        return self.token if self.always or not text.endswith(self.token) else ""
+
+
 def encode_pieces(
     conversations: Sequence[Conversation],
+    ending: Ending,
     encoder: Encoder,
     normaliser: Normaliser,
     vocabulary: Vocabulary,
@@ -172,23 +184,35 @@ def encode_pieces(
     reference: bool = False,
 ) -> ExampleBatch:
     """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
-    texts = ["".join(text for _, text in c.pieces or ()).encode() for c in conversations]
-    segments = _piece_segments(conversations)
+    plain = ["".join(text for _, text in c.pieces or ()) for c in conversations]
+    endings = [ending.after(text) for text in plain]
+    texts = [(text + end).encode() for text, end in zip(plain, endings, strict=True)]
+    segments = _piece_segments(conversations, endings)
     batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
     return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch
 
 
-def _piece_segments(conversations: Sequence[Conversation]) -> Segments:
-    counts = [len(c.pieces or ()) for c in conversations]
-    ends = [np.cumsum([len(text.encode()) for _, text in c.pieces or ()]) for c in conversations]
-    roles = [role for c in conversations for role, _ in c.pieces or ()]
+def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
+    """A body for each piece; the ending is the last message's stop."""
+    cuts: list[tuple[int, Role, Part, int]] = []  # size in bytes, role, part, message
+    counts: list[int] = []
+    for conversation, ending in zip(conversations, endings, strict=True):
+        pieces = conversation.pieces or ()
+        own = [(len(text.encode()), role, Part.BODY, number) for number, (role, text) in enumerate(pieces)]
+        if ending:
+            own.append((len(ending.encode()), pieces[-1][0], Part.STOP, len(pieces) - 1))
+        cuts += own
+        counts.append(len(own))
+    sizes, roles, parts, messages = zip(*cuts, strict=True) if cuts else ((), (), (), ())
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Segments(
-        offsets=np.concatenate([[0], np.cumsum(counts)]),
-        ends=np.concatenate([_empty(), *ends]).astype(np.int64),
+        offsets=offsets,
+        ends=ends[1:] - np.repeat(ends[offsets[:-1]], counts),
         roles=np.array(roles, np.uint8),
-        parts=np.full(len(roles), Part.BODY, np.uint8),
-        messages=np.concatenate([np.zeros(0, np.int32), *(np.arange(n, dtype=np.int32) for n in counts)]),
-        inclusive=np.zeros(len(roles), np.bool_),
+        parts=np.array(parts, np.uint8),
+        messages=np.array(messages, np.int32),
+        inclusive=np.zeros(len(cuts), np.bool_),
         known=np.ones(len(conversations), np.bool_),
     )
 

@@ -24,6 +24,14 @@ class SpecialText(StrEnum):
     REJECT = "reject"
 
 
+class Eos(StrEnum):
+    """Whether an end-of-sequence token follows plain text and completions that are strings."""
+
+    AUTO = "auto"  # unless the text ends with it or the tokenizer adds it
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class DroppedCalls(StrEnum):
     """What to do with a conversation whose tool calls the template leaves out."""
 
@@ -69,6 +77,7 @@ class PrepareOptions(FormatOptions):
         "What ends an assistant's turn: template, or next-marker for templates that print no end token",
         StopMode.TEMPLATE,
     )
+    eos: Eos = option("Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO)
     special_tokens_in_text: SpecialText = option(
         "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE
     )

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined
-from penstock.build.options import DroppedCalls, SpecialText
+from penstock.build.batch import Ending, ExampleBatch, encode_pieces, encode_texts, joined
+from penstock.build.options import DroppedCalls, Eos, SpecialText
 from penstock.build.reading import SliceState, no_template, special_text, stretches, too_large
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
@@ -39,6 +39,8 @@ from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
 
 DROPPED = "tool_calls_dropped"
+_EOS = "end-of-sequence token appended"
+_NO_EOS = "no end-of-sequence token: the tokenizer names none (put tokenizer_config.json beside it)"
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Pipeline:
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
         self.normaliser = Normaliser(self.vocabulary)
+        self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
         self._special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
@@ -124,6 +127,16 @@ class Pipeline:
     def warnings(self) -> list[str]:
         """What the user should know about this recipe."""
         return [w for r in self.renderings.values() for w in r.splitter.warnings]
+
+    def _ending(self) -> Ending:
+        """What follows plain texts."""
+        token = self.recipe.special_tokens.get("eos_token", "")
+        if self.recipe.eos is Eos.NEVER or not token:
+            return Ending()
+        own = self.encoder.reference([token.encode()]).ids.tolist()
+        if self.recipe.eos is Eos.AUTO and self.encoder.suffix[-len(own) :] == own:
+            return Ending()
+        return Ending(token, always=self.recipe.eos is Eos.ALWAYS)
 
     @property
     def paths(self) -> tuple[int, int]:
@@ -167,7 +180,8 @@ class Pipeline:
         if examples.segments is not None:
             parts.append(encode_texts(examples.texts, examples.segments, *stages))
         if plain:
-            parts.append(encode_pieces([e.conversation for e in plain], *stages))
+            parts.append(encode_pieces([e.conversation for e in plain], self.ending, *stages))
+            self._note_ending(plain, state)
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
@@ -177,6 +191,14 @@ class Pipeline:
             batch = batch.taken(order)
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
+
+    def _note_ending(self, plain: list[_Read], state: SliceState) -> None:
+        """Count the rows whose text was given an end, or could not be."""
+        if self.recipe.eos is Eos.AUTO and not self.recipe.special_tokens.get("eos_token"):
+            state.notes[_NO_EOS] += len({e.row for e in plain})
+        elif self.ending.token:
+            texts = (("".join(text for _, text in e.conversation.pieces or ()), e.row) for e in plain)
+            state.notes[_EOS] += len({row for text, row in texts if self.ending.after(text)})
 
     # ---- rows that the machine reads
 

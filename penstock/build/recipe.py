@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from penstock.build.options import DroppedCalls, PrepareOptions, SpecialText
+from penstock.build.options import DroppedCalls, Eos, PrepareOptions, SpecialText
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
@@ -37,6 +37,7 @@ class Recipe:
     date: datetime.date | None  # None where no template prints it
     regions: RegionsMode
     end_ids: tuple[int, ...]  # tokens that end a turn by following it; empty but for --stop next-marker
+    eos: Eos  # never, where rows can't be plain text
     special_tokens_in_text: SpecialText
     dropped_tool_calls: DroppedCalls
     max_row_bytes: int
@@ -55,6 +56,7 @@ class Recipe:
             "date": self.date.isoformat() if self.date else None,
             "regions": self.regions.value,
             "end_ids": list(self.end_ids),
+            "eos": self.eos.value,
             "special_tokens_in_text": self.special_tokens_in_text.value,
             "dropped_tool_calls": self.dropped_tool_calls.value,
             "max_row_bytes": self.max_row_bytes,
@@ -77,6 +79,7 @@ class Recipe:
             date=datetime.date.fromisoformat(value["date"]) if value["date"] else None,
             regions=RegionsMode(value["regions"]),
             end_ids=tuple(value["end_ids"]),
+            eos=Eos(value["eos"]),
             special_tokens_in_text=SpecialText(value["special_tokens_in_text"]),
             dropped_tool_calls=DroppedCalls(value["dropped_tool_calls"]),
             max_row_bytes=value["max_row_bytes"],
@@ -96,6 +99,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFol
         date=(options.date or datetime.date.today()) if dated else None,
         regions=options.regions,
         end_ids=_end_ids(options, model),
+        eos=_eos(options, mapping, model),
         special_tokens_in_text=options.special_tokens_in_text,
         dropped_tool_calls=options.dropped_tool_calls,
         max_row_bytes=options.max_row_bytes,
@@ -113,6 +117,18 @@ def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
             "Put the model's generation_config.json beside tokenizer.json."
         )
     return tuple(sorted(set(model.end_ids)))
+
+
+def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Eos:
+    """The option, where it can decide anything."""
+    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE):
+        return Eos.NEVER
+    if options.eos is Eos.ALWAYS and not model.special_tokens.get("eos_token"):
+        raise UsageError(
+            f"--eos always: the tokenizer {model.name!r} names no end-of-sequence token. "
+            "Put the model's tokenizer_config.json, with an eos_token, beside tokenizer.json."
+        )
+    return options.eos
 
 
 def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> dict[str, str]:

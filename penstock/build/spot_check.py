@@ -100,7 +100,7 @@ def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> 
     """The examples of conversations by the reference engines alone, and which of them are only beginnings."""
     stages = (pipeline.encoder, pipeline.normaliser, pipeline.vocabulary)
     if way == "":
-        return encode_pieces(conversations, *stages, reference=True), [False] * len(conversations)
+        return encode_pieces(conversations, pipeline.ending, *stages, reference=True), [False] * len(conversations)
     rendering = pipeline.renderings[way]
     rendered = rendering.renderer.render_reference(conversations)
     segments, _ = rendering.splitter.split(rendered)

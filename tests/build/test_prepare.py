@@ -203,7 +203,7 @@ def test_string_prompts_and_completions(tmp_path: Path, write_rows: Rows, tokeni
     )
     example = ds.view()[0]
     table = ds.vocabulary.token_bytes
-    assert b"".join(table[t] for t in example.input_ids[example.loss_mask].tolist()) == b" 4."
+    assert b"".join(table[t] for t in example.input_ids[example.loss_mask].tolist()) == b" 4.<|im_end|>"
 
 
 def test_weights_travel(tmp_path: Path, write_rows: Rows, tokenizer: Path) -> None:
