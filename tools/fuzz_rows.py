@@ -122,7 +122,8 @@ def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[Mappin
         "query_response": _answers("query", "response"),
     }
     found: dict[str, tuple[Mapping, list[bytes]]] = {}
-    for name, rows in made.items():
+    for name, plain in made.items():
+        rows = [*plain, *(dict(reversed(row.items())) for row in plain if len(row) > 1)]  # messages first, and last
         found[name] = detect(rows, FormatOptions(format=name)), [json.dumps(row).encode() for row in rows]
     more = sorted(folder.glob("*.jsonl")) if folder is not None else []
     for file in [ROOT / "examples" / "data" / "chats.jsonl", *more]:

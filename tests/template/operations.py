@@ -105,6 +105,7 @@ ODD: Final = (
     *("v[v]", "{'a': 5}[v]", "[5, 6][v]", "'abc'[v]", "v[0.5]", "[1, 2, 3][v:]", "'abc'[:v]", "v|tojson(indent=v)"),
     *("v|tojson(separators=v)", "v|tojson(ensure_ascii=v)", "v|tojson(separators=('<'|safe, v))", "raise_exception(v)"),
     *("raise_exception('no ' ~ v)", "v|trim(v)", "v|replace(v, 'q')", "v|replace('a', v)", "v|dictsort|first", "v|string|safe|string"),
+    *("v.items() is sequence", "'y' if v|select else 'n'", "(v|safe) ~ \"it's\""),
 )  # fmt: skip
 
 STATEMENTS: Final = (
@@ -122,6 +123,7 @@ STATEMENTS: Final = (
     "{% set x = 1 %}{% for i in [1, 2] %}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}",
     "{% macro m(a, b=v, c='q') %}{{ a }}|{{ b }}|{{ c }}{% endmacro %}{{ m(1) }}{{ m(v, c=2) }}{{ m() }}"
     "{{ m(nope, nope) }}{% set r = m(3, 4) %}{{ r|upper }}",
+    "{% macro m(a, b=1) %}{{ a }}{{ b }}{% endmacro %}{{ m(1, a=v) }}",
     "{% macro m(a, b=a) %}{{ a }}{{ b }}{% endmacro %}{{ m(v) }}{{ m(b=v) }}{{ m(1, v) }}",
     "{% macro m(a=b, b=v) %}{{ a is iterable }}{{ a }}{{ b }}{% endmacro %}{{ m() }}{{ m(b=v) }}{{ m(1, v) }}",
     "{% macro m(a=a) %}{{ a is iterable }}{{ a }}{% endmacro %}{{ m() }}{{ m(v) }}",

@@ -159,9 +159,8 @@ def test_rows_of_every_format_are_read_as_in_python(name: str, template: str) ->
     rows = seeds()[name][1]
     counts: Counter[str] = Counter()
     assert list(check.differences(rows, counts)) == []
-    assert counts["served by the machine"] >= len(rows) - (
-        template == "gptoss"
-    )  # which fails on a tool without details
+    unserved = 2 if template == "gptoss" else 0  # it fails on a tool without details, whatever the order of columns
+    assert counts["served by the machine"] >= len(rows) - unserved
 
 
 NAMED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "A", "weight": 0.5, "train": None}]
