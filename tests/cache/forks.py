@@ -52,8 +52,7 @@ def run(job: dict) -> None:
         prepare.SMALL_BYTES = 0
     code = 3
     try:
-        app(job["args"], standalone_mode=False)
-        code = 0
+        code = app(job["args"], standalone_mode=False) or 0  # what `typer.Exit` says
     except PenstockError as error:
         print(f"penstock: {error}", flush=True)
         code = 1
