@@ -49,7 +49,7 @@ log = logging.getLogger("penstock")
 
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
-ATTEMPTS = 3
+ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
 NOT_COMPILED = (
     "Penstock was installed without a compiler, so its inner loops run in Python: the result is the same, only slower. "
     "With a C compiler at hand, install it again."
@@ -231,6 +231,8 @@ class Builder:
         if native is None and self.options.fast:
             self._notice(NOT_COMPILED)
         for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be under way
             force = self.options.force and attempt == 0
             try:
                 self._build(force)

@@ -22,6 +22,7 @@ from penstock.cli import app
 from penstock.errors import PenstockError
 from penstock.sources import reading, text_slices, units
 from penstock.sources.cutting import SliceSizes
+from penstock.store import claims
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = SliceSizes(1_500, 5_000, 20_000)
@@ -50,6 +51,7 @@ def run(job: dict) -> None:
         os.setuid(job["user"])
     if job.get("workers"):
         prepare.SMALL_BYTES = 0
+    claims.EXPIRY = job.get("expiry", claims.EXPIRY)
     code = 3
     try:
         code = app(job["args"], standalone_mode=False) or 0  # what `typer.Exit` says
