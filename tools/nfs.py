@@ -28,21 +28,21 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SERVER = """
 NFS_CORE_PARAM { Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }
 NFSv4 {
-  Graceless = true; RecoveryBackend = fs; RecoveryRoot = /tmp/recovery; Only_Numeric_Owners = true; Lease_Lifetime = 10;
+  Graceless = true; RecoveryBackend = fs; RecoveryRoot = /run/recovery; Only_Numeric_Owners = true; Lease_Lifetime = 10;
 }
 EXPORT {
-  Export_Id = 1; Path = /tmp/export; Pseudo = /cache; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
+  Export_Id = 1; Path = /run/export; Pseudo = /cache; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
   Transports = TCP; FSAL { Name = VFS; }
 }
 """
 
 START = """#!/bin/sh
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-for folder in /tmp /run /mnt; do mount -t tmpfs memory $folder; done
-mkdir -p /dev/shm /tmp/base/lib /tmp/export /tmp/recovery /mnt/a /mnt/b /mnt/host
+for folder in /run /mnt; do mount -t tmpfs memory $folder; done
+mkdir -p /dev/shm /run/base/lib /run/export /run/recovery /mnt/a /mnt/b /mnt/host
 mount -t tmpfs memory /dev/shm; mount -t hostfs -o {folder} host /mnt/host; ip link set lo up
-ln -s /usr/lib/uml/modules /tmp/base/lib/modules; modprobe -d /tmp/base nfsv4
-ganesha.nfsd -f /mnt/host/ganesha.conf -L /mnt/host/ganesha.log -p /tmp/ganesha.pid
+ln -s /usr/lib/uml/modules /run/base/lib/modules; modprobe -d /run/base nfsv4
+ganesha.nfsd -f /mnt/host/ganesha.conf -L /mnt/host/ganesha.log -p /run/ganesha.pid
 for try in 1 2 3 4 5 6 7 8 9 10; do
   mount -i -t nfs4 -o vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,nosharecache 127.0.0.1:/cache /mnt/a && break
   sleep 0.5
@@ -73,7 +73,7 @@ def run(command: list[str], *, timeout: float, memory: str = "2G") -> Done:
         (folder / "ganesha.conf").write_text(SERVER)
         (folder / "start").write_text(START.format(folder=folder, root=ROOT, command=shlex.join(command)))
         (folder / "start").chmod(0o755)
-        variables = [f"PATH={PATH}", f"PYTHONPATH={ROOT}", "HOME=/tmp", "PYTHONUNBUFFERED=1"]
+        variables = [f"PATH={PATH}", f"PYTHONPATH={ROOT}", "HOME=/run", "TMPDIR=/dev/shm", "PYTHONUNBUFFERED=1"]
         machine = ["linux.uml", f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", *variables]
         consoles = ["con=null", "con0=null,fd:1", f"init={folder}/start"]
         with (folder / "console").open("wb") as console:

@@ -25,7 +25,7 @@ from tests.cache.test_crashes import KILLED, STEPS
 from tools.nfs import MOUNTS
 
 DATA, TOKENIZER = ROOT / "examples" / "data" / "chats.jsonl", ROOT / "examples" / "tokenizer"
-WORK = Path("/tmp/work")
+WORK = Path("/dev/shm/work")
 ENDS = ("open", "write", "sync", "rename")
 READ = """
 import sys, time
