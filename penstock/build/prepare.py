@@ -56,6 +56,18 @@ NOT_COMPILED = (
 )
 
 
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the system says about a file, and no stage has explained, into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or 'a file'}: {error.strerror or error}. Look after the disk or file server; "
+            "finished slices stay, the same command goes on from there."
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What `prepare` did."""
@@ -71,6 +83,7 @@ class Outcome:
 class Builder:
     """One run of prepare."""
 
+    @_told()
     def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
         self.options = options
         self._place = chosen_place(options)
@@ -111,6 +124,7 @@ class Builder:
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
+    @_told()
     def run(self) -> Outcome:
         """Open the dataset, after building what is missing of it."""
         for notice in self.notices:

@@ -20,6 +20,7 @@ from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identit
 from penstock.store.cache import Cache
 from penstock.store.files import digest, read_regular
 from penstock.store.format import canonical
+from penstock.store.marker import has_marker
 from penstock.store.trust import Checked, Trust
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
@@ -52,6 +53,8 @@ class PlanMemo:
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
         path, data = self._path(file, found), canonical(plan.to_json())
         with contextlib.suppress(OSError, StoreError):  # a convenience; where it can't be kept, files are cut again
+            if not has_marker(self._cache.tree):
+                return  # not a cache yet, and the marker must be its first file
             foreign = self._cache.trust is Trust.CHECKED and self._cache.tree.is_foreign(path)
             if foreign and read_regular(path) == data:
                 self._checked.remember([path])

@@ -63,6 +63,7 @@ class Tree:
         """Is this a path that Penstock gives to a file?"""
         return OWN.fullmatch(path.relative_to(self.root).as_posix()) is not None
 
+    @retried
     def is_foreign(self, path: Path) -> bool:
         """Did another user write a file? A file server may map users: ours are those it gives our new files to."""
         try:
