@@ -18,12 +18,13 @@ from penstock.store.shard import read_shard
 
 def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
     """The dataset's manifest, put in place."""
-    manifest = _manifest(cache, key, recipe, names, slices)
+    manifest = make_manifest(cache, key, recipe, names, slices)
     manifest.commit(cache)
     return manifest
 
 
-def _manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
+def make_manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
+    """The dataset's manifest, from its shards."""
     notes = [cache.shard_note(name) for name in names]
     ledgers: list[Any] = []
     proved = 0

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.build.compare import differing_parts, recipe_differences
 from penstock.build.options import PrepareOptions
 from penstock.build.prepare import Builder
-from penstock.errors import StoreError
+from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
 from penstock.store.listing import dataset_folders, last_use
@@ -109,8 +109,8 @@ def _tokenizer(builder: Builder, name: str) -> bytes | None:
     if name == builder.recipe.tokenizer:
         return builder.model.tokenizer_json
     try:
-        return builder.cache.tokenizer_path(name).read_bytes()
-    except OSError:
+        return builder.cache.tokenizer_json(name)
+    except (OSError, CorruptError):
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.chat.formats import FormatOptions, option
 from penstock.errors import UsageError
 from penstock.regions.modes import RegionsMode, StopMode
+from penstock.store.trust import Trust
 
 
 class SpecialText(StrEnum):
@@ -94,6 +95,10 @@ class PrepareOptions(FormatOptions):
     cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
     no_cache: bool = option("Build in a new temporary folder instead of the cache", False)
     force: bool = option("Make all slices anew, whatever the cache has", False)
+    trust: Trust = option(
+        "Shards of other users: checked (rows of each are compared with the references first), own (made again), all",
+        Trust.CHECKED,
+    )
     rank: int | None = option("Number of this process among those that share the work; default: from Slurm or torchrun")
     world_size: int | None = option("How many processes share the work; default: from Slurm or torchrun")
     on_miss: OnMiss = option("When the dataset is not there: build, error", OnMiss.BUILD)

@@ -29,10 +29,10 @@ class Place:
 def chosen_place(options: PrepareOptions) -> Place:
     """Where to look for the dataset, and to build it if the folder can be written."""
     if options.no_cache:
-        cache = Cache(tempfile.mkdtemp(prefix="penstock-"))
+        cache = Cache(tempfile.mkdtemp(prefix="penstock-"), trust=options.trust)
         cache.prepare_root()
         return Place(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
-    cache = Cache(options.cache)
+    cache = Cache(options.cache, trust=options.trust)
     cache.check_marker()  # a folder of other files is refused, even where building elsewhere is wanted
     try:
         cache.prepare_root()
@@ -52,7 +52,7 @@ def spare_place(place: Place) -> Place:
         raise StoreError(
             f"{folder} belongs to another user, so nothing is built there. Choose another folder with --cache."
         )
-    spare = Cache(folder)
+    spare = Cache(folder, trust=place.cache.trust)
     spare.prepare_root()
     return Place(spare, (f"{place.obstacle} Building in {spare.root} instead.",))
 

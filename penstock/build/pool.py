@@ -124,8 +124,9 @@ class _Seat:
             self._worker.stop()
 
     def _new(self) -> Worker:
-        setup = self._setup
-        return Worker({"recipe": setup.recipe.as_json(), "cache": str(setup.cache.root), "fast": setup.fast})
+        setup, cache = self._setup, self._setup.cache
+        where = {"cache": str(cache.root), "trust": cache.trust.value}
+        return Worker({"recipe": setup.recipe.as_json(), **where, "fast": setup.fast})
 
     def _have(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:

@@ -39,6 +39,7 @@ from penstock.store.leases import lease
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.orphans import clean_orphans
+from penstock.store.trust import Checked, Trust
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -48,11 +49,23 @@ log = logging.getLogger("penstock")
 
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
-ATTEMPTS = 3
+ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
 NOT_COMPILED = (
     "Penstock was installed without a compiler, so its inner loops run in Python: the result is the same, only slower. "
     "With a C compiler at hand, install it again."
 )
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the system says about a file, and no stage has explained, into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or 'a file'}: {error.strerror or error}. Look after the disk or file server; "
+            "finished slices stay, the same command goes on from there."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Outcome:
 class Builder:
     """One run of prepare."""
 
+    @_told()
     def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
         self.options = options
         self._place = chosen_place(options)
@@ -85,6 +99,8 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
+        self._checked = Checked()
+        self._doubted = False  # has the dataset files of other users that this one had not checked before?
 
     @property
     def cache(self) -> Cache:
@@ -108,6 +124,7 @@ class Builder:
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
+    @_told()
     def run(self) -> Outcome:
         """Open the dataset, after building what is missing of it."""
         for notice in self.notices:
@@ -155,6 +172,8 @@ class Builder:
         if manifest is None or not self._all_there(manifest.shards.names):
             return None
         self._slices = slices
+        if not self._are_sound(manifest.shards.names) or not self._is_sound(manifest):
+            return None
         self.progress.slices_reused = len(slices)
         self._refuse_rejected(manifest)
         return manifest
@@ -164,6 +183,43 @@ class Builder:
 
     def _all_there(self, names: list[str]) -> bool:
         return all(self.cache.has_shard(name) for name in names)
+
+    # -- what other users wrote -----------------------------------------------------------------------------------
+
+    def _unchecked(self, key: str) -> list[Path]:
+        """The dataset's files that others wrote and this user has not checked: shards, and the manifest."""
+        if self.cache.trust is Trust.ALL:
+            return []
+        paths = [*map(self.cache.shard_path, self._names()), self.cache.dataset_path(key) / "manifest.json"]
+        foreign = [path for path in dict.fromkeys(paths) if self.cache.tree.is_foreign(path)]
+        return [] if not foreign or self._checked.knows(foreign) else foreign
+
+    def _are_sound(self, names: list[str]) -> bool:
+        """Are the shards that others wrote what the references make of their rows, by a sample?"""
+        unchecked = self._unchecked(self._key(self._slices))
+        self._doubted = bool(unchecked)
+        doubtful = {path.stem for path in unchecked} & set(names)
+        if not doubtful:
+            return True
+        from penstock.build.foreign import ForeignCheck
+
+        check = ForeignCheck(self.cache, self.recipe, self.model.tokenizer_json, self.sources.files, self.progress)
+        refused = check.refused(self._finder.find(), doubtful, self._notice)
+        if self._place.obstacle is None:
+            for name, why in refused.items():
+                self.cache.mark_bad(name, why)
+        return not refused
+
+    def _is_sound(self, manifest: Manifest) -> bool:
+        """Is the manifest the one that its shards make? Asked where another user wrote it, or we made a shard."""
+        path = self.cache.dataset_path(manifest.key) / "manifest.json"
+        foreign = self._doubted and self.cache.tree.is_foreign(path)
+        if not foreign and not self.progress.slices_done:
+            return True
+        from penstock.build.commit import make_manifest
+
+        made = make_manifest(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
+        return made.to_bytes() == manifest.to_bytes()
 
     def _settle_date(self, first: Slice) -> None:
         """Without --date, the same data prepared on another day is reused, and this is said."""
@@ -189,15 +245,19 @@ class Builder:
         if native is None and self.options.fast:
             self._notice(NOT_COMPILED)
         for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be under way
             force = self.options.force and attempt == 0
             try:
                 self._build(force)
                 names = self._names()
                 with lease(self.cache.tree, [*names, self.recipe.tokenizer]):
-                    if not self.cache.all_present(names):
+                    if not self.cache.all_present(names) or not self._are_sound(names):
                         continue
                     key = self._key(self._slices)
                     there = None if force else usable_manifest(self.cache, key)
+                    if there is not None and not self._is_sound(there):
+                        there = None
                     manifest = there or commit_dataset(self.cache, key, self.recipe, names, self._slices)
                 return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
             except CorruptError:
@@ -314,4 +374,6 @@ class Builder:
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used()
+        if self._doubted and (checked := self._unchecked(manifest.key)):
+            self._checked.remember(checked)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine)

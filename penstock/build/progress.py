@@ -48,6 +48,9 @@ class Progress:
     checked: int = 0
     mismatches: int = 0
     paths: tuple[int, int] = (0, 0)  # of the process that has taken most
+    others_checked: int = 0  # shards that other users wrote and whose rows were compared with the references
+    others_rows: int = 0  # rows of them that were
+    others_refused: int = 0  # of these shards, those that differed; they were made again
     retries: int = 0
     memory: int = 0  # of the largest worker
     waiting: bool = False

@@ -16,7 +16,7 @@ from penstock.build.recipe import Recipe
 from penstock.build.spot_check import mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.encode.memory import resident_bytes
-from penstock.sources import Slice, read_rows
+from penstock.sources import Rows, Slice, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -51,7 +51,7 @@ class SliceJob:
                 rendering.renderer.forget_paths()  # they are compared again wherever they are taken
             result = self._reference().run(rows)
             result.engines["spot check"] = Counter({"the spot check found a difference": result.rows})
-        rejected = [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
+        rejected = described(result, rows)
         del rows  # makes room for the shard
         return self._encoded(slice_, result, rejected, sample, (len(checked), len(wrong)), sum(sizes))
 
@@ -109,6 +109,11 @@ class SliceJob:
             return report
 
         return commit
+
+
+def described(result: SliceResult, rows: Rows) -> list[dict[str, Any]]:
+    """The rejected rows as a shard keeps them: with the rows themselves."""
+    return [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
 
 
 def _shown(row: bytes) -> str | dict[str, str]:

@@ -26,6 +26,7 @@ from penstock.encode.memory import keep_large_apart
 from penstock.errors import PenstockError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
+from penstock.store.trust import Trust
 
 
 def main() -> None:
@@ -36,9 +37,9 @@ def main() -> None:
     setup = _read(stdin)
     if setup is None:
         return
-    cache = Cache(setup["cache"])
+    cache = Cache(setup["cache"], trust=Trust(setup["trust"]))
     try:
-        tokenizer_json = cache.tokenizer_path(setup["recipe"]["tokenizer"]).read_bytes()
+        tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
         job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
         with Behind[SliceReport]() as behind:
             while (task := _read(stdin)) is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from typer.core import TyperCommand
 
 from penstock.build.options import PrepareOptions
 from penstock.cli.flags import with_flags
@@ -18,6 +20,7 @@ from penstock.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from penstock.build.explain import Explanation
     from penstock.store.gc import Collected
+    from penstock.store.listing import ListedShard
     from penstock.store.verify import Verified
 
 cache_app = typer.Typer(help="Look into the cache, explain a miss, verify, clean up.", no_args_is_help=True)
@@ -27,17 +30,25 @@ Folder = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
 
+RECHECKED = "1%"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @cache_app.command("ls")
-def list_(cache: Folder = None, json: Json = False) -> None:
+def list_(
+    shards: Annotated[bool, typer.Option("--shards", help="List every shard with its owner and host instead")] = False,
+    cache: Folder = None,
+    json: Json = False,
+) -> None:
     """List the datasets: name, rows, tokens, bytes, age, last use."""
     from penstock.store.cache import Cache
-    from penstock.store.listing import list_datasets
+    from penstock.store.listing import list_datasets, list_shards
 
     home = Cache(cache)
+    if shards:
+        _print_shards(home.root, list_shards(home), json)
+        return
     found = list_datasets(home)
     if json:
         _print_json({"cache": home.root, "datasets": [asdict(entry) for entry in found]})
@@ -55,6 +66,17 @@ def list_(cache: Folder = None, json: Json = False) -> None:
         numbers = (f"{entry.rows:,}", f"{entry.tokens:,}", amount(entry.bytes, "B"))
         table.add_row(entry.key[:11], entry.name, *numbers, age(entry.prepared), age(entry.used))
     Console().print(table if found else f"{home.root}: no datasets yet", highlight=False)
+
+
+def _print_shards(root: Path, found: list[ListedShard], json: bool) -> None:
+    if json:
+        _print_json({"cache": root, "shards": [asdict(entry) for entry in found]})
+        return
+    for entry in found:
+        needed = ", ".join(key[:11] for key in entry.datasets) or "no dataset"
+        print(f"{entry.name}  {entry.bytes:>12,}  {entry.user}@{entry.host or '?'}  {age(entry.written)}  {needed}")
+    by = Counter(f"{entry.user}@{entry.host or '?'}" for entry in found)
+    print(f"{len(found)} shards: {', '.join(f'{n} by {who}' for who, n in by.most_common())}")
 
 
 @cache_app.command()
@@ -89,28 +111,51 @@ def explanation_lines(found: Explanation) -> list[str]:
     return [*lines, *(f"  {difference}" for difference in found.differences)]
 
 
-@cache_app.command()
+class _OptionalShare(TyperCommand):
+    """Lets `--recheck` stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the usual share behind a `--recheck` that no share follows."""
+        given = list(args)
+        if "--recheck" in given:
+            after = given.index("--recheck") + 1
+            if after == len(given) or not re.fullmatch(r"[\d.]+%?", given[after]):
+                given.insert(after, RECHECKED)
+        return super().parse_args(ctx, given)
+
+
+@cache_app.command(cls=_OptionalShare)
 def verify(
     datasets: Annotated[list[str] | None, typer.Argument(help="Folders or keys; default: the whole cache")] = None,
+    recheck: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[SHARE]",
+            help=f"Also redo a random share of all rows from their sources, for example 10% [default: {RECHECKED}]",
+        ),
+    ] = None,
     cache: Folder = None,
     json: Json = False,
 ) -> None:
     """Check digests, counts and ledgers; shards with wrong bytes are marked and made again by the next prepare."""
     from penstock.store.cache import Cache
     from penstock.store.dataset import open_dataset
+    from penstock.store.listing import dataset_folders
     from penstock.store.verify import Verified, verify_cache
 
-    if datasets:
-        total = Verified()
-        for where in datasets:
-            opened = open_dataset(where, cache=cache)
-            part = verify_cache(opened.cache, [opened.path])
-            total.datasets += part.datasets
-            total.shards += part.shards
-            total.bytes += part.bytes
-            total.findings += part.findings
+    share = None if recheck is None else share_of(recheck, "--recheck")
+    total, home = Verified(), Cache(cache)
+    opened = [open_dataset(where, cache=cache) for where in datasets or ()]
+    if opened:
+        for dataset in opened:
+            total.add(verify_cache(dataset.cache, [dataset.path]))
     else:
-        total = verify_cache(Cache(cache))
+        total.add(verify_cache(home))
+    if share is not None:
+        from penstock.build.recheck import recheck as redo
+
+        for place, folder in [(d.cache, d.path) for d in opened] or [(home, f) for f in dataset_folders(home)]:
+            total.add(redo(place, folder, share))
     if json:
         _print_json({**asdict(total), "ok": not total.findings})
     else:
@@ -122,8 +167,9 @@ def verify(
 def _print_verified(found: Verified) -> None:
     for finding in found.findings:
         print(finding)
+    redone = f", {found.redone:,} rows redone from their sources" if found.redone else ""
     verdict = f"{len(found.findings)} problems" if found.findings else "all as promised"
-    print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes: {verdict}")
+    print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes{redone}: {verdict}")
 
 
 @cache_app.command()
@@ -188,6 +234,15 @@ def size(text: str, flag: str) -> int:
         raise UsageError(f"{flag} {text!r}: expected a size such as 500MB or 50GB")
     factor = _SIZES[found[2]] if not found[3] else 1024 ** list(_SIZES).index(found[2])
     return int(float(found[1]) * factor)
+
+
+def share_of(text: str, flag: str) -> float:
+    """`0.01` or `1%` as a share."""
+    found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", text.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{flag} {text!r}: expected a share of the rows such as 0.01 or 1%")
+    return share
 
 
 def age(then: float) -> str:

@@ -61,6 +61,10 @@ def summary(console: Console, outcome: Outcome) -> None:
         table.add_row("time", f"{duration(progress.seconds)} ({speed}, {progress.workers} workers)")
     if progress.checked:
         table.add_row("spot check", _checks(outcome))
+    if progress.others_checked:
+        refused = f", {progress.others_refused} refused and made again" if progress.others_refused else ""
+        compared = f"{progress.others_rows:,} rows compared with the reference engines{refused}"
+        table.add_row("others' shards", f"{progress.others_checked}: {compared}")
     if outcome.quarantine:
         table.add_row("set aside", str(outcome.quarantine))
     for warning in outcome.warnings:

@@ -2,7 +2,7 @@
 
 from penstock.sources.discover import discover
 from penstock.sources.kinds import Kind
-from penstock.sources.reading import Keep, fetch_data, plan, read_rows
+from penstock.sources.reading import Keep, fetch_data, fetch_each, plan, read_rows
 from penstock.sources.slices import SLICING_VERSION, FileIdentity, Rows, Slice, SlicePlan, SourceFile, identity
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
@@ -20,6 +20,7 @@ __all__ = [
     "Split",
     "discover",
     "fetch_data",
+    "fetch_each",
     "identity",
     "parse_split",
     "plan",

@@ -71,6 +71,14 @@ class ModelFolder:
 
 def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelFolder:
     """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name."""
+    try:
+        return _load(spec, revision)
+    except OSError as error:
+        where = error.filename or spec
+        raise TokenizerError(f"{where}: the tokenizer can't be read: {error.strerror}. Run the same again.") from error
+
+
+def _load(spec: str | os.PathLike[str], revision: str | None) -> ModelFolder:
     path = Path(spec).expanduser()
     if path.is_file():
         folder = path.parent
@@ -122,10 +130,10 @@ def _no_tokenizer_json(folder: Path, spec: str) -> str:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
         value = orjson.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return {}
     except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{path}: invalid JSON ({error})") from error
     if not isinstance(value, dict):

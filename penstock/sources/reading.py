@@ -6,7 +6,8 @@ What reads Parquet and Arrow is imported where it is needed: text sources, and h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
@@ -88,16 +89,33 @@ def read_rows(part: Slice, path: Path, *, data: list[bytes] | None = None, max_r
 
 def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> list[bytes] | None:
     """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
-    if not part.kind.is_streamed:
-        return None
-    for whole in scan(file, max_row_bytes=max_row_bytes):
-        first = part.first_row - whole.first_row
-        if first < whole.rows:
+    return next(fetch_each([part], file, max_row_bytes=max_row_bytes))
+
+
+def fetch_each(
+    parts: Sequence[Slice], file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES
+) -> Iterator[list[bytes] | None]:
+    """The data of slices of one file, in their order there, as `fetch_data` gives it; in one pass."""
+    if not file.kind.is_streamed:
+        yield from [None] * len(parts)
+        return
+    waiting = deque(parts)
+    for whole in scan(file, max_row_bytes=max_row_bytes) if parts else ():
+        while waiting and waiting[0].first_row < whole.first_row + whole.rows:
+            part = waiting.popleft()
+            first = part.first_row - whole.first_row
             found = whole if part.rows == whole.rows else trim(whole, file.path, first, first + part.rows)
-            if found.digest == part.digest:
-                return found.data
-            break
-    raise SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
+            if found.digest != part.digest:
+                raise _changed(part, file)
+            yield found.data
+        if not waiting:
+            return
+    if waiting:
+        raise _changed(waiting[0], file)
+
+
+def _changed(part: Slice, file: SourceFile) -> SourceError:
+    return SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
 
 
 def head(file: SourceFile, count: int) -> list[bytes]:

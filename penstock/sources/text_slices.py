@@ -168,9 +168,12 @@ def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
 def _text(part: Slice, path: Path) -> bytes:
     if part.kind.is_streamed:
         raise SourceError(f"{path}: slices of {part.kind} files are read only with the data that came with them.")
-    with path.open("rb", buffering=0) as file:
-        file.seek(part.start)
-        return file.read(part.end - part.start)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(part.start)
+            return file.read(part.end - part.start)
+    except OSError as error:
+        raise SourceError(f"{path}: can't be read: {error.strerror}.") from error
 
 
 def _lines(part: Slice, path: Path) -> list[bytes]:

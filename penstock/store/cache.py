@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.store.files import bytes_digest, explained, fault, file_digest, is
 from penstock.store.format import canonical
 from penstock.store.marker import is_marked, mark
 from penstock.store.tree import NAME, Tree
+from penstock.store.trust import Trust
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 
@@ -49,9 +51,9 @@ def checked_name(name: object) -> str:
 
 
 class Cache:
-    """One cache folder."""
+    """One cache folder. `trust` says whose shards count as being there."""
 
-    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, trust: Trust = Trust.CHECKED) -> None:
         text = os.fspath(root) if root is not None else ""
         if "://" in text:
             raise StoreError(
@@ -60,6 +62,7 @@ class Cache:
             )
         self.root = (Path(text).expanduser() if text else default_cache()).absolute()
         self.tree = Tree(self.root)
+        self.trust = trust
 
     def shard_path(self, name: str) -> Path:
         """Where the shard of that name is, or will be."""
@@ -97,7 +100,11 @@ class Cache:
 
     def has_shard(self, name: str) -> bool:
         """Is the shard there for this user, and not known to be bad?"""
-        return is_there(self.shard_path(name)) and not self.bad_path(name).exists()
+        path = self.shard_path(name)
+        return is_there(path) and not self.bad_path(name).exists() and not self._is_refused(path)
+
+    def _is_refused(self, path: Path) -> bool:
+        return self.trust is Trust.OWN and self.tree.is_foreign(path)
 
     def all_present(self, names: Iterable[str]) -> bool:
         """Are all shards there, by fresh listings? A look at each file may be answered from an NFS client's cache."""
@@ -120,11 +127,12 @@ class Cache:
         and one that has to be replaced is kept under another name until `gc` finds it old.
         """
         path, made = self.shard_path(name), bytes_digest(data)
-        self.tree.write(
-            self.note_path(name), canonical({**note, "digest": made, "bytes": len(data)}), "note", durable=False
-        )
         with explained(path, "can't be replaced"):
-            if self._found_digest(path, len(data)) == made:
+            stays = self._found_digest(path, len(data)) == made and not self._is_refused(path)
+            if not stays or self._noted_digest(name) != made:
+                noted = {**note, "digest": made, "bytes": len(data), "host": socket.gethostname()}
+                self.tree.write(self.note_path(name), canonical(noted), "note", durable=False)
+            if stays:
                 with contextlib.suppress(PermissionError):  # another user's
                     self.tree.touch(path)  # tells `gc` and others who were asked to make it anew
             else:
@@ -139,6 +147,13 @@ class Cache:
         try:
             return file_digest(path) if is_there(path) and path.stat().st_size == size else None
         except OSError:
+            return None
+
+    def _noted_digest(self, name: str) -> object:
+        try:
+            note = orjson.loads(read_regular(self.note_path(name)))
+            return note.get("digest") if isinstance(note, dict) else None
+        except (OSError, orjson.JSONDecodeError):
             return None
 
     def mark_bad(self, name: str, why: str) -> None:
@@ -163,10 +178,18 @@ class Cache:
             "bytes": self.shard_path(name).stat().st_size,
         }
 
+    def tokenizer_json(self, name: str) -> bytes:
+        """The tokenizer.json with that digest; OSError where it is gone."""
+        path = self.tokenizer_path(name)
+        data = read_regular(path)
+        if bytes_digest(data) != name:
+            raise CorruptError(f"{path}: the tokenizer's bytes have changed. Delete it, then prepare again.")
+        return data
+
     def keep_tokenizer(self, tokenizer_json: bytes) -> str:
         """Keep a tokenizer.json by its digest, so that datasets can be shown without its folder."""
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
-        if not is_there(path):
+        if self._found_digest(path, len(tokenizer_json)) != name:
             self.tree.write(path, tokenizer_json, "tokenizer")
         return name

@@ -180,7 +180,7 @@ class StoredDataset:
         """The tokenizer it was made with."""
         path = self.cache.tokenizer_path(self.recipe["tokenizer"])
         try:
-            return read_regular(path)
+            return self.cache.tokenizer_json(path.stem)
         except OSError as error:
             raise StoreError(f"{path}: the dataset's tokenizer is gone ({error.strerror}); prepare again") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from penstock.store.dataset import StoredDataset
 from penstock.store.files import explained
 from penstock.store.manifest import read_manifest
 from penstock.store.tree import NAME
+from penstock.store.trust import shard_writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,50 @@ def list_datasets(cache: Cache) -> list[Listed]:
     cache.check_marker()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShard:
+    """A shard in a cache. `host` is what its writer noted; empty where unknown. `datasets` need it."""
+
+    name: str
+    path: Path
+    bytes: int
+    user: str
+    uid: int
+    host: str
+    written: float
+    datasets: tuple[str, ...]
+
+
+def list_shards(cache: Cache) -> list[ListedShard]:
+    """All shards of a cache, with who wrote them."""
+    cache.check_marker()
+    needed: dict[str, list[str]] = {}
+    for folder in dataset_folders(cache):
+        with contextlib.suppress(StoreError):  # `list_datasets` names it
+            for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
+                needed.setdefault(name, []).append(folder.name)
+    return [
+        _listed_shard(cache, path, tuple(needed.get(path.stem, ())))
+        for folder in cache.tree.folders(cache.root / "shards")
+        for path in cache.tree.files(folder)
+        if path.suffix == ".arrow"
+    ]
+
+
+def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ListedShard:
+    found, writer = path.lstat(), shard_writer(cache, path.stem)
+    return ListedShard(
+        name=path.stem,
+        path=path,
+        bytes=found.st_size,
+        user=writer.user,
+        uid=writer.uid,
+        host=writer.host,
+        written=found.st_mtime,
+        datasets=datasets,
+    )
 
 
 def dataset_folders(cache: Cache) -> list[Path]:

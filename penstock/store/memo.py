@@ -2,11 +2,12 @@
 
 An identity (device, inode, size, mtime and ctime in ns) says that a file has not been written to since. A file that
 changed within `GRAIN` of being read could change again within the same tick of the file system's clock: such a
-result is used but not remembered.
+result is used but not remembered. What another user remembered serves once this user has cut the file alike.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,8 @@ from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identit
 from penstock.store.cache import Cache
 from penstock.store.files import digest, read_regular
 from penstock.store.format import canonical
+from penstock.store.marker import has_marker
+from penstock.store.trust import Checked, Trust
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
 
@@ -28,15 +31,17 @@ class PlanMemo:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
+        self._checked = Checked()
 
     def find(self, file: SourceFile) -> tuple[Slice, ...] | None:
         """The slices of a file that has not changed since it was cut."""
         found = identity(file.path)
+        path = self._path(file, found)
         try:
-            plan = SlicePlan.from_json(orjson.loads(read_regular(self._path(file, found))))
+            plan = SlicePlan.from_json(orjson.loads(read_regular(path)))
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             return None  # not there, or not readable: the file is cut again
-        if not plan.holds_for(found) or plan.kind is not file.kind:
+        if self._is_doubtful(path) or not plan.holds_for(found) or plan.kind is not file.kind:
             return None
         return tuple(replace(part, file=file.ordinal) for part in plan.slices)
 
@@ -46,10 +51,20 @@ class PlanMemo:
         if settled < GRAIN or identity(file.path) != found:
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
-        try:
-            self._cache.tree.write(self._path(file, found), canonical(plan.to_json()), "memo", durable=False)
-        except StoreError:
-            return  # a convenience; where it can't be kept, files are cut again
+        path, data = self._path(file, found), canonical(plan.to_json())
+        with contextlib.suppress(OSError, StoreError):  # a convenience; where it can't be kept, files are cut again
+            if not has_marker(self._cache.tree):
+                return  # not a cache yet, and the marker must be its first file
+            foreign = self._cache.trust is Trust.CHECKED and self._cache.tree.is_foreign(path)
+            if foreign and read_regular(path) == data:
+                self._checked.remember([path])
+            else:
+                self._cache.tree.write(path, data, "memo", durable=False)
+
+    def _is_doubtful(self, path: Path) -> bool:
+        if self._cache.trust is Trust.ALL or not self._cache.tree.is_foreign(path):
+            return False
+        return self._cache.trust is Trust.OWN or not self._checked.knows([path])
 
     def _path(self, file: SourceFile, found: FileIdentity) -> Path:
         name = digest(canonical([*found, file.kind.value]))

@@ -102,6 +102,37 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
     return columns, ShardMeta(described["ledger"], described["rejected"], described["proof"])
 
 
+def check_columns(columns: Columns) -> None:
+    """Whether the arrays of a shard fit together; a CorruptError where one would lead beyond another."""
+    for name, offsets, count in (
+        ("input_ids", columns.id_offsets, len(columns.ids)),
+        ("segments", columns.segment_offsets, len(columns.segment_ends)),
+    ):
+        if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or (np.diff(offsets) < 0).any():
+            raise CorruptError(f"the offsets of {name} are not in order")
+    for name in ("segment_roles", "segment_parts", "segment_messages", "segment_weights"):
+        values = getattr(columns, name)
+        if values is not None and len(values) != len(columns.segment_ends):
+            raise CorruptError(f"{name} has {len(values)} values for {len(columns.segment_ends)} segments")
+    for name in ("row_hashes", "sides"):
+        values = getattr(columns, name)
+        if values is not None and len(values) != columns.examples:
+            raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
+    if (np.diff(columns.rows.astype(np.int64)) < 0).any():
+        raise CorruptError("its rows are not in order")
+    _check_segments(columns)
+
+
+def _check_segments(columns: Columns) -> None:
+    """The segments of an example follow each other, and the last one ends with it."""
+    firsts, lasts = columns.segment_offsets[:-1], columns.segment_offsets[1:] - 1
+    ends, lengths = columns.segment_ends.astype(np.int64), np.diff(columns.id_offsets)
+    steps = np.diff(ends, prepend=0)
+    steps[firsts[firsts < len(steps)]] = 0  # counted from the example's own start
+    if (steps < 0).any() or (lasts < firsts).any() or not np.array_equal(ends[lasts], lengths):
+        raise CorruptError("its segments do not cover its examples")
+
+
 @retried
 def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
     with pa.memory_map(str(path)) as mapped:

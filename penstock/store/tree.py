@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ OWN = re.compile(
             rf"tokenizers/{NAME}\.json",
             r"memo/(?P<memo>[0-9a-f]{2})/b3-(?P=memo)[0-9a-f]{62}\.json",
             rf"memo/dates/{NAME}",
+            rf"checked/{NAME}",  # in a user's own folder, see `store.trust`
         )
     )
 )
@@ -60,6 +62,22 @@ class Tree:
     def owns(self, path: Path) -> bool:
         """Is this a path that Penstock gives to a file?"""
         return OWN.fullmatch(path.relative_to(self.root).as_posix()) is not None
+
+    @retried
+    def is_foreign(self, path: Path) -> bool:
+        """Did another user write a file? A file server may map users: ours are those it gives our new files to."""
+        try:
+            uid = path.lstat().st_uid
+        except FileNotFoundError:
+            return False
+        return uid != os.geteuid() and uid != self._mapped_user
+
+    @cached_property
+    def _mapped_user(self) -> int:
+        try:
+            return self._probe().st_uid
+        except OSError:  # we may not write here
+            return os.geteuid()
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -199,16 +217,20 @@ class Tree:
             finally:
                 os.close(descriptor)
 
-    @retried
     def server_time(self) -> float:
         """The time now by the file server's clock: the one it gives to a new file."""
+        return self._probe().st_mtime
+
+    @retried
+    def _probe(self) -> os.stat_result:
+        """What the file server makes of a new file of ours."""
         with self.folder(self.tmp) as folder:
             name = temporary_name()
             try:
                 descriptor = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
                 try:
                     os.utime(descriptor)
-                    return os.fstat(descriptor).st_mtime
+                    return os.fstat(descriptor)
                 finally:
                     os.close(descriptor)
             finally:

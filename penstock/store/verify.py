@@ -53,7 +53,16 @@ class Verified:
     datasets: int = 0
     shards: int = 0
     bytes: int = 0
+    redone: int = 0  # rows made again from their sources and compared
     findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: Verified) -> None:
+        """Count in what another run looked at."""
+        self.datasets += other.datasets
+        self.shards += other.shards
+        self.bytes += other.bytes
+        self.redone += other.redone
+        self.findings += other.findings
 
 
 def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> Verified:
@@ -121,7 +130,7 @@ class _Run:
             dataset=dataset.key,
             shard=name,
             slice=number,
-            source=_source_name(dataset, table.sources[number]),
+            source=source_name(dataset, table.sources[number]),
             rows=(first, first + table.rows[number] - 1),
         )
         return None
@@ -154,12 +163,7 @@ class _Run:
         return self._digests[name]
 
     def _bad(self, name: str, what: str) -> str:
-        """Mark a shard; says so."""
-        try:
-            self._cache.mark_bad(name, what)
-        except StoreError as error:
-            return f"{what}. It can't be marked ({error}) Use prepare --force"
-        return f"{what}. {REDO}"
+        return marked_bad(self._cache, name, what)
 
     def _ledger(self, dataset: StoredDataset, total: Counter[str]) -> None:
         ledger = dataset.ledger
@@ -196,6 +200,15 @@ class _Run:
             self._found(wrong, path, shard=path.stem)
 
 
+def marked_bad(cache: Cache, name: str, what: str) -> str:
+    """Mark a shard; says so."""
+    try:
+        cache.mark_bad(name, what)
+    except StoreError as error:
+        return f"{what}. It can't be marked ({error}) Use prepare --force"
+    return f"{what}. {REDO}"
+
+
 def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int) -> list[str]:
     """Where a shard's counts are not those of its own ledger or of the manifest."""
     counts = {
@@ -208,7 +221,8 @@ def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int
     return [f"{there:,} {what}, not {due:,}" for what, (there, due) in counts.items() if there != due]
 
 
-def _source_name(dataset: StoredDataset, source: int) -> str:
+def source_name(dataset: StoredDataset, source: int) -> str:
+    """What users know a source file by."""
     try:
         return str(dataset.notes["files"][source]["name"])
     except (KeyError, IndexError, TypeError):

@@ -25,13 +25,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Forks:
-    """Commands in processes that can be killed; see forks.py."""
+    """Commands in processes that can be killed; see forks.py. With `host`, on what looks like another host."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, host: str = "", preload: Path | None = None) -> None:
         self._logs = logs
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
+        if preload is not None:
+            environment["LD_PRELOAD"] = str(preload)
         command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py")]
+        if host:
+            command = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -1,0 +1,180 @@
+"""What happens on two NFS mounts of one folder; run by test_nfs.py inside the machine of tools/nfs.py.
+
+    python -m tools.nfs python -m tests.cache.nfs_guest 10
+
+Each function is a scenario of some rounds that raises if something is wrong. Alpha and beta are hosts by their names,
+and have a mount each. The last line of output is JSON: what each scenario counted, or its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.cache.conftest import ROOT, Forks, leftovers, result
+from tests.cache.test_crashes import KILLED, STEPS
+from tools.nfs import MOUNTS
+
+DATA, TOKENIZER = ROOT / "examples" / "data" / "chats.jsonl", ROOT / "examples" / "tokenizer"
+WORK = Path("/dev/shm/work")
+ENDS = ("open", "write", "sync", "rename")
+READ = """
+import sys, time
+from pathlib import Path
+from penstock.store.dataset import open_dataset
+
+dataset, stop = open_dataset(sys.argv[1]), Path(sys.argv[2])
+columns = [dataset.columns(number) for number in range(len(dataset.shards))]
+sums = [int(shard.ids.astype("int64").sum()) for shard in columns]
+print("mapped", flush=True)
+passes = 0
+while not stop.exists():
+    assert [int(shard.ids.astype("int64").sum()) for shard in columns] == sums
+    fresh = open_dataset(sys.argv[1])
+    assert [int(fresh.columns(k).ids.astype("int64").sum()) for k in range(len(sums))] == sums
+    passes += 1
+    time.sleep(0.05)
+print(passes)
+"""
+
+
+class Hosts:
+    """Two hosts, and what an undisturbed build makes."""
+
+    def __init__(self) -> None:
+        WORK.mkdir()
+        self.alpha, self.beta = (Forks(self._logs(name), name) for name in ("alpha", "beta"))
+        self.data = WORK / "chats.jsonl"
+        self.data.write_bytes(b"".join(DATA.read_bytes().splitlines(keepends=True)[:120]))
+        os.utime(self.data, (1_700_000_000, 1_700_000_000))
+        self.good(self.alpha, *self.command(WORK / "undisturbed"))
+        self.expected = result(WORK / "undisturbed")
+        began = time.monotonic()
+        self.good(self.alpha, *self.command(MOUNTS[0] / "timed"))
+        self.whole = time.monotonic() - began
+
+    def _logs(self, name: str) -> Path:
+        folder = WORK / f"logs-{name}"
+        folder.mkdir()
+        return folder
+
+    def command(self, cache: Path) -> tuple[object, ...]:
+        return "prepare", self.data, "--tokenizer", TOKENIZER, "--cache", cache, "--no-fast"
+
+    def good(self, host: Forks, *command: object, **more: Any) -> str:
+        code, output = host.run(*command, **more)
+        assert code == 0, output
+        return output
+
+    def check(self, name: str) -> None:
+        """Both hosts must see the undisturbed result, and nothing else."""
+        for mount in MOUNTS:
+            assert settled(lambda place=mount / name: result(place) == self.expected), f"{mount}: another result"
+            assert settled(lambda place=mount / name: leftovers(place) == []), leftovers(mount / name)
+
+
+def settled(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold; what another host did is seen when attributes are looked at again."""
+    for _ in range(40):
+        if holds():
+            return True
+        time.sleep(0.25)
+    return False
+
+
+def three_race(hosts: Hosts, rounds: int) -> dict[str, int]:
+    """Three builders on two hosts, at once."""
+    for number in range(rounds):
+        name = f"race-{number}"
+        places = [(hosts.alpha, MOUNTS[0]), (hosts.beta, MOUNTS[1]), (hosts.beta, MOUNTS[1])]
+        running = [(host, host.start(*hosts.command(mount / name))) for host, mount in places]
+        for host, pid in running:
+            assert host.wait(pid) == 0, host.output(pid)
+        hosts.check(name)
+    return {"builders": 3 * rounds}
+
+
+def kills(hosts: Hosts, rounds: int) -> dict[str, int]:
+    """Kills on one host at commit steps and random instants, then the other goes on: claims of the dead expire."""
+    choose, done = random.Random(5), 0
+    steps = [step for step in STEPS if step.split(".")[0] in ("claim", "note", "shard")]
+    for number in range(rounds):
+        name = f"kills-{number}"
+        for fault in (f"{choose.choice(steps)}:{choose.randint(1, 3)}", "", "", f"lease.{choose.choice(ENDS)}:1"):
+            pid = hosts.alpha.start(*hosts.command(MOUNTS[0] / name), fault=fault)
+            if not fault:
+                time.sleep(choose.uniform(0, 0.4 * hosts.whole))
+                hosts.alpha.kill(pid)
+            code = hosts.alpha.wait(pid)
+            assert code in (0, KILLED), hosts.alpha.output(pid)
+            done += code == KILLED
+        if number == 0:  # the other host has to wait for the claims, here not for two minutes
+            hosts.good(hosts.beta, *hosts.command(MOUNTS[1] / name), expiry=2.0)
+        hosts.good(hosts.alpha, *hosts.command(MOUNTS[0] / name))
+        hosts.check(name)
+    assert done >= 3 * rounds, done
+    return {"kills": done}
+
+
+def gc_and_force_beside_a_reader(hosts: Hosts, rounds: int) -> dict[str, int]:
+    """Beta has all shards mapped while alpha forces builds and collects garbage."""
+    name, stop = "reader", WORK / "stop"
+    hosts.good(hosts.alpha, *hosts.command(MOUNTS[0] / name))
+    (dataset,) = (MOUNTS[1] / name / "datasets").iterdir()
+    reader = subprocess.Popen([sys.executable, "-c", READ, dataset, stop], stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "mapped\n"
+    for _ in range(rounds):
+        hosts.good(hosts.alpha, *hosts.command(MOUNTS[0] / name), "--force")
+        hosts.good(hosts.alpha, "cache", "gc", "--older-than", "0s", "--cache", MOUNTS[0] / name)
+    stop.touch()
+    output, _ = reader.communicate(timeout=60)
+    assert reader.returncode == 0, f"the reader ended with {reader.returncode}"
+    hosts.check(name)
+    return {"forced builds": rounds, "passes of the reader": int(output)}
+
+
+def gc_beside_a_builder(hosts: Hosts, rounds: int) -> dict[str, int]:
+    """Beta reuses old shards that no manifest reaches while alpha's gc wants to delete them."""
+    name, collected = "collected", 0
+    hosts.good(hosts.beta, *hosts.command(MOUNTS[1] / name))
+    for _ in range(rounds):
+        (dataset,) = (MOUNTS[0] / name / "datasets").iterdir()
+        shutil.rmtree(dataset)
+        builder = hosts.beta.start(*hosts.command(MOUNTS[1] / name))
+        collector = hosts.alpha.start("cache", "gc", "--older-than", "0s", "--json", "--cache", MOUNTS[0] / name)
+        assert hosts.alpha.wait(collector) == 0, hosts.alpha.output(collector)
+        assert hosts.beta.wait(builder) == 0, hosts.beta.output(builder)
+        collected += json.loads(hosts.alpha.output(collector))["shards"]
+        hosts.check(name)
+    return {"builds": rounds, "shards deleted": collected}
+
+
+SCENARIOS = (three_race, kills, gc_and_force_beside_a_reader, gc_beside_a_builder)
+
+
+def main() -> None:
+    """All scenarios, one after the other."""
+    rounds = int(sys.argv[1])
+    hosts = Hosts()
+    found: dict[str, Any] = {}
+    for scenario in SCENARIOS:
+        began = time.monotonic()
+        try:
+            found[scenario.__name__] = scenario(hosts, rounds) | {"seconds": round(time.monotonic() - began, 1)}
+        except Exception:
+            found[scenario.__name__] = traceback.format_exc()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

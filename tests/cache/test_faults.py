@@ -1,0 +1,50 @@
+"""A fault at system calls of a build: done and byte-identical, or a clear error, and the rerun completes.
+
+A sample of what `python -m tools.faults` tries.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.sources import Kind, SourceFile, identity
+from penstock.store.cache import Cache
+from penstock.store.memo import PlanMemo, now
+from tools.faults import ERRORS, Fault, Faults, compiled, faults
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+
+
+@pytest.fixture(scope="module")
+def side(memory: Path) -> Iterator[Faults]:
+    (memory / "shim").mkdir()
+    made = Faults(memory / "faults", compiled(memory / "shim"))
+    yield made
+    made.close()
+
+
+def test_the_shim_counts_and_fails(side: Faults) -> None:
+    assert side.calls > 150
+    assert side.try_one(Fault(1, "ENOSPC", True)) == "error"
+    assert side.try_one(Fault(side.calls + 100, "EIO", True)) == "done"  # never comes
+
+
+def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> None:
+    """A disk that is full for a moment left folders without a marker, which the rerun refused."""
+    home, file = tmp_path / "home", SourceFile(0, chats, Kind.JSONL, "chats")
+    home.mkdir()
+    PlanMemo(Cache(home)).keep(file, identity(chats), now() + 1, [])
+    assert list(home.iterdir()) == []
+    Cache(home).prepare_root()
+    PlanMemo(Cache(home)).keep(file, identity(chats), now() + 1, [])
+    assert len(list(home.glob("memo/*/*.json"))) == 1
+
+
+@pytest.mark.slow
+def test_faults_here_and_there(side: Faults) -> None:
+    ended = {side.try_one(fault) for fault in faults(side.calls, ERRORS, every=401)}
+    assert ended == {"done", "error"}

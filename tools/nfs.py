@@ -1,0 +1,114 @@
+"""Runs a command where a real NFS server and the kernel's own NFS client are: in a machine that is one process.
+
+    python -m tools.nfs python -m benchmarks.crash --kills 200 --cache /mnt/a
+
+The machine is User-Mode Linux, a kernel that runs as an ordinary program and needs neither root's help nor hardware. It
+sees the files of this host read-only, and starts NFS-Ganesha, a server in user space, on a file system in its memory.
+`/mnt/a` and `/mnt/b` are NFS 4.1 mounts of it with caches of their own, as two hosts have them. Debian:
+`apt install user-mode-linux nfs-ganesha-vfs kmod`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+MOUNTS = (Path("/mnt/a"), Path("/mnt/b"))
+PROGRAMS = {"linux.uml": "user-mode-linux", "ganesha.nfsd": "nfs-ganesha-vfs", "modprobe": "kmod", "ip": "iproute2"}
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+SERVER = """
+NFS_CORE_PARAM { Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }
+NFSv4 {
+  Graceless = true; RecoveryBackend = fs; RecoveryRoot = /run/recovery; Only_Numeric_Owners = true; Lease_Lifetime = 10;
+}
+EXPORT {
+  Export_Id = 1; Path = /run/export; Pseudo = /cache; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
+  Transports = TCP; FSAL { Name = VFS; }
+}
+"""
+
+START = """#!/bin/sh
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+for folder in /run /mnt; do mount -t tmpfs memory $folder; done
+mkdir -p /dev/shm /run/base/lib /run/export /run/recovery /mnt/a /mnt/b /mnt/host
+mount -t tmpfs memory /dev/shm; mount -t hostfs -o {folder} host /mnt/host; ip link set lo up
+ln -s /usr/lib/uml/modules /run/base/lib/modules; modprobe -d /run/base nfsv4
+ganesha.nfsd -f /mnt/host/ganesha.conf -L /mnt/host/ganesha.log -p /run/ganesha.pid
+for try in 1 2 3 4 5 6 7 8 9 10; do
+  mount -i -t nfs4 -o vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,nosharecache 127.0.0.1:/cache /mnt/a && break
+  sleep 0.5
+done
+mount -i -t nfs4 -o vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,nosharecache 127.0.0.1:/cache /mnt/b &&
+  {{ cd {root}; {command}; echo $? > /mnt/host/code; }} > /mnt/host/output 2>&1
+sync; echo o > /proc/sysrq-trigger; sleep 10
+"""
+
+
+class Done(NamedTuple):
+    """How a command ended; `code` is None where the machine did not come so far."""
+
+    code: int | None
+    output: str
+
+
+def missing() -> str | None:
+    """Why the machine can't be started here, or None."""
+    absent = [package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None]
+    return f"needs Debian's {' '.join(absent)}" if absent else None
+
+
+def run(command: list[str], *, timeout: float, memory: str = "2G") -> Done:
+    """Run a command in a new machine."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-nfs-"))
+    try:
+        (folder / "ganesha.conf").write_text(SERVER)
+        (folder / "start").write_text(START.format(folder=folder, root=ROOT, command=shlex.join(command)))
+        (folder / "start").chmod(0o755)
+        variables = [f"PATH={PATH}", f"PYTHONPATH={ROOT}", "HOME=/run", "TMPDIR=/dev/shm", "PYTHONUNBUFFERED=1"]
+        machine = ["linux.uml", f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", *variables]
+        consoles = ["con=null", "con0=null,fd:1", f"init={folder}/start"]
+        with (folder / "console").open("wb") as console:
+            _finish(subprocess.Popen([*machine, *consoles], stdout=console, stderr=console, stdin=subprocess.DEVNULL,
+                                     start_new_session=True), timeout)  # fmt: skip
+        code, output = folder / "code", folder / "output"
+        if not output.exists() or not code.exists():
+            told = [path for path in (folder / "console", folder / "ganesha.log", output) if path.exists()]
+            return Done(None, "\n".join(path.read_text(errors="replace")[-3000:] for path in told))
+        return Done(int(code.read_text()), output.read_text(errors="replace"))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _finish(machine: subprocess.Popen[bytes], timeout: float) -> None:
+    try:
+        machine.wait(timeout)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # the processes of the machine are processes of its group
+        if machine.poll() is None:
+            os.killpg(machine.pid, signal.SIGKILL)
+        machine.wait()
+
+
+def main() -> None:
+    """Run the command that is given; `python` is this interpreter."""
+    why = missing()
+    if why is not None:
+        sys.exit(f"there is no NFS here: {why}")
+    command = [sys.executable if word == "python" else word for word in sys.argv[1:]]
+    done = run(command, timeout=24 * 3600)
+    print(done.output)
+    sys.exit(1 if done.code is None else done.code)
+
+
+if __name__ == "__main__":
+    main()
