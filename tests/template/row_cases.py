@@ -142,6 +142,13 @@ HOSTILE: Final[dict[str, bytes]] = {
     "a column twice": row(TURNS, x=1)[:-1] + b', "x": 2}',
     "arguments twice": called({"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2.0'),
     "a name twice": called({}).replace(b'"name": "f"', b'"name": "f", "name": "g"'),
+    "an id without an end": b'{"id": "\\u0001null, ' + row(TURNS)[1:],
+    "an id without an end, tightly": b'{"id":"\\u0001null,"messages":[{"role":"user","content":"q"},'
+    b'{"role":"assistant","content":"a"}]}',
+    "escapes without an end": row(TURNS)[:-1] + b', "id": "\\u0001true}',
+    "a weight beyond 32 bits": row([user("q"), {**assistant("a"), "weight": 1e39}]),
+    "an integer weight beyond 32 bits": row([user("q"), {**assistant("a"), "weight": 10**39}]),
+    "the largest weight": row([user("q"), {**assistant("a"), "weight": 3.4e38}]),
     "a byte order mark": b"\xef\xbb\xbf" + row(TURNS),
     "1e999": row(TURNS)[:-1] + b', "x": 1e999}',
     "-1e999": called({"a": 1}).replace(b'"a": 1', b'"a": -1e999'),
