@@ -19,9 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts, joined, reordered
+from penstock.build.batch import ExampleBatch, encode_texts, joined, piece_texts, reordered, surrounded
 from penstock.build.options import DroppedCalls, SpecialText
-from penstock.build.reading import SliceState, no_template, special_text, stretches, too_large
+from penstock.build.reading import (
+    SliceState,
+    encoder_panic,
+    no_template,
+    special_text,
+    stretches,
+    too_large,
+    unbroken,
+)
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Format
@@ -30,7 +38,7 @@ from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
-from penstock.errors import RowError
+from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
 from penstock.sources import Rows
@@ -66,12 +74,18 @@ class _Examples:
 
     places: list[Place] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
-    segments: Segments | None = None
+    segments: Segments = field(default_factory=lambda: piece_texts(())[1])
 
     def add(self, places: Sequence[Place], texts: Sequence[bytes], segments: Segments) -> None:
+        self.segments = self.segments.followed_by(segments) if self.places else segments
         self.places += places
         self.texts += texts
-        self.segments = segments if self.segments is None else self.segments.followed_by(segments)
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Only these examples are left."""
+        self.places = [self.places[k] for k in numbers]
+        self.texts = [self.texts[k] for k in numbers]
+        self.segments = self.segments.taken(np.array(numbers, np.int64))
 
 
 class Rendering:
@@ -158,13 +172,12 @@ class Pipeline:
         if self._usual is not None:
             left = self._render_rows(self._usual, rows.rows, left, examples, state)
         plain = self._render_read(rows.rows, left, examples, state)
-        stages = self.encoder, self.normaliser, self.vocabulary
         parts: list[ExampleBatch] = []
-        places = [*examples.places, *(place for place, _ in plain)]
-        if examples.segments is not None:
-            parts.append(encode_texts(examples.texts, examples.segments, *stages))
-        if plain:
-            parts.append(encode_pieces([conversation for _, conversation in plain], *stages))
+        if examples.places:
+            parts.append(self._encode(examples, state))
+        if plain.places:
+            parts.append(surrounded(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
+        places = examples.places + plain.places
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
@@ -176,6 +189,34 @@ class Pipeline:
         batch.sides = np.fromiter((place.side for place in places), np.int64, len(places))
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
+
+    def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
+        """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
+        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
+        self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
+        stages = self.encoder, self.normaliser, self.vocabulary
+        try:
+            return encode_texts(examples.texts, examples.segments, *stages)
+        except EncoderPanic:
+            self._reject(examples, self._panics(examples), state)
+        return encode_texts(examples.texts, examples.segments, *stages)
+
+    def _panics(self, examples: _Examples) -> dict[int, RowError]:
+        """Which texts an engine panics at, found one by one."""
+        found: dict[int, RowError] = {}
+        for k, text in enumerate(examples.texts):
+            try:
+                own = examples.segments.taken(np.array([k]))
+                encode_texts([text], own, self.encoder, self.normaliser, self.vocabulary)
+            except EncoderPanic as panic:
+                found[k] = encoder_panic(panic)
+        return found
+
+    def _reject(self, examples: _Examples, errors: dict[int, RowError], state: SliceState) -> None:
+        for k, error in errors.items():
+            state.reject(examples.places[k].row, error)
+        if errors:
+            examples.keep([k for k in range(len(examples.texts)) if k not in errors])
 
     # ---- rows that the machine reads
 
@@ -196,7 +237,7 @@ class Pipeline:
 
     def _render_read(
         self, rows: Sequence[bytes], numbers: Sequence[int], examples: _Examples, state: SliceState
-    ) -> list[tuple[Place, Conversation]]:
+    ) -> _Examples:
         """Read rows, and render those that need a template; the others are the answer."""
         ways: dict[str, list[tuple[Place, Conversation]]] = {}
         for number in numbers:
@@ -209,7 +250,9 @@ class Pipeline:
                 continue
             for side, (way, conversation) in enumerate(found):
                 ways.setdefault(way, []).append((Place(number, side), conversation))
-        plain = ways.pop("", [])
+        plain = _Examples()
+        if without := ways.pop("", []):
+            plain.add([place for place, _ in without], *piece_texts([conversation for _, conversation in without]))
         for way, members in ways.items():
             rendering = self.renderings[way]
             rendered = rendering.renderer.render([conversation for _, conversation in members])

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import RowError
+from penstock.encode.encoder import LONGEST_PIECE
+from penstock.errors import EncoderPanic, RowError
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 4 << 20
@@ -58,3 +59,16 @@ def no_template() -> RowError:
     return RowError(
         "no_template", "the row has messages, and the tokenizer has no chat template", "Give one with --template FILE"
     )
+
+
+def unbroken(size: int) -> RowError:
+    return RowError(
+        "unbroken_text",
+        f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
+        f"such as a space after a letter; at most {LONGEST_PIECE:,} are served",
+        "Split the row, or remove what is not language",
+    )
+
+
+def encoder_panic(error: EncoderPanic) -> RowError:
+    return RowError("encoder_panic", str(error), "Remove the row, or report it to the tokenizer's makers")

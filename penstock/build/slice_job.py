@@ -38,7 +38,8 @@ class SliceJob:
 
         That is files alone: the encoder watches how the process grows while it works.
         """
-        rows = read_rows(slice_, path, data=data, max_row_bytes=self._recipe.max_row_bytes)
+        limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
+        rows = read_rows(slice_, path, data=data, max_row_bytes=limit, columns=columns)
         sizes = [len(row) for row in rows.rows]
         sample = sampled_rows(slice_.digest, sizes)
         result = self.pipeline.run(rows)

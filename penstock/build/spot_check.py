@@ -20,7 +20,7 @@ from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
 from penstock.build.pipeline import DROPPED, Pipeline, SliceResult
 from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
-from penstock.errors import RowError
+from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
 from penstock.store.columns import Columns
 
@@ -75,7 +75,11 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
             if len(found) != np.count_nonzero(result.columns.rows == row):
                 wrong.add(row)
     for way, members in groups.items():
-        expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        try:
+            expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        except EncoderPanic:  # the reference rejects such a row
+            wrong.update(member.row for member in members)
+            continue
         for k, member in enumerate(members):
             if member.row not in wrong and _differs(expected, k, result.columns, member, shortened[k]):
                 wrong.add(member.row)

@@ -14,6 +14,7 @@ from penstock.sources.kinds import Kind
 
 SLICING_VERSION = 3  # raise it when the same bytes are cut or digested differently: stored plans become void
 MAX_ROW_BYTES = 32_000_000
+Columns = frozenset[str] | None  # those to read of files that have columns; None: all
 
 
 class SourceFile(NamedTuple):
