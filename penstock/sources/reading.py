@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.errors import SourceError
 from penstock.sources.cutting import SLICE_SIZES
 from penstock.sources.kinds import Kind
-from penstock.sources.slices import MAX_ROW_BYTES, Columns, Rows, Slice, SlicePlan, SourceFile, identity
+from penstock.sources.slices import MAX_ROW_BYTES, Columns, Lines, Rows, Slice, SlicePlan, SourceFile, identity
 from penstock.sources.text_rows import Giant
 from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
 
@@ -77,7 +77,7 @@ def read_rows(
     part: Slice,
     path: Path,
     *,
-    data: list[bytes] | None = None,
+    data: Lines | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     columns: Columns = None,
 ) -> Rows:
@@ -98,7 +98,7 @@ def read_rows(
             return read_text(part, path, data, max_row_bytes)
 
 
-def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> list[bytes] | None:
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> Lines | None:
     """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
     if not part.kind.is_streamed:
         return None
