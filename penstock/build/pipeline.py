@@ -33,6 +33,7 @@ from penstock.build.reading import (
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Format
+from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
@@ -156,7 +157,7 @@ class Pipeline:
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         if rows.nulls_dropped:
-            state.notes["arrow nulls dropped"] += rows.nulls_dropped
+            state.notes[Note.ARROW_NULLS.value] += rows.nulls_dropped
         columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
@@ -252,6 +253,7 @@ class Pipeline:
                 ways.setdefault(way, []).append((Place(number, side), conversation))
         plain = _Examples()
         if without := ways.pop("", []):
+            state.note((place.row, note) for place, conversation in without for note in conversation.notes)
             plain.add([place for place, _ in without], *piece_texts([conversation for _, conversation in without]))
         for way, members in ways.items():
             rendering = self.renderings[way]
@@ -268,7 +270,7 @@ class Pipeline:
         if self.recipe.special_tokens_in_text is SpecialText.REJECT:
             state.reject(number, special_text(token))
             return True
-        state.notes["special tokens in text"] += 1
+        state.note([(number, Note.SPECIAL_TEXT)])
         return False
 
     def _adapted(self, row: bytes) -> list[tuple[str, Conversation]]:
@@ -304,9 +306,10 @@ class Pipeline:
         """Cut rendered texts into segments, and reject what must be."""
         segments, dropped = rendering.splitter.split(rendered)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
-            state.notes["tool calls dropped by the template"] += sum(e.kind == DROPPED for e in dropped.values())
+            state.note((places[k].row, Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
-            state.notes["special tokens in text"] += len({places[k].row for k in rendered.special})
+            state.note((places[k].row, Note.SPECIAL_TEXT) for k in rendered.special)
+        state.note((places[k].row, note) for k, notes in rendered.notes.items() for note in notes)
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(places[k].row, error)
         state.render += rendered.reference

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.chat.notes import Note
 from penstock.encode.encoder import LONGEST_PIECE
 from penstock.errors import EncoderPanic, RowError
 
@@ -23,6 +24,10 @@ class SliceState:
     render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
     encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+
+    def note(self, found: Iterable[tuple[int, Note]]) -> None:
+        """Count rows with something to be noted, each once."""
+        self.notes.update(note.value for _, note in set(found))
 
     def reject(self, row: int, error: RowError) -> None:
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
