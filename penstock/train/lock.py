@@ -26,7 +26,7 @@ def locked(output: Path) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    path, own = output / NAME, writer_name()
+    path, own, is_new = output / NAME, writer_name(), not output.exists()
     _take(path, own)
     try:
         yield
@@ -34,6 +34,8 @@ def locked(output: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if _owner(path) == own:
                 path.unlink()
+            if is_new:
+                output.rmdir()  # if the run has left nothing there
 
 
 def _take(path: Path, own: str) -> None:
