@@ -6,6 +6,7 @@
     ├── RowError              one row is bad: where, why, what to do
     ├── TemplateError         a chat template can't be found, parsed or used
     ├── TokenizerError        a tokenizer can't be found or is not served
+    │   └── EncoderPanic      an engine breaks down on a text
     ├── WorkerError           a worker process died or failed twice on a slice
     ├── StoreError            the cache can't be read or written
     │   ├── CorruptError      bytes on disk are not what a manifest promises
@@ -54,6 +55,10 @@ class TemplateError(PenstockError):
 
 class TokenizerError(PenstockError):
     """A tokenizer can't be found, or is of a kind that is not served."""
+
+
+class EncoderPanic(TokenizerError):
+    """An engine breaks down on a text. Caught inside: the text's row is rejected."""
 
 
 class WorkerError(PenstockError):

@@ -183,13 +183,18 @@ def encode_pieces(
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    """Examples of plain texts: what the tokenizer adds around a text is added, but never a second BOS."""
+    """Examples of plain texts."""
+    texts, segments = piece_texts(conversations, ending)
+    batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
+    return surrounded(batch, encoder.prefix, encoder.suffix)
+
+
+def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
+    """The texts of conversations that no template renders, and their segments."""
     plain = ["".join(text for _, text in c.pieces or ()) for c in conversations]
     endings = [ending.after(text) for text in plain]
     texts = [(text + end).encode() for text, end in zip(plain, endings, strict=True)]
-    segments = _piece_segments(conversations, endings)
-    batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
-    return _surrounded(batch, encoder.prefix, encoder.suffix) if encoder.prefix or encoder.suffix else batch
+    return texts, _piece_segments(conversations, endings)
 
 
 def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
@@ -217,8 +222,10 @@ def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str
     )
 
 
-def _surrounded(batch: ExampleBatch, prefix: list[int], suffix: list[int]) -> ExampleBatch:
-    """Put the tokenizer's own tokens around each example: BOS as glue, EOS as the last message's stop."""
+def surrounded(batch: ExampleBatch, prefix: list[int], suffix: list[int]) -> ExampleBatch:
+    """Put around each plain text what the tokenizer adds, but never a second BOS: as glue, EOS as the last stop."""
+    if not prefix and not suffix:
+        return batch
     ids: list[npt.NDArray[Any]] = []
     ends: list[Int64] = []
     roles: list[npt.NDArray[np.uint8]] = []

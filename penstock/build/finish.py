@@ -59,6 +59,8 @@ def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
     """`file:line` of rows of a slice. Lines are counted in the file, for a shard knows its slice alone."""
     if not rows:
         return []
+    if part.first_line is None:  # rows are counted instead of lines
+        return [f"{file.name}:{part.first_row + row + 1}" for row in rows]
     data = fetch_data(part, file) if part.data is None else part.data
     lines = read_rows(part, file.path, data=data).lines
     return [f"{file.name}:{lines[row]}" for row in rows]

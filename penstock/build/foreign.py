@@ -59,18 +59,19 @@ class ForeignCheck:
         return bad
 
     def _fault(self, name: str, part: Slice, path: Path) -> str | None:
-        rows = read_rows(part, path, data=part.data, max_row_bytes=self._recipe.max_row_bytes)
+        limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
+        rows = read_rows(part, path, data=part.data, max_row_bytes=limit, columns=columns)
         try:
-            columns, meta = read_shard(self._cache.shard_path(name))
+            stored, meta = read_shard(self._cache.shard_path(name))
         except CorruptError:
             return "it can't be read as a shard"
-        wrong = contradictions(rows, columns, meta)
+        wrong = contradictions(rows, stored, meta)
         if wrong is not None:
             return wrong
         sample = surprise_sample(rows)
         self._progress.others_checked += 1
         self._progress.others_rows += len(sample)
-        differing = differing_rows(self._pipeline, rows, sample, columns, meta.rejected)
+        differing = differing_rows(self._pipeline, rows, sample, stored, meta.rejected)
         if not differing:
             return None
         return f"{len(differing)} of {len(sample)} rows compared are not what the references make of them"

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.addresses import local_path
 from penstock.chat.formats import FormatOptions, option
 from penstock.errors import UsageError
 from penstock.regions.modes import RegionsMode, StopMode
@@ -130,6 +131,8 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
+    if options.quarantine_file is not None:
+        local_path(options.quarantine_file, "--quarantine-file")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
     return options

@@ -19,18 +19,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from penstock.build.batch import Ending, ExampleBatch, encode_pieces, encode_texts, joined
+from penstock.build.batch import Ending, ExampleBatch, encode_texts, joined, piece_texts, surrounded
 from penstock.build.options import DroppedCalls, Eos, SpecialText
-from penstock.build.reading import SliceState, no_template, special_text, stretches, too_large
+from penstock.build.reading import (
+    SliceState,
+    encoder_panic,
+    no_template,
+    special_text,
+    stretches,
+    too_large,
+    unbroken,
+)
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Format
+from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
-from penstock.errors import RowError
+from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
 from penstock.sources import Rows
@@ -39,8 +48,6 @@ from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
 
 DROPPED = "tool_calls_dropped"
-_EOS = "end-of-sequence token appended"
-_NO_EOS = "no end-of-sequence token: the tokenizer names none (put tokenizer_config.json beside it)"
 
 
 @dataclass(slots=True)
@@ -70,13 +77,20 @@ class _Examples:
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
-    segments: Segments | None = None
+    segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
 
     def add(self, rows: Sequence[int], sides: Sequence[int], texts: Sequence[bytes], segments: Segments) -> None:
+        self.segments = self.segments.followed_by(segments) if self.rows else segments
         self.rows += rows
         self.sides += sides
         self.texts += texts
-        self.segments = segments if self.segments is None else self.segments.followed_by(segments)
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Only these examples are left."""
+        self.rows = [self.rows[k] for k in numbers]
+        self.sides = [self.sides[k] for k in numbers]
+        self.texts = [self.texts[k] for k in numbers]
+        self.segments = self.segments.taken(np.array(numbers, np.int64))
 
 
 class Rendering:
@@ -158,7 +172,7 @@ class Pipeline:
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         if rows.nulls_dropped:
-            state.notes["arrow nulls dropped"] += rows.nulls_dropped
+            state.notes[Note.ARROW_NULLS.value] += rows.nulls_dropped
         columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
@@ -174,14 +188,12 @@ class Pipeline:
         if self._usual is not None:
             left = self._render_rows(self._usual, rows.rows, left, examples, state)
         plain = self._render_read(rows.rows, left, examples, state)
-        stages = self.encoder, self.normaliser, self.vocabulary
         parts: list[ExampleBatch] = []
-        places = [*examples.rows, *(e.row for e in plain)], [*examples.sides, *(e.side for e in plain)]
-        if examples.segments is not None:
-            parts.append(encode_texts(examples.texts, examples.segments, *stages))
-        if plain:
-            parts.append(encode_pieces([e.conversation for e in plain], self.ending, *stages))
-            self._note_ending(plain, state)
+        if examples.rows:
+            parts.append(self._encode(examples, state))
+        if plain.rows:
+            parts.append(surrounded(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
+        places = examples.rows + plain.rows, examples.sides + plain.sides
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
@@ -192,13 +204,40 @@ class Pipeline:
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
 
-    def _note_ending(self, plain: list[_Read], state: SliceState) -> None:
-        """Count the rows whose text was given an end, or could not be."""
+    def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
+        """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
+        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
+        self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
+        stages = self.encoder, self.normaliser, self.vocabulary
+        try:
+            return encode_texts(examples.texts, examples.segments, *stages)
+        except EncoderPanic:
+            self._reject(examples, self._panics(examples), state)
+        return encode_texts(examples.texts, examples.segments, *stages)
+
+    def _panics(self, examples: _Examples) -> dict[int, RowError]:
+        """Which texts an engine panics at, found one by one."""
+        found: dict[int, RowError] = {}
+        for k, text in enumerate(examples.texts):
+            try:
+                own = examples.segments.taken(np.array([k]))
+                encode_texts([text], own, self.encoder, self.normaliser, self.vocabulary)
+            except EncoderPanic as panic:
+                found[k] = encoder_panic(panic)
+        return found
+
+    def _reject(self, examples: _Examples, errors: dict[int, RowError], state: SliceState) -> None:
+        for k, error in errors.items():
+            state.reject(examples.rows[k], error)
+        if errors:
+            examples.keep([k for k in range(len(examples.texts)) if k not in errors])
+
+    def _end_notes(self, read: _Read) -> list[Note]:
+        """Whether plain text was given an end, or could not be."""
         if self.recipe.eos is Eos.AUTO and not self.recipe.special_tokens.get("eos_token"):
-            state.notes[_NO_EOS] += len({e.row for e in plain})
-        elif self.ending.token:
-            texts = (("".join(text for _, text in e.conversation.pieces or ()), e.row) for e in plain)
-            state.notes[_EOS] += len({row for text, row in texts if self.ending.after(text)})
+            return [Note.NO_EOS]
+        text = "".join(text for _, text in read.conversation.pieces or ())
+        return [Note.EOS_APPENDED] if self.ending.after(text) else []
 
     # ---- rows that the machine reads
 
@@ -220,7 +259,7 @@ class Pipeline:
 
     def _render_read(
         self, rows: Sequence[bytes], numbers: Sequence[int], examples: _Examples, state: SliceState
-    ) -> list[_Read]:
+    ) -> _Examples:
         """Read rows, and render those that need a template; the others are the answer."""
         ways: dict[str, list[_Read]] = {}
         for number in numbers:
@@ -233,7 +272,11 @@ class Pipeline:
                 continue
             for side, (way, conversation) in enumerate(found):
                 ways.setdefault(way, []).append(_Read(number, side, conversation))
-        plain = ways.pop("", [])
+        plain = _Examples()
+        if without := ways.pop("", []):
+            state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
+            texts = piece_texts([e.conversation for e in without], self.ending)
+            plain.add([e.row for e in without], [e.side for e in without], *texts)
         for way, members in ways.items():
             rendering = self.renderings[way]
             rendered = rendering.renderer.render([e.conversation for e in members])
@@ -250,7 +293,7 @@ class Pipeline:
         if self.recipe.special_tokens_in_text is SpecialText.REJECT:
             state.reject(number, special_text(token))
             return True
-        state.notes["special tokens in text"] += 1
+        state.note([(number, Note.SPECIAL_TEXT)])
         return False
 
     def _adapted(self, row: bytes) -> list[tuple[str, Conversation]]:
@@ -278,9 +321,10 @@ class Pipeline:
         """Cut the rendered texts of rows into segments, and reject what must be."""
         segments, dropped = rendering.splitter.split(rendered)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
-            state.notes["tool calls dropped by the template"] += sum(e.kind == DROPPED for e in dropped.values())
+            state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
-            state.notes["special tokens in text"] += len({rows[k] for k in rendered.special})
+            state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
+        state.note((rows[k], note) for k, notes in rendered.notes.items() for note in notes)
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(rows[k], error)
         state.render += rendered.reference

@@ -27,7 +27,7 @@ from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.sharing import Sharing
 from penstock.build.worker_process import Task
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError
 from penstock.native import native
@@ -111,7 +111,7 @@ class Builder:
         """The first rows, to tell the format by; bad ones are reported when their turn comes."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
-        for row in self.sources.peek():
+        for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
             try:
                 rows.append(parse_row(row))
             except RowError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import RowError
+from penstock.chat.notes import Note
+from penstock.encode.encoder import LONGEST_PIECE
+from penstock.errors import EncoderPanic, RowError
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 4 << 20
@@ -22,6 +24,10 @@ class SliceState:
     render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
     encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+
+    def note(self, found: Iterable[tuple[int, Note]]) -> None:
+        """Count rows with something to be noted, each once."""
+        self.notes.update(note.value for _, note in set(found))
 
     def reject(self, row: int, error: RowError) -> None:
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
@@ -58,3 +64,16 @@ def no_template() -> RowError:
     return RowError(
         "no_template", "the row has messages, and the tokenizer has no chat template", "Give one with --template FILE"
     )
+
+
+def unbroken(size: int) -> RowError:
+    return RowError(
+        "unbroken_text",
+        f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
+        f"such as a space after a letter; at most {LONGEST_PIECE:,} are served",
+        "Split the row, or remove what is not language",
+    )
+
+
+def encoder_panic(error: EncoderPanic) -> RowError:
+    return RowError("encoder_panic", str(error), "Remove the row, or report it to the tokenizer's makers")

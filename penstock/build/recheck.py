@@ -52,10 +52,11 @@ def _pipeline(dataset: StoredDataset) -> Pipeline:
 def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, Rows]]:
     """The rows of a source's slices, with the numbers of their shards."""
     table, limit = dataset.manifest.shards, int(dataset.recipe["max_row_bytes"])
+    columns = Recipe.from_json(dict(dataset.recipe)).mapping.read_columns
     numbers = [number for number, of in enumerate(table.sources) if of == source]
     file, parts = _noted(dataset, source, numbers)
     for number, part, data in zip(numbers, parts, fetch_each(parts, file, max_row_bytes=limit), strict=True):
-        yield number, read_rows(part, file.path, data=data, max_row_bytes=limit)
+        yield number, read_rows(part, file.path, data=data, max_row_bytes=limit, columns=columns)
 
 
 def _noted(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[SourceFile, list[Slice]]:

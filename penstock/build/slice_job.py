@@ -16,7 +16,7 @@ from penstock.build.recipe import Recipe
 from penstock.build.spot_check import mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.encode.memory import resident_bytes
-from penstock.sources import Rows, Slice, read_rows
+from penstock.sources import Lines, Rows, Slice, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -33,12 +33,13 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
 
-    def make(self, slice_: Slice, path: Path, data: list[bytes] | None = None) -> Callable[[], SliceReport]:
+    def make(self, slice_: Slice, path: Path, data: Lines | None = None) -> Callable[[], SliceReport]:
         """Read, prepare, check. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.
         """
-        rows = read_rows(slice_, path, data=data, max_row_bytes=self._recipe.max_row_bytes)
+        limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
+        rows = read_rows(slice_, path, data=data, max_row_bytes=limit, columns=columns)
         sizes = [len(row) for row in rows.rows]
         sample = sampled_rows(slice_.digest, sizes)
         result = self.pipeline.run(rows)

@@ -3,7 +3,8 @@
 Two kinds of rows are checked: a seeded sample (a function of the slice's digest and row sizes alone; at least one row,
 at most about 0.1% of the bytes, which costs about 3% of the time), and every row that took a branch of the template in
 a direction that this process had not compared yet. A long text is rendered whole, but encoded only up to the first end
-of a turn after `WINDOW` bytes: a special token, across which no token reaches. Of a row that
+of a turn after `WINDOW` bytes: a special token, across which no token reaches. Of a row over a megabyte both ways are
+run again on a copy with fewer messages and shorter texts. Of a row that
 an engine rejected, the reason is compared; one that can't be read is rejected by the same code in both ways.
 """
 
@@ -18,10 +19,12 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
 from penstock.build.pipeline import DROPPED, Pipeline, SliceResult
+from penstock.build.shortening import LONG_ROW, shortened
 from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
-from penstock.errors import RowError
+from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
+from penstock.sources import Rows
 from penstock.store.columns import Columns
 
 SHARE = 0.001
@@ -55,6 +58,17 @@ def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
 
 def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
     """Those of the sampled rows that the references see differently."""
+    long = [row for row in sample if len(rows[row]) > LONG_ROW]
+    wrong = {row for row in long if _differs_when_short(pipeline, rows[row])}
+    return sorted({*wrong, *_mismatches(pipeline, rows, [row for row in sample if row not in long], result)})
+
+
+def _differs_when_short(pipeline: Pipeline, row: bytes) -> bool:
+    short = [shortened(row)]
+    return bool(_mismatches(pipeline, short, [0], pipeline.run(Rows(short, [1]))))
+
+
+def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
     wrong: set[int] = set()
     groups: dict[str, list[_Sampled]] = {}
     rejected = {entry["row"]: entry for entry in result.rejected}
@@ -75,7 +89,11 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
             if len(found) != np.count_nonzero(result.columns.rows == row):
                 wrong.add(row)
     for way, members in groups.items():
-        expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        try:
+            expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        except EncoderPanic:  # the reference rejects such a row
+            wrong.update(member.row for member in members)
+            continue
         for k, member in enumerate(members):
             if member.row not in wrong and _differs(expected, k, result.columns, member, shortened[k]):
                 wrong.add(member.row)

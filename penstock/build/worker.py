@@ -24,7 +24,7 @@ from penstock.build.recipe import Recipe
 from penstock.build.slice_job import SliceJob
 from penstock.encode.memory import keep_large_apart
 from penstock.errors import PenstockError
-from penstock.sources import Slice
+from penstock.sources import Lines, Slice
 from penstock.store.cache import Cache
 from penstock.store.trust import Trust
 
@@ -44,7 +44,7 @@ def main() -> None:
         with Behind[SliceReport]() as behind:
             while (task := _read(stdin)) is not None:
                 if task:
-                    data = stdin.read(task["bytes"]).split(b"\n") if task["bytes"] else None
+                    data = Lines(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
                     make = partial(job.make, Slice.from_json(task["slice"]), Path(task["path"]), data)
                     behind.do(make, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:

@@ -59,7 +59,7 @@ class Worker:
     def do(self, task: Task) -> Iterator[tuple[Task, SliceReport]]:
         """Send a task. Gives what is reported until the worker is ready for the next one: usually the one before."""
         self.left.append(task)
-        data = b"\n".join(task.slice.data or ())
+        data = b"\n".join(task.slice.data.rows if task.slice.data else ())
         header = {"slice": task.slice.to_json(), "path": str(task.path), "bytes": len(data)}
         yield from self._ask(orjson.dumps(header) + b"\n" + data)
 

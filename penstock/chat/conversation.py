@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from penstock.chat.notes import Note
+
 Message = dict[str, Any]
 
 
@@ -47,7 +49,8 @@ class Conversation(NamedTuple):
 
     `pieces` is set for rows without a template (plain text, string prompt and completion): the text
     is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
-    `weights` has one entry per message (None: not given). `variables` are the row's own template variables.
+    `weights` has one entry per message (None: not given). `variables` are the row's own template variables. `notes`
+    say what the row has that is not used.
     """
 
     messages: list[Message]
@@ -55,3 +58,4 @@ class Conversation(NamedTuple):
     weights: tuple[float | None, ...] | None = None
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
+    notes: tuple[Note, ...] = ()

@@ -14,6 +14,9 @@ from typing import Any, Self
 
 CALLS = "tool_calls"  # as a role's target: an assistant message whose text is the JSON of its tool calls
 
+LABEL_COLUMN = "label"  # KTO's: false means that the answer is a bad one
+MEDIA_COLUMNS = ("image", "images", "videos", "audios")  # refused where they have a value
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first that is not null counts
 WEIGHT_KEYS = ("weight", "train", "trainable", "masked", "loss", "loss_scale", "loss_weight")
 INVERSE_WEIGHT_KEY = "masked"  # true means: not trained
 
@@ -101,6 +104,11 @@ class Mapping:
     def column(self, purpose: str) -> str | None:
         """The column that serves a purpose, if the format has that purpose."""
         return dict(self.columns).get(purpose)
+
+    @property
+    def read_columns(self) -> frozenset[str]:
+        """Every column whose value is looked at."""
+        return frozenset((*dict(self.columns).values(), *MEDIA_COLUMNS, LABEL_COLUMN))
 
     def as_json(self) -> dict[str, Any]:
         """All that decides how rows are read, and nothing else: the mapping's part of the recipe."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
-from penstock.chat.formats import Mapping
+from penstock.chat.formats import MEDIA_COLUMNS, Mapping
 from penstock.chat.formats_json import a_kind, parse_text
 from penstock.errors import RowError
 
-MEDIA_COLUMNS = ("image", "images", "videos", "audios")
 _RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _TEXTS_KEPT = 64
 _TOOL = 'Tools are a list such as [{"type": "function", "function": {"name": "f", "parameters": {…}}}], or its JSON'

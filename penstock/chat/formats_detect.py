@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from penstock.chat.formats import ROLES, SHAREGPT_ROLES, Format, FormatOptions, Mapping
+from penstock.chat.formats import LABEL_COLUMN, MEDIA_COLUMNS, ROLES, SHAREGPT_ROLES, Format, FormatOptions, Mapping
 from penstock.errors import SourceError, UsageError
 
 _MESSAGE_KEYS = (("role", "content"), ("from", "value"))
@@ -88,6 +88,15 @@ def detect(rows: Sequence[dict[str, Any]], options: FormatOptions | None = None)
         if all(found.values()) and _messages_fit(shape, found, rows, options):
             return _mapping(shape, {p: c for p, c in found.items() if c}, columns, rows, options)
     raise SourceError(_no_fit(candidates, columns, rows, options))
+
+
+def format_columns(options: FormatOptions) -> frozenset[str]:
+    """Every column that some format reads; of other columns, `detect` needs no more than the names."""
+    usual = {name for shape in _SHAPES for names in shape.needs.values() for name in names}
+    usual.update(name for names in _DEFAULT_COLUMNS.values() for name in names)
+    return frozenset(
+        {*usual, *MEDIA_COLUMNS, LABEL_COLUMN, *(options.column(purpose) or "" for purpose in _named(options))}
+    )
 
 
 def _asked_for(options: FormatOptions) -> list[_Shape]:

@@ -6,15 +6,15 @@ objects are changed in place, never copied, except where keys must be renamed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
-from penstock.chat.formats import CALLS, INVERSE_WEIGHT_KEY, ROLES, Mapping
+from penstock.chat.formats import CALLS, INVERSE_WEIGHT_KEY, REASONING_KEYS, ROLES, Mapping
 from penstock.chat.formats_json import a_kind, parse_text
 from penstock.errors import RowError
 
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "audio", "video")
 _LARGEST_WEIGHT = 3.4e38  # they are stored as 32-bit floats
 _USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
@@ -81,7 +81,7 @@ class MessageReader:
                 role = "assistant"
                 _set_calls(message, where)
             message["role"] = role
-            check_message(message, where)
+            check_message(message, where, self._weight_names)
             for value in message.values():
                 if type(value) is not str:
                     loose.append(value)
@@ -150,7 +150,7 @@ def _likely(role: str) -> str:
     return near[0] if near else _USUAL_TARGETS.get(role, "assistant")
 
 
-def check_message(message: Message, where: str) -> None:
+def check_message(message: Message, where: str, weight_keys: Collection[str] = ()) -> None:
     """Content and tool calls are of a kind that templates can be given."""
     calls = message.get("tool_calls")
     if calls:
@@ -160,7 +160,7 @@ def check_message(message: Message, where: str) -> None:
     if kind is str:
         return
     if kind is list:
-        _check_parts(content, f"{where}.content")  # type: ignore[arg-type]
+        _check_parts(content, f"{where}.content", weight_keys)  # type: ignore[arg-type]
         return
     role = message["role"]
     if content is not None:
@@ -169,7 +169,7 @@ def check_message(message: Message, where: str) -> None:
             f"{where}.content is {a_kind(content)}; expected a string or a list of text parts",
             "Give it as text, for example as its JSON",
         )
-    if role == "assistant" and (calls or any(message.get(key) for key in _REASONING_KEYS)):
+    if role == "assistant" and (calls or any(message.get(key) for key in REASONING_KEYS)):
         return
     if role == "tool" and "content" in message:
         return
@@ -178,9 +178,16 @@ def check_message(message: Message, where: str) -> None:
     raise RowError("bad_content", f"{where}.content is {state}; a message of role {role} needs {needed}")
 
 
-def _check_parts(parts: list[Any], where: str) -> None:
+def _check_parts(parts: list[Any], where: str, weight_keys: Collection[str]) -> None:
     for number, part in enumerate(parts):
         if type(part) is dict and part.get("type") == "text" and type(part.get("text")) is str:
+            for key in weight_keys:
+                if part.get(key) is not None:
+                    raise RowError(
+                        "bad_weight",
+                        f"{where}[{number}].{key}: a part has no weight of its own",
+                        "Give the weight to the message, or make the part a message of its own",
+                    )
             continue
         if type(part) is not dict:
             raise RowError("bad_content", f"{where}[{number}] is {a_kind(part)}; expected a text part", _TEXT_PART)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
-from penstock.chat.formats import Format, Mapping
+from penstock.chat.formats import LABEL_COLUMN, Format, Mapping
 from penstock.chat.formats_columns import Chat, ChatColumns
 from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
 from penstock.chat.formats_messages import MessageReader, Turns
 from penstock.chat.formats_preference import shared_text, whole_sides
+from penstock.chat.notes import Note
 from penstock.errors import RowError
 
 Record = dict[str, Any]
@@ -37,9 +38,12 @@ class RowReader:
         """The conversations of one row: one, or two of a preference row. Raises RowError."""
         record = parse_row(row)
         try:
-            return self._read(record)
+            found = self._read(record)
         except LargeInteger:
-            return RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
+            found = RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
+        if record.get(LABEL_COLUMN) is False:
+            return tuple(conversation._replace(notes=(Note.LABEL_FALSE,)) for conversation in found)
+        return found
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
         match name:

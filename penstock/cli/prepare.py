@@ -13,6 +13,7 @@ from rich.table import Table
 from penstock.build.finish import outcome_json
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
+from penstock.chat.notes import told
 from penstock.cli.flags import with_flags
 from penstock.cli.live import LiveProgress, amount, duration
 
@@ -53,7 +54,7 @@ def summary(console: Console, outcome: Outcome) -> None:
     if ledger["regions_unknown"]:
         table.add_row("regions", f"{ledger['regions_unknown']:,} examples with unknown regions")
     for note, count in ledger["notes"].items():
-        table.add_row("note", f"{note}: {count:,} rows")
+        table.add_row("note", told(note, count))
     table.add_row("slices", _slices(outcome))
     if progress.slices_done:
         table.add_row("engines", _engines(outcome))

@@ -9,6 +9,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from penstock.addresses import local_path
 from penstock.errors import UsageError
 
 
@@ -50,6 +51,8 @@ def verify(
     from penstock.verify.verifying import verify as verified
 
     required = required_promises(require or ())
+    if output is not None:
+        local_path(output, "--output")
     if config is None and target is None:
         raise UsageError("nothing to verify: give a configuration, or --target module:function.")
     if target is None and config is not None and not Path(config).is_file():

@@ -11,8 +11,8 @@ without it; it keeps every word that it has seen, so it is rebuilt whenever they
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -21,10 +21,14 @@ import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, code_points, inspect_texts, utf8_widths
 from penstock.encode.memory import allocated_bytes, release
+from penstock.encode.panics import panics_are_errors
+from penstock.encode.pieces import PIECE_BYTES, Cutter, probe_texts
 from penstock.encode.vocabulary import Normalizer, Vocabulary
-from penstock.errors import TokenizerError
+from penstock.errors import EncoderPanic, TokenizerError
 
 SMALL_INPUT = 1_500_000  # bytes that the reference encodes in the time that the fast engine takes to start
+GROUP_BYTES = 1 << 20  # of texts that the reference is given at once
+LONGEST_PIECE = 4_000_000  # bytes of text that can't be cut; more would take the reference gigabytes
 GROWTH_LIMIT = 64_000_000  # bytes that it keeps; on ordinary text reached after 0.8 GB, before a table of it doubles
 
 Int64 = npt.NDArray[np.int64]
@@ -50,7 +54,8 @@ class Encoder:
         self._json = tokenizer_json
         self._vocabulary = vocabulary
         try:
-            self._reference = Tokenizer.from_str(tokenizer_json.decode())
+            with panics_are_errors("tokenizers"):
+                self._reference = Tokenizer.from_str(tokenizer_json.decode())
         except Exception as error:
             raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
         self._reference.no_truncation()
@@ -58,9 +63,7 @@ class Encoder:
         self.prefix, self.suffix = self._added_around()
         # Templates write their own special tokens; and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
-        self._added = _cutting(vocabulary)
-        if self._added is not None and not self._cuts_are_safe():
-            self._added = None
+        self._cutter = Cutter(vocabulary, lambda texts: self._by_reference(texts)[0])
         self._fast: Any = None
         self._seen = 0  # bytes encoded before the fast engine was started
         self._grown = 0  # bytes that the fast engine has come to keep,
@@ -84,12 +87,6 @@ class Encoder:
         prefix, suffix = found.pop() if found else ((), ())
         return list(prefix), list(suffix)
 
-    def _cuts_are_safe(self) -> bool:
-        """Whether the reference gives the same for texts and for their pieces."""
-        probes = [probe.encode() for probe in _probes(self._vocabulary)]
-        pieces = [piece for probe in probes for piece in self._pieces(probe)]
-        return np.array_equal(self.reference(probes).ids, self.reference(pieces).ids)
-
     # -- the fast engine ------------------------------------------------------------------------------------------
 
     def _start_fast(self) -> str:
@@ -103,13 +100,16 @@ class Encoder:
         except Exception as error:  # a refusal of the young engine, in whatever form, is not ours to judge
             self._fast = None
             return f"gigatoken refuses this tokenizer: {str(error).splitlines()[0]}"
-        probes = _probes(self._vocabulary)
-        expected = [e.ids for e in self._reference.encode_batch_fast(probes, add_special_tokens=False)]
-        ids, offsets = self._run_fast([p.encode() for p in probes])
+        probes = [probe.encode() for probe in probe_texts(self._vocabulary)]
+        expected, ends = self._by_reference(probes)
+        try:
+            ids, offsets = self._run_fast(probes)
+        except EncoderPanic as error:
+            return str(error)
         for k, probe in enumerate(probes):
-            if ids[offsets[k] : offsets[k + 1]].tolist() != expected[k]:
+            if not np.array_equal(ids[offsets[k] : offsets[k + 1]], expected[ends[k] : ends[k + 1]]):
                 self._fast = None
-                return f"gigatoken differs from tokenizers on {probe!r}"
+                return f"gigatoken differs from tokenizers on {probe.decode()!r}"
         return ""
 
     def _make_fast(self) -> None:
@@ -117,14 +117,20 @@ class Encoder:
         from gigatoken import Tokenizer
 
         release()  # or it would grow on top of the old one's
-        self._fast = Tokenizer.from_json(self._json).backend
+        with panics_are_errors("gigatoken"):
+            self._fast = Tokenizer.from_json(self._json).backend
         self._run_fast([b"warm"])
         release()
         self._grown = self._growth = 0
 
     def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         before = allocated_bytes()
-        layout = self._fast.encode_batch(texts, parallel=False).layout
+        try:
+            with panics_are_errors("gigatoken"):
+                layout = self._fast.encode_batch(texts, parallel=False).layout
+        except EncoderPanic as panic:
+            self._fast, self.why_reference = None, str(panic)  # its tables may be left in any state
+            raise
         ids, offsets = np.array(layout.content.data), np.array(layout.offsets.data, dtype=np.int64)
         del layout  # it has room for half as many ids again; what stays now is what the engine keeps
         self._growth = max(0, allocated_bytes() - before - ids.nbytes - offsets.nbytes)
@@ -144,12 +150,20 @@ class Encoder:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
         if self._grown > GROWTH_LIMIT or self._grown + self._growth > 1.5 * GROWTH_LIMIT:
             self._make_fast()
-        slow = self._guarded(inspect_texts(texts) if findings is None else findings)
+        try:
+            return self._encode_fast(texts, self._guarded(inspect_texts(texts) if findings is None else findings))
+        except EncoderPanic:
+            if self._fast is not None:  # it was the reference's
+                raise
+            return self.reference(texts, Counter({self.why_reference: len(texts)}))
+
+    def _encode_fast(self, texts: list[bytes], slow: dict[int, str]) -> Encoded:
+        """Ids by the fast engine, but for the texts that it is not trusted with."""
         ids, offsets = self._run_fast(texts)
         if not slow:
             return Encoded(ids, offsets, Counter())
         rows = sorted(slow)
-        served, ends = self._in_pieces([self._pieces(texts[r]) for r in rows])
+        served, ends = self._in_pieces([self.pieces(texts[r]) for r in rows])
         served = served._replace(offsets=served.offsets[ends], reference=Counter(slow.values()))
         return _spliced(ids, offsets, rows, served)
 
@@ -161,28 +175,39 @@ class Encoder:
         served = self.reference([pieces[p] for p in slow])
         return _spliced(ids, offsets, slow, served), np.cumsum([0, *map(len, texts)])
 
-    def _pieces(self, text: bytes) -> list[bytes]:
-        """A text cut before each added token."""
-        if self._added is None:
-            return [text]
-        cuts = sorted({0, len(text), *(match.start() for match in self._added.finditer(text))})
-        return [text[start:end] for start, end in pairwise(cuts)] or [text]
+    def pieces(self, text: bytes) -> list[bytes]:
+        """A text cut where the reference gives the same for the pieces, if it is long into many."""
+        return self._cutter.pieces(text)
+
+    def unbroken(self, text: bytes) -> int:
+        """How long the longest piece of a text is, where it is longer than `LONGEST_PIECE`; else 0."""
+        if len(text) <= LONGEST_PIECE:
+            return 0
+        longest = max(map(len, self.pieces(text)))
+        return longest if longest > LONGEST_PIECE else 0
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
-        """The same, all by the reference engine."""
-        encodings = self._reference.encode_batch_fast([t.decode() for t in texts], add_special_tokens=False)
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(e) for e in encodings], out=offsets[1:])
-        ids = np.empty(int(offsets[-1]), np.uint32)
-        for k, encoding in enumerate(encodings):
-            ids[offsets[k] : offsets[k + 1]] = encoding.ids
-        return Encoded(ids, offsets, why or Counter())
+        """The same, all by the reference engine; long texts in pieces. Raises EncoderPanic."""
+        cut = [self.pieces(text) if len(text) > PIECE_BYTES else [text] for text in texts]
+        ids, offsets = self._by_reference(list(chain.from_iterable(cut)))
+        return Encoded(ids, offsets[np.cumsum([0, *map(len, cut)])], why or Counter())
+
+    def _by_reference(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
+        """Ids and offsets, with little memory: an encoding takes a hundred times its text."""
+        found: list[UInt32] = []
+        lengths: list[int] = []
+        for group in _groups(texts):
+            with panics_are_errors("tokenizers"):
+                encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
+            lengths += map(len, encodings)
+            found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        return np.concatenate([np.zeros(0, np.uint32), *found]), np.cumsum([0, *lengths])
 
     def token_ends(self, text: bytes, ids: UInt32) -> Int64:
         """Where each token of a text ends, in bytes: piece by piece, by the tokens' own lengths, if these add up, or by
         the reference's offsets."""
-        pieces = self._pieces(text)
-        encoded = self.reference(pieces) if self._fast is None else self._in_pieces([pieces])[0]
+        pieces = self.pieces(text)
+        encoded = self._pieces_encoded(pieces)
         if not np.array_equal(encoded.ids, ids):
             return self._reference_ends(text)
         ends: list[Int64] = []
@@ -194,10 +219,20 @@ class Encoder:
             at += len(piece)
         return np.concatenate(ends)
 
+    def _pieces_encoded(self, pieces: list[bytes]) -> Encoded:
+        if self._fast is not None:
+            try:
+                return self._in_pieces([pieces])[0]
+            except EncoderPanic:
+                if self._fast is not None:  # it was the reference's
+                    raise
+        return self.reference(pieces)
+
     def _reference_ends(self, text: bytes) -> Int64:
         """The same, by the reference's offsets alone."""
         decoded = text.decode()
-        encoding = self._reference.encode(decoded, add_special_tokens=False)
+        with panics_are_errors("tokenizers"):
+            encoding = self._reference.encode(decoded, add_special_tokens=False)
         ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
         ends = np.maximum.accumulate(ends) if len(ends) else ends
         if decoded.isascii():
@@ -212,13 +247,18 @@ class Encoder:
         return slow
 
 
-def _cutting(vocabulary: Vocabulary) -> re.Pattern[bytes] | None:
-    """Finds added tokens as tokenizers does, where a text may be cut before each of them."""
-    tokens = [token for token in vocabulary.added if token.content and not token.normalized]
-    if not tokens or any(token.choosy for token in tokens):
-        return None
-    contents = sorted((token.content.encode() for token in tokens), key=len, reverse=True)
-    return re.compile(b"|".join(map(re.escape, contents)))
+def _groups(texts: list[bytes]) -> Iterator[list[bytes]]:
+    """Consecutive texts, as many as the reference is given at once."""
+    group: list[bytes] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
 
 
 def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> Encoded:
@@ -233,22 +273,3 @@ def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> E
         at = offsets[row + 1]
     pieces.append(ids[at:])
     return Encoded(np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), served.reference)
-
-
-def _probes(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which the engines must agree before the fast one serves."""
-    added = [t.content for t in vocabulary.added]
-    shown = added[:40] + added[-40:] if len(added) > 80 else added
-    around = ["a{}b", " {} x", "\n{}\n", "{}{}", "1{}.", "x  {}  y", "é{}日本"]
-    texts = [pattern.replace("{}", token) for token in shown for pattern in around]
-    return [
-        *texts,
-        *added[40:-40],
-        "Hello, world! It's 12345.67 — “quoted” (don't)…\n\n\n  indented\t\ttabs  \r\nCRLF \u00a0nbsp ",
-        "def f(x):\n    return {'a': [1, 2, 3], \"b\": x**2}  # 100%\n\n\n",
-        "Grüße, señor; café naïve. Привет, мир! Γειά σου. שלום עולם. مرحبا بالعالم ١٢٣. नमस्ते दुनिया. สวัสดี",
-        "你好，世界！日本語のテキスト、한국어 문장입니다。繁體中文 ㍿ ﬁ ½ ² ① Ⅻ",
-        "😀👩‍👩‍👧‍👦🏳️‍🌈 zero\u200bwidth\u200djoin\ufeff soft\u00adhyphen \u0000\u0001\u001f\u007f\u0085\u2028\u2029",
-        "<|im_start|> </s> [INST] <think> <tool_call> {{ x }} {% y %} <0x0A> ▁ Ġ Ċ",
-        " leading", "trailing ", "   ", "\n", "\t\n \n", "", "'S 'll 'RE I'M we'Ve", "A" * 300, "ab" * 200, "0" * 50,
-    ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from penstock.addresses import local_path
 from penstock.errors import UsageError
 
 
@@ -35,7 +36,7 @@ class Difference:
 def read_file(path: Path) -> Given:
     """The keys at the top of a YAML or JSON file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = local_path(path, "configuration").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}. Give a YAML or JSON file.") from error
     values = _json(path, text) if path.suffix == ".json" else _yaml(path, text)

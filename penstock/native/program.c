@@ -344,7 +344,7 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
         APPEND(m, b->pieces, (int32_t)(p.start - m->text_start));
         APPEND(m, b->pieces, (int32_t)(p.end - m->text_start));
     }
-    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1);
+    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1 | c->label_false << 2);
     b->needles[row] = c->needle;
     b->counts[row] = (int32_t)n;
     b->fresh[row] = m->fresh.n > 0;

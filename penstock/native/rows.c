@@ -87,11 +87,13 @@ static void check_calls(Machine *m, Value calls) {
     }
 }
 
-static void check_parts(Machine *m, const List *parts) {
+static void check_parts(Machine *m, const Layout *l, const List *parts) {
     for (uint32_t i = 0; i < parts->n; i++) {
         if (parts->v[i].tag != DICT) unusual(m);
         const Value *type = find_key(parts->v[i].dict, NAME("type")), *text = find_key(parts->v[i].dict, NAME("text"));
         if (!type || !IS(*type, "text") || !text || text->tag != STRING) unusual(m);
+        for (uint32_t k = 0; k < l->weight_keys.list->n; k++)
+            if (find_key(parts->v[i].dict, l->weight_keys.list->v[k])) unusual(m);
     }
 }
 
@@ -105,13 +107,13 @@ static bool has_reasoning(Machine *m, const Dict *message) {
 }
 
 /* Content and calls are of a kind that templates can be given. */
-static void check_message(Machine *m, const Dict *message, Value role) {
+static void check_message(Machine *m, const Layout *l, const Dict *message, Value role) {
     const Value *calls = find_key(message, NAME("tool_calls")), *content = find_key(message, NAME("content"));
     const bool has_calls = calls && truth(m, *calls);
     if (has_calls) check_calls(m, *calls);
     if (content && content->tag == STRING) return;
     if (content && content->tag == LIST) {
-        check_parts(m, content->list);
+        check_parts(m, l, content->list);
         return;
     }
     if (content && content->tag != NONE) unusual(m);
@@ -166,7 +168,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
         set_calls(m, d, number);
     }
     *find_key(d, NAME("role")) = role;
-    check_message(m, d, role);
+    check_message(m, l, d, role);
     return role;
 }
 
@@ -525,6 +527,8 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         read_conversation(m, parsed.dict, c);
     } else {
         check_media(m, l, parsed.dict);
+        const Value *label = find_key(parsed.dict, NAME("label"));
+        c->label_false = label && label->tag == BOOL && !label->i;
         c->tools = read_tools(m, l, parsed.dict);
         c->variables = read_variables(m, l, parsed.dict);
         if (l->reading == READ_MESSAGES)
@@ -619,6 +623,21 @@ static bool is_said(Machine *m, Value content, Value text) { /* less the reasoni
     return !words.size || find(m, text.s, text.size, words.s, words.size) != NULL;
 }
 
+/* What the assistant thought, stripped: given by itself, or in its content before the last </think>. */
+static Value reasoning_of(Machine *m, const Dict *message) {
+    const Value *given = find_key(message, NAME("reasoning_content")); /* whichever it was: `alias_reasoning` */
+    if (given && given->tag != NONE)
+        return given->tag == STRING ? strip(m, *given, NULL, true, true) : LITERAL("");
+    const Value *content = find_key(message, NAME("content")), think = LITERAL("</think>"), begin = LITERAL("<think>");
+    if (!content || content->tag != STRING) return LITERAL("");
+    const char *start = content->s, *end = NULL, *stop = content->s + content->size;
+    charge(m, 2 * (size_t)content->size);
+    for (const char *p = start; (p = find(m, p, (size_t)(stop - p), think.s, think.size)); p += think.size) end = p;
+    if (!end) return LITERAL("");
+    for (const char *p = start; (p = find(m, p, (size_t)(end - p), begin.s, begin.size));) start = p += begin.size;
+    return strip(m, of_string(start, (size_t)(end - start)), NULL, true, true);
+}
+
 /* All that a message printed; the whole text where that is not known. */
 static Value printed_by(Machine *m, int32_t message, size_t first, size_t count) {
     if (count == 1) {
@@ -657,6 +676,12 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags
         const bool whole = !known || (c->roles[i] == 1 && !count[i]);
         const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
         if (content && !is_said(m, *content, text)) flags[i] = 0;
+        const Value reasoning = c->roles[i] == 3 ? reasoning_of(m, d) : LITERAL("");
+        if (reasoning.size) {
+            charge(m, text.size);
+            const bool printed = find(m, text.s, text.size, reasoning.s, reasoning.size) != NULL;
+            flags[i] |= HAS_REASONING | (printed ? REASONING_PRINTED : 0);
+        }
         if (has_calls) flags[i] |= HAS_CALLS | (are_printed(m, *calls, text) ? CALLS_PRINTED : 0);
     }
 }

@@ -29,9 +29,10 @@ typedef struct Conversation {
     uint8_t *roles;  /* one per message, as penstock.chat.conversation.Role */
     float *weights;  /* NULL: none given; NaN: not given */
     int32_t needle;  /* the first of the needles that its text has, or -1 */
+    bool label_false; /* the row has a column `label` that is false, as KTO's bad answers */
 } Conversation;
 
-enum { HAS_CALLS = 1, CALLS_PRINTED = 2, CONTENT_PRINTED = 4 };
+enum { HAS_CALLS = 1, CALLS_PRINTED = 2, CONTENT_PRINTED = 4, HAS_REASONING = 8, REASONING_PRINTED = 16 };
 
 /* Reads a row; gives up where it is not usual, so that the Python reader decides. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);

@@ -1,7 +1,7 @@
-"""What a template leaves out: tool calls (the row is refused), answers and system prompts (noted).
+"""What a template leaves out: tool calls (the row is refused), answers, reasoning and system prompts (noted).
 
 Training on a row whose calls are missing would teach silence. The engines tell for each message whether its calls and
-its content are in the text; here this is weighed for a whole batch at once.
+its content and reasoning are in the text; here this is weighed for a whole batch at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
+from penstock.chat.notes import Note
 from penstock.errors import RowError
 from penstock.regions.cuts import Pieces, run_lengths
 from penstock.regions.segments import Segments
@@ -21,7 +22,7 @@ _NEXT_TO_NOTHING = 24  # bytes; an empty thinking block is 19
 
 
 def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], Counter[str]]:
-    """Refuse rows without their calls; note answers and system prompts that are not there."""
+    """Refuse rows without their calls; note answers, reasoning and system prompts that are not there."""
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
@@ -37,8 +38,9 @@ def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tupl
     answers = unsaid & doubtful & (roles == Role.ASSISTANT) & segments.known[rows]
     unprinted = np.bincount(pieces.numbers, minlength=len(roles)) == 0
     systems = unsaid & unprinted & (roles == Role.SYSTEM)
-    counts = {"content_dropped": len(np.unique(rows[answers])), "system_dropped": len(np.unique(rows[systems]))}
-    return errors, +Counter(counts)
+    thoughts = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
+    found = {Note.CONTENT_DROPPED: answers, Note.SYSTEM_DROPPED: systems, Note.REASONING_DROPPED: thoughts}
+    return errors, +Counter({note.value: len(np.unique(rows[where])) for note, where in found.items()})
 
 
 def _printed(rendered: Rendered, segments: Segments) -> Int64:

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.arrays import UInt8
 from penstock.chat.conversation import Part, Role
+from penstock.chat.notes import Note
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
 from penstock.regions.cuts import Pieces, run_lengths, to_segments
@@ -85,9 +86,9 @@ class Splitter:
         else:
             roles, markers = rendered.message_roles, self._next_markers
             outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
-        known, reason = rendered.known.copy(), "span_unowned" if tagged else "header_unknown"
+        known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
-        notes = +Counter({reason: len(outcome.lost), "no_stop": len(outcome.silent)})
+        notes = +Counter({reason.value: len(outcome.lost), Note.NO_STOP.value: len(outcome.silent)})
         return to_segments(outcome.cuts, rendered, known, notes)
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from penstock.sources.discover import discover
 from penstock.sources.kinds import Kind
 from penstock.sources.reading import Keep, fetch_data, fetch_each, plan, read_rows
-from penstock.sources.slices import SLICING_VERSION, FileIdentity, Rows, Slice, SlicePlan, SourceFile, identity
+from penstock.sources.slices import SLICING_VERSION, FileIdentity, Lines, Rows, Slice, SlicePlan, SourceFile, identity
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
 
@@ -12,6 +12,7 @@ __all__ = [
     "FileIdentity",
     "Keep",
     "Kind",
+    "Lines",
     "Rows",
     "Slice",
     "SlicePlan",

@@ -102,11 +102,11 @@ class _ElementReader:
                 ends.append(self._previous_end)
                 continue
             if rows:
-                yield Run(rows, run_start, ends)
+                yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
             yield row
             rows, ends, run_start = [], [], self._previous_end
         if rows:
-            yield Run(rows, run_start, ends)
+            yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
         self._read_rest(chunk[done:], None if closed is None else closed - done)
 
     def end(self) -> None:

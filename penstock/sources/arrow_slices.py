@@ -15,8 +15,8 @@ import pyarrow as pa
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import json_rows, unit_rows
-from penstock.sources.slices import Rows, Slice, SourceFile
+from penstock.sources.arrow_rows import unit_rows, with_names
+from penstock.sources.slices import Columns, Rows, Slice, SourceFile
 from penstock.sources.units import Unit, check_units, cut_units, trim_units
 
 FILE_MAGIC = b"ARROW1\0\0"
@@ -44,18 +44,14 @@ def trim_arrow(part: Slice, path: Path, first: int, stop: int) -> Slice:
         return trim_units(part, stream.columns, units, first, stop)
 
 
-def head_of_arrow(file: SourceFile, count: int) -> list[bytes]:
-    """The first rows of a file."""
-    rows: list[bytes] = []
+def head_of_arrow(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Batches from the start of a file, with the values of those of its columns that are asked for."""
     with _opened(file.path, file.name) as stream:
         for _, batch in _batches(stream, stream.file.tell(), None):
-            rows += json_rows(batch.slice(0, count - len(rows)))[0]
-            if len(rows) >= count:
-                break
-    return rows
+            yield with_names(_selected(batch, columns), batch.schema.names)
 
 
-def read_arrow(part: Slice, path: Path, max_row_bytes: int) -> Rows:
+def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
     """The rows of a slice, from a file that is checked to be the one that was cut."""
     with _opened(path, str(path)) as stream:
         found = list(_batches(stream, part.start, part.end))
@@ -64,7 +60,14 @@ def read_arrow(part: Slice, path: Path, max_row_bytes: int) -> Rows:
                 f"{path}: changed while it was read (bytes {part.start} to {part.end}). "
                 "Run again once nothing writes to it; finished slices are kept."
             )
-        return unit_rows(part, _wanted([batch for _, batch in found], part.skip, part.rows), max_row_bytes)
+        batches = [_selected(batch, columns) for _, batch in found]
+        return unit_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
+
+
+def _selected(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
+    names = [name for name in batch.schema.names if columns is None or name in columns]
+    chosen = batch.select(names)
+    return chosen if names else with_names(chosen, batch.schema.names)  # for an error that names what there is
 
 
 def _wanted(batches: list[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ Costs: plain about 10 GB/s from the page cache, gzip about 0.3 GB/s and zstd abo
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 from collections.abc import Generator
 from enum import Enum
@@ -21,6 +22,8 @@ from penstock.errors import SourceError
 
 CHUNK_BYTES = 1 << 18
 ZSTD_HEADER_BYTES = 18  # of a frame, at most
+SMALL_BYTES = 1 << 9  # of a gzip member that are unpacked first
+NOT_ZERO = re.compile(rb"[^\0]")
 GZIP_WINDOW = 31  # zlib's number for "expect a gzip header"
 
 
@@ -57,37 +60,33 @@ def chunks(path: Path, name: str, packing: Compression, size: int = CHUNK_BYTES)
 
 def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
     """Every member of a gzip file (`cat a.gz b.gz` is valid), with zero padding after them allowed."""
-    packed = _past_padding(file, b"")
-    while packed:
-        rest = yield from _gunzip_member(file, name, size, packed)
-        packed = _past_padding(file, rest)
-
-
-def _past_padding(file: BinaryIO, packed: bytes) -> bytes:
-    while not (packed := packed.lstrip(b"\0")):
-        packed = file.read(CHUNK_BYTES)
-        if not packed:
-            break
-    return packed
-
-
-def _gunzip_member(file: BinaryIO, name: str, size: int, packed: bytes) -> Generator[bytes, None, bytes]:
-    """One member; returns the packed bytes read beyond its end."""
-    unpacker = zlib.decompressobj(GZIP_WINDOW)
-    while not unpacker.eof:
+    packed, at = b"", 0
+    unpacker, window = None, 0
+    while True:
+        if at == len(packed):
+            packed, at = file.read(CHUNK_BYTES), 0
+            if not packed:
+                break
+        if unpacker is None:
+            begin = NOT_ZERO.search(packed, at)
+            if begin is None:
+                at = len(packed)
+                continue
+            at, window, unpacker = begin.start(), SMALL_BYTES, zlib.decompressobj(GZIP_WINDOW)
+        piece = packed[at : at + window]  # a small one at first: what follows the end of a member is copied
         try:
-            chunk = unpacker.decompress(packed, size)
+            chunk = unpacker.decompress(piece, size)
         except zlib.error as error:
-            position = file.tell() - len(packed)
+            position = file.tell() - len(packed) + at
             raise SourceError(f"{name}: damaged gzip data after byte {position}: {error}. Fetch it again.") from error
         if chunk:
             yield chunk
-        packed = unpacker.unconsumed_tail
-        if not packed and not unpacker.eof and len(chunk) < size:  # else it still holds output back
-            packed = file.read(CHUNK_BYTES)
-            if not packed:
-                raise SourceError(f"{name}: the gzip data is cut off at byte {file.tell()}. Fetch it again.")
-    return unpacker.unused_data
+        at += len(piece) - len(unpacker.unused_data) - len(unpacker.unconsumed_tail)
+        unpacker, window = None if unpacker.eof else unpacker, min(4 * window, CHUNK_BYTES)
+    while unpacker is not None and (chunk := unpacker.decompress(b"", size)):
+        yield chunk
+    if unpacker is not None and not unpacker.eof:
+        raise SourceError(f"{name}: the gzip data is cut off at byte {file.tell()}. Fetch it again.")
 
 
 def _unzstd(file: BinaryIO, name: str, size: int) -> Chunks:

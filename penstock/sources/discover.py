@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.addresses import scheme_of
 from penstock.errors import SourceError
 from penstock.sources.folders import DEFAULT_SPLIT, Found, read_folder
 from penstock.sources.hub import HubDataset
@@ -20,7 +21,6 @@ from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
 
-URL = re.compile(r"[a-zA-Z][\w+.-]*://")
 HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WILD = re.compile(r"[*?\[]")
 
@@ -77,10 +77,10 @@ def _wanted(source: _Source, split: Split | None) -> set[str]:
 
 
 def _source(text: str, config: str | None, revision: str | None) -> _Source:
-    if URL.match(text):
+    if scheme := scheme_of(text):
         raise SourceError(
-            f"{text}: addresses of object stores and web servers are not read. Copy the data to a local disk first "
-            "(a Hugging Face dataset is given by its name, like org/name)."
+            f"{text}: addresses of object stores and web servers are not read ({scheme}). Copy the data to local disk "
+            "first (a Hugging Face dataset is given by its name, like org/name)."
         )
     path = Path(text).expanduser()
     if (path.is_dir() and config is not None) or (not path.exists() and _may_be_hub_name(text)):

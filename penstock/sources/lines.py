@@ -7,47 +7,69 @@ file's start are no rows. What comes out does not depend on where chunks end. Co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 
 from penstock.native import native
 from penstock.sources.kinds import UTF8_BOM
 from penstock.sources.text_rows import BLANK, Giant, PartialRow, Run
 
 
-def line_runs(chunks: Iterable[bytes], largest: int, limit: int) -> Iterator[Run | Giant]:
-    """The rows of JSON lines. A row over `largest` bytes that crosses the end of a chunk comes as a giant."""
+def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int = 0) -> Iterator[Run | Giant]:
+    """The rows of JSON lines, which stand at `start` of their file.
+
+    A row over `largest` bytes that crosses the end of a chunk comes as a giant.
+    """
     partial = PartialRow(largest, limit)
-    position = 0  # where the line in `partial` starts
-    for chunk, skipped in _without_bom(chunks):
+    position = start  # where the line in `partial` starts
+    for chunk, skipped in _without_bom(chunks) if not start else ((chunk, 0) for chunk in chunks):
         position += skipped
-        text, lines = memoryview(chunk), _split(chunk)
-        last = lines.pop()
-        if lines and partial.size:
-            begun = lines.pop(0)
-            text = text[len(begun) + 1 :]
-            partial.add(begun)
+        first, stop = 0, chunk.rfind(b"\n") + 1
+        if stop and partial.size:
+            first = chunk.find(b"\n") + 1
+            partial.add(chunk[: first - 1])
             end = position + partial.size + 1
             yield _finished(partial, position, end)
             partial, position = PartialRow(largest, limit), end
-        if lines:
-            run = _run(lines, position, text, b"\r" in chunk)
-            yield run
-            position = run.end_of(len(lines) - 1)
-        partial.add(last)
+        if first < stop:
+            yield _run(chunk[first:stop], position)
+            position += stop - first
+        partial.add(chunk[stop:])
     if partial.size:
         yield _finished(partial, position, position + partial.size)
 
 
-def split_lines(text: bytes) -> list[bytes]:
-    """The lines of a text that fits in memory, without line ends; b"" where a line is blank."""
-    lines = _split(text)
-    if not lines[-1]:  # not a line: what follows the last line end
-        lines.pop()
-    return lines if _are_rows(lines, b"\r" in text) else [_row(line) for line in lines]
+def _run(text: bytes, start: int) -> Run:
+    """The rows of whole lines, which stand at `start`."""
+    end = start + len(text)
+    if b"\r" in text or 2 * text.count(b"\n") > len(text):
+        return _cleaned(text, start, end)
+    rows = text.split(b"\n") if native is None else native.split_lines(text)
+    rows.pop()  # what follows the last line end
+    if min(rows) < b"!":  # a blank line, or an indented one
+        return _cleaned(text, start, end)
+    return Run(rows, start, end, len(rows), memoryview(text))
 
 
-def _split(text: bytes) -> list[bytes]:
-    return text.split(b"\n") if native is None else native.split_lines(text)
+def _cleaned(text: bytes, start: int, end: int) -> Run:
+    """The same for text with blank lines or \\r. Blank lines cost no more than their bytes."""
+    import numpy as np  # which hits do without
+
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == ord("\n")) + 1
+    written = np.ones(256, np.int32)
+    written[list(BLANK + b"\n")] = 0
+    before = np.concatenate(([0], np.cumsum(written[data], dtype=np.int32)[ends - 1]))
+    filled = np.flatnonzero(np.diff(before))
+    starts = np.concatenate(([0], ends))[filled]
+    places = zip(starts.tolist(), (ends[filled] - 1).tolist(), strict=True)
+    return Run(
+        [text[first:stop].removesuffix(b"\r") for first, stop in places],
+        start,
+        end,
+        len(ends),
+        starts=(starts + start).tolist(),
+        ends=(ends[filled] + start).tolist(),
+        numbers=filled.tolist(),
+    )
 
 
 def _without_bom(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
@@ -66,22 +88,8 @@ def _without_bom(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
         yield begin, 0
 
 
-def _are_rows(lines: list[bytes], has_cr: bool) -> bool:
-    """Whether every line is a row as it stands. A blank line sorts before "!", as does an indented one."""
-    return not has_cr and min(lines, default=b"") >= b"!"
-
-
-def _run(lines: list[bytes], start: int, text: memoryview, has_cr: bool) -> Run:
-    if _are_rows(lines, has_cr):
-        return Run(lines, start, None, text)
-    ends = [start + end + count for count, end in enumerate(accumulate(map(len, lines)), start=1)]
-    return Run([_row(line) for line in lines], start, ends)
-
-
-def _row(line: bytes) -> bytes:
-    return line.removesuffix(b"\r") if line.strip(BLANK) else b""
-
-
 def _finished(partial: PartialRow, start: int, end: int) -> Run | Giant:
-    row = b"" if partial.is_blank else partial.finish(start, end, b"\r")
-    return row if isinstance(row, Giant) else Run([row], start, [end])
+    if partial.is_blank:
+        return Run([], start, end, 1)
+    row = partial.finish(start, end, b"\r")
+    return row if isinstance(row, Giant) else Run([row], start, end, 1, ends=[end])

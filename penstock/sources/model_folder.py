@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -59,7 +60,7 @@ class ModelFolder:
             return {name: text for name, text in self.templates.items() if name in ("default", "tool_use")}
         if choice in self.templates:
             return {"default": self.templates[choice]}
-        path = Path(choice).expanduser()
+        path = local_path(choice, "--template")
         try:
             return {"default": path.read_text(encoding="utf-8")}
         except UnicodeDecodeError as error:
@@ -79,7 +80,7 @@ def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelF
 
 
 def _load(spec: str | os.PathLike[str], revision: str | None) -> ModelFolder:
-    path = Path(spec).expanduser()
+    path = local_path(spec, "--tokenizer")
     if path.is_file():
         folder = path.parent
         tokenizer = path
@@ -108,7 +109,7 @@ def _end_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "://" in name:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TokenizerError(f"no tokenizer at {name!r}: the folder does not exist")
     from huggingface_hub import snapshot_download
 

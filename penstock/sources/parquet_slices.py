@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import json_rows, unit_rows
-from penstock.sources.slices import FileIdentity, Rows, Slice, SourceFile, identity
+from penstock.sources.arrow_rows import BATCH_BYTES, unit_rows, with_names
+from penstock.sources.slices import Columns, FileIdentity, Rows, Slice, SourceFile, identity
 from penstock.sources.units import Unit, check_units, cut_units, trim_units
 
 READ_BYTES = 1 << 20
-BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
+BATCH_ROWS = 4096
+MOST_UNPACKED, MOST_RATIO = 256 << 20, 200  # a column chunk beyond both is refused: a page of it may be all of it
 
 
 def cut_parquet(file: SourceFile) -> Iterator[Slice]:
@@ -36,17 +37,18 @@ def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
         return trim_units(part, _schema(parquet), _units(part, parquet, path), first, stop)
 
 
-def head_of_parquet(file: SourceFile, count: int) -> list[bytes]:
-    """The first rows of a file."""
+def head_of_parquet(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Batches from the start of a file, with the values of those of its columns that are asked for."""
     with _opened(file.path, file.name) as parquet:
-        batch = next(parquet.iter_batches(batch_size=count), None)
-        return [] if batch is None else json_rows(batch)[0]
+        for group in range(parquet.num_row_groups):
+            for batch in _batches(file.path, parquet, range(group, group + 1), columns):
+                yield with_names(batch, parquet.schema_arrow.names)
 
 
-def read_parquet(part: Slice, path: Path, max_row_bytes: int) -> Rows:
+def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
     """The rows of a slice, from a file that is checked to be the one that was cut."""
     try:
-        cursor = _cursor_for(part, path)
+        cursor = _cursor_for(part, path, columns)
         rows = unit_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
     except (pa.ArrowException, OSError) as error:
         groups = f"row groups {part.unit} to {part.unit + part.units - 1}"
@@ -58,21 +60,17 @@ def read_parquet(part: Slice, path: Path, max_row_bytes: int) -> Rows:
 class _Cursor:
     """A place in some row groups of a file, from which reading goes on."""
 
-    def __init__(self, part: Slice, path: Path) -> None:
-        self._key = _cursor_key(part, path)
+    def __init__(self, part: Slice, path: Path, columns: Columns) -> None:
+        self._key = _cursor_key(part, path, columns)
         parquet = _opened(path, str(path))
         self.schema, self.units = _schema(parquet), _units(part, parquet, path)
         self._position = 0
         self._left: pa.RecordBatch | None = None
-        rows, size = sum(unit.rows for unit in self.units), sum(unit.size for unit in self.units)
-        self._batches = parquet.iter_batches(
-            batch_size=max(1, min(BATCH_ROWS, rows * BATCH_BYTES // max(size, 1))),
-            row_groups=list(range(part.unit, part.unit + part.units)),
-        )
+        self._batches = _batches(path, parquet, range(part.unit, part.unit + part.units), columns)
 
-    def serves(self, part: Slice, path: Path) -> bool:
+    def serves(self, part: Slice, path: Path, columns: Columns) -> bool:
         """Whether reading on from here reaches the slice."""
-        return self._position <= part.skip and self._key == _cursor_key(part, path)
+        return self._position <= part.skip and self._key == _cursor_key(part, path, columns)
 
     def take(self, skip: int, rows: int) -> Iterator[pa.RecordBatch]:
         """The batches of rows skip:skip + rows."""
@@ -91,15 +89,15 @@ class _Cursor:
 _resting: list[_Cursor] = []  # at most one, of the last slice read; out of the list while it is used
 
 
-def _cursor_key(part: Slice, path: Path) -> tuple[Path, FileIdentity, int, int]:
-    return path, identity(path), part.unit, part.units
+def _cursor_key(part: Slice, path: Path, columns: Columns) -> tuple[Path, FileIdentity, int, int, Columns]:
+    return path, identity(path), part.unit, part.units, columns
 
 
-def _cursor_for(part: Slice, path: Path) -> _Cursor:
+def _cursor_for(part: Slice, path: Path, columns: Columns) -> _Cursor:
     cursor = _resting.pop() if _resting else None
     _resting.clear()
-    if cursor is None or not cursor.serves(part, path):
-        cursor = _Cursor(part, path)
+    if cursor is None or not cursor.serves(part, path, columns):
+        cursor = _Cursor(part, path, columns)
     if not check_units(part, cursor.schema, cursor.units):
         raise SourceError(
             f"{path}: changed while it was read (row group {part.unit}). "
@@ -108,12 +106,71 @@ def _cursor_for(part: Slice, path: Path) -> _Cursor:
     return cursor
 
 
-def _opened(path: Path, name: str) -> pq.ParquetFile:
+def _opened(path: Path, name: str, **more: Any) -> pq.ParquetFile:
     try:
         # Buffered and not read ahead: memory follows the batch, not the row group.
-        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
+        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{name}: not a readable Parquet file: {error}. Is it cut off? Write it again.") from error
+
+
+def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The rows of row groups, decoded in small batches.
+
+    Strings that are stored once for many rows stay so: a dictionary written out may be a million times as large.
+    """
+    names = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
+    words: set[str] = set()
+    for group in groups:
+        words |= _words(path, parquet, group, names)
+    with _opened(path, str(path), read_dictionary=sorted(words), metadata=parquet.metadata) as reader:
+        for group in groups:  # one by one: pyarrow does not join dictionaries inside of lists
+            if names:
+                size = _batch_size(parquet, group, names)
+                for batch in reader.iter_batches(batch_size=size, row_groups=[group], columns=names):
+                    yield batch.select(names)
+            else:  # for an error that names what there is
+                nothing = pa.array([{}] * parquet.metadata.row_group(group).num_rows, pa.struct([]))
+                yield with_names(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
+
+
+def _words(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
+    """The parts of columns that have a dictionary of strings. Refuses what unpacks to very much at once."""
+    words: set[str] = set()
+    for chunk in _chunks(parquet, group, names):
+        size, packed = chunk.total_uncompressed_size, chunk.total_compressed_size
+        if size > MOST_UNPACKED and size > MOST_RATIO * packed:
+            raise SourceError(
+                f"{path}: {chunk.path_in_schema} in row group {group} unpacks from {packed:,} to {size:,} bytes. "
+                "Write the file again in smaller row groups."
+            )
+        if chunk.physical_type == "BYTE_ARRAY" and _has_dictionary(chunk):
+            words.add(chunk.path_in_schema)
+    return words
+
+
+def _batch_size(parquet: pq.ParquetFile, group: int, names: list[str]) -> int:
+    """How many rows to decode at once. JSON columns are written out whatever their dictionary, so it limits them."""
+    meta = parquet.metadata.row_group(group)
+    chunks = _chunks(parquet, group, names)
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    limits: list[int] = [BATCH_ROWS, meta.num_rows * BATCH_BYTES // max(1, size)]
+    types = {field.name: field.type for field in parquet.schema_arrow}
+    for chunk in chunks:
+        if isinstance(types.get(chunk.path_in_schema), pa.JsonType) and _has_dictionary(chunk):
+            limits.append(64 * BATCH_BYTES // max(1, chunk.total_uncompressed_size))
+    return max(1, min(limits))
+
+
+def _chunks(parquet: pq.ParquetFile, group: int, names: list[str]) -> list[pq.ColumnChunkMetaData]:
+    """Of a row group, those that belong to these columns."""
+    meta = parquet.metadata.row_group(group)
+    chunks = [meta.column(number) for number in range(meta.num_columns)]
+    return [chunk for chunk in chunks if chunk.path_in_schema.startswith(tuple(names))]
+
+
+def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
+    return any("DICTIONARY" in encoding for encoding in chunk.encodings)
 
 
 def _schema(parquet: pq.ParquetFile) -> str:

@@ -14,9 +14,11 @@ from pathlib import Path
 from penstock.errors import SourceError
 from penstock.sources.cutting import SLICE_SIZES
 from penstock.sources.kinds import Kind
-from penstock.sources.slices import MAX_ROW_BYTES, Rows, Slice, SlicePlan, SourceFile, identity
+from penstock.sources.slices import MAX_ROW_BYTES, Columns, Lines, Rows, Slice, SlicePlan, SourceFile, identity
 from penstock.sources.text_rows import Giant
 from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
+
+HEAD_BYTES = 8 << 20  # of first rows, at most, to tell their format by
 
 
 class Keep(Enum):
@@ -72,29 +74,39 @@ def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
             return trim_text(part, path, first, stop)
 
 
-def read_rows(part: Slice, path: Path, *, data: list[bytes] | None = None, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
-    """The rows of a slice. `data` is what came with it; slices of a streamed kind can't be read without."""
+def read_rows(
+    part: Slice,
+    path: Path,
+    *,
+    data: Lines | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    columns: Columns = None,
+) -> Rows:
+    """The rows of a slice, of Parquet and Arrow with these columns only.
+
+    `data` is what came with the slice; those of a streamed kind can't be read without.
+    """
     match part.kind:
         case Kind.PARQUET:
             from penstock.sources.parquet_slices import read_parquet
 
-            return read_parquet(part, path, max_row_bytes)
+            return read_parquet(part, path, max_row_bytes, columns)
         case Kind.ARROW:
             from penstock.sources.arrow_slices import read_arrow
 
-            return read_arrow(part, path, max_row_bytes)
+            return read_arrow(part, path, max_row_bytes, columns)
         case _:
             return read_text(part, path, data, max_row_bytes)
 
 
-def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> list[bytes] | None:
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> Lines | None:
     """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
     return next(fetch_each([part], file, max_row_bytes=max_row_bytes))
 
 
 def fetch_each(
     parts: Sequence[Slice], file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES
-) -> Iterator[list[bytes] | None]:
+) -> Iterator[Lines | None]:
     """The data of slices of one file, in their order there, as `fetch_data` gives it; in one pass."""
     if not file.kind.is_streamed:
         yield from [None] * len(parts)
@@ -118,23 +130,31 @@ def _changed(part: Slice, file: SourceFile) -> SourceError:
     return SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
 
 
-def head(file: SourceFile, count: int) -> list[bytes]:
-    """The first rows of a file; of text, those that are not too large to look at."""
-    match file.kind:
-        case Kind.PARQUET:
+def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, columns: Columns = None) -> list[bytes]:
+    """The first rows of a file that are not too large, up to `HEAD_BYTES`; columns not asked for stand as `true`."""
+    rows: list[bytes] = []
+    size = 0
+    for row in _first_rows(file, max_row_bytes, columns):
+        rows.append(row)
+        size += len(row)
+        if len(rows) >= count or size > HEAD_BYTES:
+            break
+    return rows
+
+
+def _first_rows(file: SourceFile, max_row_bytes: int, columns: Columns) -> Iterator[bytes]:
+    if file.kind in (Kind.PARQUET, Kind.ARROW):
+        from penstock.sources.arrow_rows import first_rows
+
+        if file.kind is Kind.PARQUET:
             from penstock.sources.parquet_slices import head_of_parquet
 
-            return head_of_parquet(file, count)
-        case Kind.ARROW:
+            yield from first_rows(head_of_parquet(file, columns), max_row_bytes)
+        else:
             from penstock.sources.arrow_slices import head_of_arrow
 
-            return head_of_arrow(file, count)
-    rows: list[bytes] = []
-    for run in text_runs(file, MAX_ROW_BYTES, SLICE_SIZES.largest):
-        if isinstance(run, Giant):
-            rows += [run.data] if run.data else []
-        else:
-            rows += [row for row in run.rows if row]
-        if len(rows) >= count:
-            break
-    return rows[:count]
+            yield from first_rows(head_of_arrow(file, columns), max_row_bytes)
+        return
+    for run in text_runs(file, max_row_bytes, SLICE_SIZES.largest):
+        rows = [run.data or b""] if isinstance(run, Giant) else run.rows
+        yield from (row for row in rows if row and len(row) <= max_row_bytes)

@@ -5,7 +5,9 @@ All of them are plain values; slices and plans go to JSON and back without their
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,30 @@ from penstock.sources.kinds import Kind
 
 SLICING_VERSION = 3  # raise it when the same bytes are cut or digested differently: stored plans become void
 MAX_ROW_BYTES = 32_000_000
+Columns = frozenset[str] | None  # those to read of files that have columns; None: all
+
+
+class Lines(NamedTuple):
+    """Rows of text as they stand, and where among the lines: blank lines are no rows, but count as lines.
+
+    An anchor (row, line) says that from this row on, lines are counted from this one; that of the first row is 0.
+    """
+
+    rows: list[bytes]
+    anchors: Sequence[tuple[int, int]] = ()  # none: the rows are consecutive lines
+
+    @classmethod
+    def numbered(cls, rows: list[bytes], numbers: Sequence[int]) -> Lines:
+        """Rows with the numbers of their lines."""
+        jumps = [k for k, number in enumerate(numbers) if not k or number != numbers[k - 1] + 1]
+        return cls(rows, [(k, numbers[k] - numbers[0]) for k in jumps])
+
+    def numbers(self, first: int) -> list[int]:
+        """The line of each row, given that of the first."""
+        found: list[int] = []
+        for (row, line), (stop, _) in pairwise([*(self.anchors or [(0, 0)]), (len(self.rows), 0)]):
+            found += range(first + line, first + line + stop - row)
+        return found
 
 
 class SourceFile(NamedTuple):
@@ -43,8 +69,8 @@ class Slice:
     `start` and `end` are byte positions: in the file for plain JSON lines, Parquet and Arrow, in the unpacked text
     for streamed kinds. `size` counts the bytes of its rows (and for text one more a row). `digest` is over its rows
     for text, over raw bytes and schema for Parquet and Arrow. Those two also name the `units` (row groups or record
-    batches) from `unit` on that hold the rows, after `skip` rows of them. `data` are the lines of text, where they were
-    kept: clean ones, b"" where a line is blank.
+    batches) from `unit` on that hold the rows, after `skip` rows of them. `data` are the rows of text, where they were
+    kept.
     """
 
     file: int
@@ -59,7 +85,7 @@ class Slice:
     unit: int = 0
     units: int = 0
     skip: int = 0
-    data: list[bytes] | None = field(default=None, repr=False)
+    data: Lines | None = field(default=None, repr=False)
 
     def without_data(self) -> Slice:
         """The same slice, to be kept."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.errors import SourceError
 from penstock.sources.reading import Keep, head, scan, trim
-from penstock.sources.slices import MAX_ROW_BYTES, Slice, SourceFile
+from penstock.sources.slices import MAX_ROW_BYTES, Columns, Slice, SourceFile
 from penstock.sources.splits import Split, SplitPart
 
 Known = dict[int, tuple[Slice, ...]]  # slices by the ordinal of their file
@@ -46,15 +46,18 @@ class SourceSet:
                 raise SourceError(f"split {str(self.split)!r} selects no rows of {where}. Widen it.")
             raise SourceError(f"{where}: no rows. Check that this is the right file.")
 
-    def peek(self, n: int = 20) -> list[bytes]:
-        """The first rows as JSON, for telling their format."""
+    def peek(self, n: int = 20, *, max_row_bytes: int = MAX_ROW_BYTES, columns: Columns = None) -> list[bytes]:
+        """The first rows as JSON, for telling their format; of Parquet and Arrow with the values of these columns."""
         rows: list[bytes] = []
         name = self._parts()[0].name
         for file in self.files:
             if len(rows) < n and (not name or file.split == name):
-                rows += head(file, n - len(rows))
+                rows += head(file, n - len(rows), max_row_bytes=max_row_bytes, columns=columns)
         if not rows:
-            raise SourceError(f"{', '.join(file.name for file in self.files[:3])}: no rows. Is this the right file?")
+            raise SourceError(
+                f"{', '.join(file.name for file in self.files[:3])}: no rows of at most {max_row_bytes:,} bytes "
+                "(--max-row-bytes). Is this the right file?"
+            )
         return rows
 
     def _parts(self) -> tuple[SplitPart, ...]:

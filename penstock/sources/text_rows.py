@@ -19,15 +19,24 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 class Run(NamedTuple):
-    """Consecutive lines or elements: a row each, or b"" where a line is blank.
+    """Consecutive rows of lines or of an array.
 
-    `ends` are the byte positions after each of them; None where the rows stand in `text`, each followed by one newline.
+    Where blank lines, \\r or other text stand between them, `starts` and `ends` are their byte positions (`ends` after
+    their line ends) and `numbers` their lines in the run. Else they stand in `text`, each followed by one newline.
     """
 
     rows: list[bytes]
     start: int
-    ends: list[int] | None = None
+    end: int
+    lines: int  # rows and blank lines
     text: memoryview = memoryview(b"")
+    starts: list[int] | None = None
+    ends: list[int] | None = None
+    numbers: list[int] | None = None
+
+    def start_of(self, index: int) -> int:
+        """The byte position of a row."""
+        return self.end_of(index - 1) if self.starts is None else self.starts[index]
 
     def end_of(self, index: int) -> int:
         """The byte position after a row and its line end; of index -1, where the run starts."""
@@ -37,10 +46,14 @@ class Run(NamedTuple):
             return self.ends[index]
         return self.start + sum(map(len, self.rows[: index + 1])) + index + 1
 
+    def line_of(self, index: int) -> int:
+        """The number of a row's line in the run."""
+        return index if self.numbers is None else self.numbers[index]
+
     def joined(self, first: int, stop: int) -> bytes | memoryview:
-        """The rows of lines first:stop, joined by newlines."""
+        """The rows first:stop, joined by newlines."""
         if self.ends is not None:
-            return b"\n".join(row for row in self.rows[first:stop] if row)
+            return b"\n".join(self.rows[first:stop])
         begin, end = self.end_of(first - 1) - self.start, self.end_of(stop - 1) - self.start
         return self.text[begin : max(begin, end - 1)]
 

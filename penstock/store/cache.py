@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
 from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder, read_regular
 from penstock.store.format import canonical
@@ -54,13 +55,13 @@ class Cache:
     """One cache folder. `trust` says whose shards count as being there."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, trust: Trust = Trust.CHECKED) -> None:
-        text = os.fspath(root) if root is not None else ""
-        if "://" in text:
+        given = default_cache() if root is None or not os.fspath(root) else Path(root)
+        if scheme := scheme_of(given):
             raise StoreError(
-                f"{text}: the cache must be on a file system; object stores have no atomic rename. "
-                "Use a local or NFS folder with --cache."
+                f"{root or os.environ[CACHE_VARIABLE]}: addresses are not served ({scheme}); the cache must be on a "
+                "file system: object stores have no atomic rename. Use a local or NFS folder with --cache."
             )
-        self.root = (Path(text).expanduser() if text else default_cache()).absolute()
+        self.root = given.expanduser().absolute()
         self.tree = Tree(self.root)
         self.trust = trust
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from penstock.addresses import local_path
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.files import read_regular
@@ -211,7 +212,7 @@ class StoredDataset:
 
 def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> StoredDataset:
     """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
-    path = Path(where).expanduser()
+    path = local_path(where, "dataset")
     if path.name == "manifest.json":
         path = path.parent
     if (path / "manifest.json").is_file():

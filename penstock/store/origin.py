@@ -59,7 +59,11 @@ class Origin:
 
     @cached_property
     def _reader(self) -> RowReader:
-        return RowReader(ColumnMapping.from_json(dict(self._recipe["mapping"])))
+        return RowReader(self._mapping)
+
+    @cached_property
+    def _mapping(self) -> ColumnMapping:
+        return ColumnMapping.from_json(dict(self._recipe["mapping"]))
 
     # -- the source -----------------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class Origin:
             place, path = self._slice(shard), self._path(shard)
             limit = self._recipe["max_row_bytes"]
             data = fetch_data(place, SourceFile(place.file, path, place.kind, path.name), max_row_bytes=limit)
-            rows = read_rows(place, path, data=data, max_row_bytes=limit)
+            rows = read_rows(place, path, data=data, max_row_bytes=limit, columns=self._mapping.read_columns)
             self._rows = (shard, rows)
         return self._rows[1]
 

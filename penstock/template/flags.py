@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from penstock.chat.conversation import Message
+from penstock.chat.formats import REASONING_KEYS
 from penstock.template.rendered import MessageFlag
 
 
@@ -18,7 +19,22 @@ def flags_of(message: Message, text: bytes) -> MessageFlag:
             flags |= MessageFlag.CALLS_PRINTED
     if _prints_content(message.get("content"), text):
         flags |= MessageFlag.CONTENT_PRINTED
+    reasoning = _reasoning(message) if message.get("role") == "assistant" else ""
+    if reasoning:
+        flags |= MessageFlag.HAS_REASONING
+        if reasoning.encode(errors="replace") in text:
+            flags |= MessageFlag.REASONING_PRINTED
     return flags
+
+
+def _reasoning(message: Message) -> str:
+    """What the assistant thought: given by itself, or in its content before the last `</think>`."""
+    given = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+    if given is not None:
+        return given.strip() if isinstance(given, str) else ""
+    content = message.get("content")
+    before = content.rpartition("</think>")[0] if isinstance(content, str) else ""
+    return before.rpartition("<think>")[2].strip()
 
 
 def _prints_content(content: Any, text: bytes) -> bool:

@@ -16,9 +16,8 @@ from jinja2 import nodes
 
 from penstock.chat.adapt_probes import Needs
 from penstock.chat.conversation import Conversation
-from penstock.chat.formats import INVERSE_WEIGHT_KEY, ROLES, Format
+from penstock.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, Format
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.chat.formats_columns import MEDIA_COLUMNS
 from penstock.native import RenderedBatch, native
 from penstock.template.bytecode import NotCompiled
 from penstock.template.compiler import Compiler

@@ -16,14 +16,13 @@ import jinja2
 from jinja2 import nodes
 
 from penstock.chat.conversation import Conversation, Message
+from penstock.chat.formats import REASONING_KEYS
 from penstock.errors import RowError, TemplateError
 from penstock.template.batch import Batch
 from penstock.template.rendered import Rendered
 from penstock.template.sandbox import Sandbox
 from penstock.template.tracer import Trace, Tracer
 from penstock.template.vocabulary import is_generation
-
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Reference:

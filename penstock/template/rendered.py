@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
 from penstock.chat.conversation import Conversation
+from penstock.chat.notes import Note
 from penstock.errors import RowError
 
 
@@ -20,6 +21,8 @@ class MessageFlag(IntFlag):
 
     HAS_CALLS = 1  # it has tool calls …
     CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
+    HAS_REASONING = 8  # an assistant's message has reasoning, by itself or in its content …
+    REASONING_PRINTED = 16  # … and its text has it, stripped
     CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
 
 
@@ -49,6 +52,7 @@ class Rendered:
     own_variables: Bool | None = None  # which conversations have template variables of their own; None: none has
     message_weights: Float32 | None = None  # NaN where none is given
     special: dict[int, str] = field(default_factory=dict)  # conversation -> the first special token in its text
+    notes: dict[int, tuple[Note, ...]] = field(default_factory=dict)  # conversation -> what it has that is not used
     errors: dict[int, RowError] = field(default_factory=dict)
     reference: Counter[str] = field(default_factory=Counter)  # why the reference served: reason -> conversations
 
@@ -122,6 +126,7 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         own_variables=variables,
         message_weights=weights,
         special={own[k]: token for part, own in parts for k, token in part.special.items()},
+        notes={own[k]: notes for part, own in parts for k, notes in part.notes.items()},
         errors={own[k]: error for part, own in parts for k, error in part.errors.items()},
         reference=sum((part.reference for part, _ in parts), Counter()),
     )

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
+from penstock.chat.notes import Note
 from penstock.chat.special_text import SpecialText
 from penstock.errors import RowError
 from penstock.native import RenderedBatch
@@ -207,6 +208,7 @@ class TemplateRenderer:
             own_variables=(known & 2) > 0 if (known & 2).any() else None,
             message_weights=np.frombuffer(batch.weights, np.float32) if batch.weights else None,
             special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
+            notes=dict.fromkeys(np.flatnonzero(known & 4).tolist(), (Note.LABEL_FALSE,)),
             errors=errors,
         )
 
@@ -237,12 +239,13 @@ def _only(rendered: Rendered, kept: list[int]) -> Rendered:
         message_offsets=np.concatenate(([0], np.cumsum(counts))),
         own_variables=None if variables is None else variables[kept],
         special={numbers[k]: token for k, token in rendered.special.items()},
+        notes={numbers[k]: notes for k, notes in rendered.notes.items()},
         errors={numbers[k]: error for k, error in rendered.errors.items()},
     )
 
 
 def _facts(conversations: Sequence[Conversation], rendered: Rendered) -> dict[str, Any]:
-    """What a record says of conversations that were read in Python: weights, and who has variables."""
+    """What a record says of conversations that were read in Python: weights, notes, and who has variables."""
     weights = variables = None
     if any(c.weights for c in conversations):
         counts = np.diff(rendered.message_offsets).tolist()  # none of a conversation that the machine refused
@@ -250,4 +253,5 @@ def _facts(conversations: Sequence[Conversation], rendered: Rendered) -> dict[st
         weights = np.array([np.nan if w is None else w for own in given for w in own], np.float32)
     if any(c.variables for c in conversations):
         variables = np.array([bool(c.variables) for c in conversations])
-    return {"message_weights": weights, "own_variables": variables}
+    notes = {k: c.notes for k, c in enumerate(conversations) if c.notes and k not in rendered.errors}
+    return {"message_weights": weights, "own_variables": variables, "notes": notes}

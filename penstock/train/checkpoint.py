@@ -1,26 +1,32 @@
 """Checkpoints: folders that appear whole or not at all, and the last few of which stay.
 
     OUTPUT/checkpoints/step-00000120/   model.safetensors, optimizer.bin, random_states_RANK.pkl   (accelerate's)
-                                        run.json: step, state of the feed, configuration
+                                        run.json: step, state of the feed, configuration, digests of the files
 
 Accelerate writes and reads the state; with adapters, only what is trained is written. A checkpoint is written under a
-temporary name, synced and renamed: it is complete when its name is there. Files are read back by safetensors and by
-torch's loader for plain tensors: nothing in them is executed.
+temporary name, synced and renamed: it is complete when its name is there. Before a run goes on from one, its files are
+compared with their digests; one that fails is set aside as `damaged-step-…` and the one before it is taken. Files are
+read back by safetensors and by torch's loader for plain tensors: nothing in them is executed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from torch import Tensor, nn
 
-from penstock.store.files import fault, sync_folder
+from penstock.store.files import bytes_digest, fault, file_digest, sync_folder
+from penstock.store.format import canonical
 from penstock.train.config import Resume, TrainConfig
 from penstock.train.errors import TrainError
 from penstock.train.reading import flat, plain
@@ -28,7 +34,9 @@ from penstock.train.reading import flat, plain
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-VERSION = 1
+log = logging.getLogger("penstock")
+VERSION = 2
+_NAME = re.compile(r"step-\d{8,}")
 # A run may go on with other values of these: they decide when and where things happen, not what is computed.
 FREE = (
     "output", "feed.ahead", "feed.micro_batch", "checkpoint.", "log.", "eval.every", "eval.sources", "data.prepare"
@@ -54,11 +62,10 @@ class Checkpoints:
         accelerator.register_load_state_pre_hook(_load_trained)
 
     def last(self) -> Saved | None:
-        """The newest checkpoint, if this run may go on from it."""
-        names = sorted(path for path in self.folder.glob("step-*") if path.is_dir()) if self.folder.is_dir() else []
-        if not names:
+        """The newest valid checkpoint, if this run may go on from it. All ranks call it, and get the same."""
+        saved = self._newest
+        if saved is None:
             return None
-        saved = _read(names[-1])
         match self._config.checkpoint.resume:
             case Resume.NEVER:
                 raise TrainError(
@@ -71,6 +78,24 @@ class Checkpoints:
                 pass
         return saved
 
+    @cached_property
+    def _newest(self) -> Saved | None:
+        """The first rank looks for it, since it reads all files."""
+        found: list[Any] = [None]
+        if self._accelerator.is_main_process:
+            try:
+                found = [newest_valid(self.folder)]
+            except TrainError as error:
+                found = [error]
+        if self._accelerator.num_processes > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(found)
+        if isinstance(found[0], TrainError):
+            raise found[0]
+        saved: Saved | None = found[0]
+        return saved
+
     def restore(self, saved: Saved) -> None:
         """Put model, optimiser and random numbers back."""
         self._accelerator.load_state(str(saved.path))
@@ -79,47 +104,131 @@ class Checkpoints:
         """Write a checkpoint after so many steps; all ranks call it."""
         target = self.folder / f"step-{step:08}"
         temporary = self.folder / f".writing-{step:08}"
-        if target.is_dir():
-            return
-        if self._accelerator.is_main_process:
-            self._clean()
-            temporary.mkdir(parents=True)
-        self._accelerator.wait_for_everyone()
-        self._accelerator.save_state(str(temporary))
-        self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            state = {"version": VERSION, "step": step, "feed": feed, "config": plain(self._config)}
-            (temporary / "run.json").write_bytes(orjson.dumps(state, option=orjson.OPT_INDENT_2))
-            sync_tree(temporary)
-            fault("checkpoint.sync")
-            temporary.rename(target)
-            fault("checkpoint.rename")
-            sync_folder(self.folder)
-            self._forget_old()
+        with _explained(target):
+            if self._accelerator.is_main_process:
+                self._clean()
+                temporary.mkdir(parents=True)
+            self._accelerator.wait_for_everyone()
+            self._accelerator.save_state(str(temporary))
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                state = {"version": VERSION, "step": step, "feed": feed, "config": plain(self._config)}
+                _write_state(temporary, state)
+                sync_tree(temporary)
+                fault("checkpoint.sync")
+                _put(temporary, target)
+                fault("checkpoint.rename")
+                sync_folder(self.folder)
+                self._forget_old()
         self._accelerator.wait_for_everyone()
 
     def _clean(self) -> None:
-        """Remove what killed runs left half-written."""
-        for left in self.folder.glob(".*"):
-            shutil.rmtree(left)
+        """Remove what killed runs left half-written or half-removed."""
+        for left in (*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")):
+            _remove(left)
 
     def _forget_old(self) -> None:
-        for old in sorted(self.folder.glob("step-*"))[: -self._config.checkpoint.keep]:
+        for old in steps(self.folder)[: -self._config.checkpoint.keep]:
             removed = old.with_name(f".removing-{old.name}")  # so that a half-removed one is never taken for whole
             old.rename(removed)
             shutil.rmtree(removed)
 
 
-def _read(path: Path) -> Saved:
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, by step; other files there are nobody's business."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def newest_valid(folder: Path) -> Saved | None:
+    """The newest checkpoint whose files are what was written; damaged ones are set aside. None where there is none."""
+    damaged: list[str] = []
+    for path in reversed(steps(folder)):
+        try:
+            saved = _checked(path)
+        except TrainError as error:
+            damaged.append(str(error))
+            continue
+        for words in damaged:
+            log.warning("%s; going on from %s instead", words, path.name)
+        for later in steps(folder):
+            if later > path:
+                _put(later, later.with_name(f"damaged-{later.name}"))
+        return saved
+    if damaged:
+        raise TrainError(
+            f"no checkpoint in {folder} can be gone on from: {'; '.join(damaged)}. "
+            "Choose another output, or remove them to start anew."
+        )
+    return None
+
+
+def _checked(path: Path) -> Saved:
+    """A checkpoint whose files are all there, with the bytes that were written."""
     try:
         state = orjson.loads((path / "run.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise TrainError(
-            f"{path}: no readable run.json ({error}). Remove this checkpoint to go on from an earlier one."
-        ) from error
-    if state.get("version") != VERSION:
-        raise TrainError(f"{path}: written by another version ({state.get('version')}); this one reads {VERSION}.")
+        if state["version"] != VERSION:
+            raise TrainError(f"{path} was written by another version ({state['version']}); this one reads {VERSION}")
+        if state.pop("digest") != _state_digest(state):
+            raise TrainError(f"{path}: run.json is damaged")
+        for name, known in state["files"].items():
+            if not (path / name).is_file():
+                raise TrainError(f"{path}: {name} is missing")
+            if file_digest(path / name) != known:
+                raise TrainError(f"{path}: {name} is damaged")
+    except FileNotFoundError as error:
+        raise TrainError(f"{path}: run.json is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainError(f"{path} can't be read: {error}") from error
     return Saved(path, state["step"], state["feed"], state["config"])
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    """run.json, with the digests of all other files and its own."""
+    files = {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    state = {**state, "files": files}
+    whole = {**state, "digest": _state_digest(state)}
+    (folder / "run.json").write_bytes(orjson.dumps(whole, option=orjson.OPT_INDENT_2))
+
+
+def _state_digest(state: Mapping[str, Any]) -> str:
+    return bytes_digest(canonical(orjson.loads(orjson.dumps(state))))
+
+
+def _put(source: Path, target: Path) -> None:
+    """Rename a folder; one that has the name already is removed afterwards."""
+    replaced = target.with_name(f".removing-{target.name}")
+    if target.exists():
+        target.rename(replaced)
+    source.rename(target)
+    _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(target: Path) -> Iterator[None]:
+    """What prevents a checkpoint from being written, in clear words; torch and safetensors have errors of their own."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        shutil.rmtree(target.with_name(f".writing-{target.name.removeprefix('step-')}"), ignore_errors=True)
+        why = "the disk is full" if full or "No space left" in str(error) else str(error)
+        raise TrainError(
+            f"{target} can't be written: {why}. Once there is room, run the same command again: it goes on from the "
+            "checkpoint before."
+        ) from error
 
 
 def _refuse_changes(saved: Saved, config: TrainConfig) -> None:

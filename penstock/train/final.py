@@ -64,7 +64,9 @@ def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:
     revision = config.model.revision if config.model.tokenizer is None else None
     try:
         return AutoTokenizer.from_pretrained(
-            str(name.parent if name.is_file() else tokenizer_of(config.model)), revision=revision
+            str(name.parent if name.is_file() else tokenizer_of(config.model)),
+            revision=revision,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError):
         made = Tokenizer.from_str(dataset.tokenizer_json.decode())

@@ -10,6 +10,7 @@ the file is that of an undisturbed run, but for times.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ import orjson
 
 from penstock.train.config import LogConfig
 from penstock.train.plot import loss_plot
+
+log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +123,28 @@ class Journal:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; one that was cut off by a kill is left out."""
+    """The whole lines of a metrics file; damaged ones, and one that was cut off by a kill, are left out."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
-    return [orjson.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    return [line for raw in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1] if (line := _line(raw)) is not None]
+
+
+def _line(raw: bytes) -> dict[str, Any] | None:
+    """A line of a metrics file; None where it is damaged."""
+    try:
+        line = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None
 
 
 def _cut(path: Path, done: int) -> None:
-    """Keep the lines of steps that are done."""
+    """Keep the lines of steps that are done. Damaged lines are dropped, and this is said."""
+    damaged = sum(_line(raw) is None for raw in path.read_bytes().split(b"\n")[:-1]) if path.exists() else 0
+    if damaged:
+        log.warning("%s: %d damaged lines are dropped", path, damaged)
     kept = [line for line in read_metrics(path) if line["step"] <= done]
     temporary = path.with_suffix(".writing")
     temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))

@@ -78,7 +78,10 @@ def _made(config: ModelConfig, attention: str | None, dtype: torch.dtype) -> Pre
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        AutoConfig.from_pretrained(str(config.init)), attn_implementation=attention, dtype=dtype
+        AutoConfig.from_pretrained(str(config.init), trust_remote_code=False),
+        attn_implementation=attention,
+        dtype=dtype,
+        trust_remote_code=False,  # left out, it would be asked for on standard input
     )
     return model
 
@@ -87,7 +90,11 @@ def _loaded(config: ModelConfig, attention: str | None, dtype: torch.dtype) -> P
     from transformers import AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        str(config.path), revision=config.revision, attn_implementation=attention, dtype=dtype
+        str(config.path),
+        revision=config.revision,
+        attn_implementation=attention,
+        dtype=dtype,
+        trust_remote_code=False,
     )
     return model
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.addresses import local_path
 from penstock.build.options import nearest
 from penstock.errors import UsageError
 from penstock.train.config import SourceConfig, TrainConfig
@@ -30,7 +31,7 @@ def read_config(given: Given, overrides: Iterable[str] = ()) -> TrainConfig:
     elif isinstance(given, Mapping):
         values = _copied(given)
     else:
-        values = _read_yaml(Path(given))
+        values = _read_yaml(local_path(given, "configuration"))
     for override in overrides:
         _override(values, override)
     return _checked(_tidied(values))
@@ -155,7 +156,21 @@ def _checked(values: dict[str, Any]) -> TrainConfig:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if not str(part)[0].isupper())
         raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
+    _refuse_addresses(config)
     return config
+
+
+def _refuse_addresses(config: TrainConfig) -> None:
+    """Every path is a local one, or a name of the hub's."""
+    model, sources = config.model, (*config.data.sources, *config.eval.sources)
+    given: list[tuple[str, Any]] = [("output", config.output), ("model.path", model.path), ("model.init", model.init)]
+    given += [("model.tokenizer", model.tokenizer), *(("sources.path", p) for source in sources for p in source.path)]
+    for prepare in (config.data.prepare, *(source.prepare for source in sources)):
+        names = ("cache", "tokenizer", "template", "quarantine_file")
+        given += [(f"prepare.{name}", prepare.get(name)) for name in names]
+    for name, path in given:
+        if isinstance(path, str | os.PathLike):
+            local_path(path, name)
 
 
 def _refuse_unknown(record: type[Any], values: Any, prefix: str) -> None:

@@ -6,7 +6,8 @@ check the configuration → prepare the data → load the model → check that t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate, LoaderOptions
 from penstock.train.config import TrainConfig
 from penstock.train.data import Data, Served, has_fractional_weights, open_data
-from penstock.train.errors import PromiseError
+from penstock.train.errors import PromiseError, TrainError
 from penstock.train.journal import Journal, Report, StepReport
+from penstock.train.lock import locked
 from penstock.train.promises import Method, check_config
 from penstock.train.reading import Given, read_config
 from penstock.train.signals import Signals
@@ -76,7 +78,7 @@ def train(
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
-    with signals.handled():
+    with signals.handled(), locked(chosen.output):
         data = open_data(chosen, on_progress)
         _check_data(chosen, method, data)
         return _trained(method, chosen, data, signals, on_report)
@@ -107,14 +109,27 @@ def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, 
 
     trainer = _ready(method, config, data, signals, report)
     done = trainer.resumed()
-    try:
-        done = trainer.fit(done)
-    finally:
-        trainer.journal.close()
-    finished = done == trainer.loader.steps
-    path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
+    with _explained(config.output):
+        try:
+            done = trainer.fit(done)
+        finally:
+            trainer.journal.close()
+        finished = done == trainer.loader.steps
+        path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
     return Outcome(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
+
+
+@contextmanager
+def _explained(output: Path) -> Iterator[None]:
+    """What the system refuses, in clear words."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(
+            f"{error.filename or output}: {error.strerror or error}. Once that is mended, run the same command again: "
+            "it goes on from the last checkpoint."
+        ) from error
 
 
 def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport) -> Trainer:

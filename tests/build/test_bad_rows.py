@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ def turns(*pairs: tuple[str, Any], **more: Any) -> dict[str, Any]:
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"q": 1}}}
 BAD: dict[str, tuple[object, str, str]] = {
     "invalid JSON": (b'{"messages": [', "invalid_json", "invalid JSON at byte 14"),
+    "an id without an end": (
+        b'{"id":"\\u0001null,"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]}',
+        "invalid_json", "invalid JSON at byte 19",
+    ),
     "invalid UTF-8": (b'{"messages": "\xff"}', "invalid_utf8", "not valid UTF-8"),
     "lone surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone_surrogate", "surrogate"),
     "not an object": (b"[1, 2]", "not_an_object", "object"),
@@ -38,6 +43,10 @@ BAD: dict[str, tuple[object, str, str]] = {
     "a bad weight": (
         {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": -1}]},
         "bad_weight", "weight",
+    ),
+    "a weight beyond 32 bits": (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 1e39}]},
+        "bad_weight", "messages[1].weight is larger than 3.4e+38. Give a smaller weight",
     ),
 }  # fmt: skip
 
@@ -78,11 +87,11 @@ def test_quarantine_keeps_the_rest_and_everything_that_was_set_aside(
     ds = ps.prepare(source, **options, on_bad_row="quarantine", quarantine_file=tmp_path / "aside.jsonl")
     assert len(ds) == 2
     assert ds.ledger["rows"] == 2 + len(BAD) == ds.ledger["kept"] + sum(ds.ledger["rejected"].values())
-    assert ds.ledger["rejected"] == {kind: 1 for _, kind, _ in BAD.values()}
+    assert ds.ledger["rejected"] == Counter(kind for _, kind, _ in BAD.values())
     aside = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
     assert [entry["where"] for entry in aside] == [f"{source}:{n}" for n in range(2, 2 + len(BAD))]
     assert aside[0]["data"] == '{"messages": ['
-    assert aside[1]["data"] == {"base64": "eyJtZXNzYWdlcyI6ICL/In0="}
+    assert aside[list(BAD).index("invalid UTF-8")]["data"] == {"base64": "eyJtZXNzYWdlcyI6ICL/In0="}
     # the same slices under `error` still stop
     with pytest.raises(RowError, match=r"rows\.jsonl:2: "):
         ps.prepare(source, **options)

@@ -32,7 +32,7 @@ def test_text_ends_as_told(
     dataset = ps.prepare(write_rows([{"text": text}]), tokenizer=tokenizer, eos=eos, cache=tmp_path / "cache")
     assert trained_texts(dataset) == [trained]
     appended = int(trained != text)
-    assert dataset.ledger["notes"] == ({"end-of-sequence token appended": 1} if appended else {}) | (
+    assert dataset.ledger["notes"] == ({"eos_appended": 1} if appended else {}) | (
         {"special tokens in text": 1} if END in text else {}
     )
 
@@ -52,7 +52,7 @@ def test_without_an_end_token(tokenizer: Path, write_rows: Callable[..., Path], 
     rows = write_rows([{"text": "Plain."}])
     dataset = ps.prepare(rows, tokenizer=tmp_path / "bare", cache=tmp_path / "cache")
     assert trained_texts(dataset) == ["Plain."]
-    assert any("names none" in note for note in dataset.ledger["notes"])
+    assert dataset.ledger["notes"] == {"no_eos": 1}
     with pytest.raises(UsageError, match="names no end-of-sequence token"):
         ps.prepare(rows, tokenizer=tmp_path / "bare", eos="always", cache=tmp_path / "cache")
 

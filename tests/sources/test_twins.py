@@ -172,7 +172,7 @@ def test_rows_over_the_limit_in_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"t": ["a", "b" * 5000, "c"]}), tmp_path / "a.parquet")
     part = next(discover([tmp_path / "a.parquet"]).slices(max_row_bytes=100))
     read = read_rows(part, tmp_path / "a.parquet", max_row_bytes=100)
-    assert read.rows == [b'{"t":"a"}', b"", b'{"t":"c"}'] and read.oversize == {1: 5008} and read.lines == [1, 2, 3]
+    assert read.rows == [b'{"t":"a"}', b"", b'{"t":"c"}'] and read.oversize == {1: 5001} and read.lines == [1, 2, 3]
 
 
 def test_a_changed_parquet_or_arrow_file_is_noticed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.template.conversations import BATTERY, DATE, TOKENS, expected, templa
 
 CHAT = Conversation([system(0), user(1), assistant(2), user(3), assistant(4)])
 NONE, CALLS, PRINTED, CONTENT = 0, MessageFlag.HAS_CALLS, MessageFlag.CALLS_PRINTED, MessageFlag.CONTENT_PRINTED
+THINKS, THOUGHT = MessageFlag.HAS_REASONING, MessageFlag.REASONING_PRINTED
 
 
 def new(template: str) -> Reference:
@@ -241,7 +242,14 @@ def test_flags_say_whether_calls_and_content_are_printed() -> None:
 
 def test_content_counts_without_its_reasoning() -> None:
     template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    assert flags(template, assistant(0, content="<think>R</think>\n A ")) == [CONTENT]
+    assert flags(template, assistant(0, content="<think>R</think>\n A ")) == [CONTENT | THINKS]
+    assert flags(template, assistant(0, content="R</think>", reasoning_content=" S ")) == [CONTENT | THINKS]
+    printing = "{% for m in messages %}{{ m.thinking }}{{ m.content }}{% endfor %}"
+    assert flags(printing, assistant(0, reasoning=" R ")) == [CONTENT | THINKS | THOUGHT]
+    assert flags(printing, assistant(0, content="<think>a<think> R </think>A")) == [CONTENT | THINKS | THOUGHT]
+    for no_reasoning in ("<think> </think>A", "R<think></think>A", "A", None):
+        assert flags(printing, assistant(0, content=no_reasoning)) == [CONTENT]
+    assert flags(printing, user(0, content="<think>R</think>A", thinking="R")) == [CONTENT]
 
 
 def test_a_system_prompt_is_looked_for_in_the_whole_row() -> None:

@@ -1,0 +1,51 @@
+"""Notes: what happened to rows that were kept all the same, counted by name in the ledger and told with a remedy.
+
+A stage counts rows under a `Note`; the names are those of the ledger and never change. To note something new, add it
+here with its remedy and count it where it happens, in every engine alike.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Note(StrEnum):
+    """What is noted, as the ledger names it."""
+
+    SPECIAL_TEXT = "special tokens in text"
+    CALLS_DROPPED = "tool calls dropped by the template"
+    CONTENT_DROPPED = "content_dropped"
+    SYSTEM_DROPPED = "system_dropped"
+    REASONING_DROPPED = "reasoning_dropped"
+    LABEL_FALSE = "label_false"
+    EOS_APPENDED = "eos_appended"
+    NO_EOS = "no_eos"
+    NO_STOP = "no_stop"
+    HEADER_UNKNOWN = "header_unknown"
+    SPAN_UNOWNED = "span_unowned"
+    ARROW_NULLS = "arrow nulls dropped"
+
+
+_TOLD = {
+    Note.SPECIAL_TEXT: "special tokens stand in the text of messages; --special-tokens-in-text reject refuses them",
+    Note.CALLS_DROPPED: "the template drops tool calls; use one that prints them (--template)",
+    Note.CONTENT_DROPPED: "the template drops an answer; use one that prints it (--template)",
+    Note.SYSTEM_DROPPED: "the template drops the system prompt; use one that prints it (--template)",
+    Note.REASONING_DROPPED: "the template drops reasoning, which is not trained on; "
+    "use one that prints it (--template), or end conversations at the answers whose reasoning counts",
+    Note.LABEL_FALSE: "the column 'label' is false, as of bad answers in KTO data, and is not used; "
+    "take these rows out, or train on pairs",
+    Note.EOS_APPENDED: "the end-of-sequence token was appended to plain text; --eos never leaves it out",
+    Note.NO_EOS: "plain text ends without an end-of-sequence token, since the tokenizer names none; "
+    "put the model's tokenizer_config.json beside it",
+    Note.NO_STOP: "an answer ends without a stop token; see --stop next-marker",
+    Note.HEADER_UNKNOWN: "the start of an answer is not certain, so regions are unknown",
+    Note.SPAN_UNOWNED: "a {% generation %} block has text of no message, so regions are unknown",
+    Note.ARROW_NULLS: "null fields of structs, which Arrow adds, were dropped",
+}
+
+
+def told(note: str, count: int) -> str:
+    """One line for the summary; a note of another version by its name alone."""
+    unit = "fields" if note == Note.ARROW_NULLS else "row" if count == 1 else "rows"
+    return f"{count:,} {unit}: {_TOLD[Note(note)] if note in set(Note) else note}"

@@ -1,0 +1,182 @@
+"""Small files that unpack to much, and long rows: memory stays bounded, and the rows beside them are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from penstock.encode import encoder as encoders
+from penstock.encode.encoder import Encoder
+from penstock.encode.pieces import PIECE_BYTES
+from penstock.encode.vocabulary import Vocabulary
+from penstock.errors import EncoderPanic, RowError, SourceError
+from penstock.sources import discover, parquet_slices
+
+CHILD = """
+import json, resource, sys
+import penstock as ps
+source, options = sys.argv[1], json.loads(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ds = ps.prepare(source, on_bad_row="quarantine", workers=1, **options)
+print(json.dumps([ds.ledger, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1000]))
+"""
+
+
+def prepared(source: Path, **options: Any) -> tuple[dict[str, Any], int]:
+    """The ledger of a build in a process of its own, and by how many megabytes the process grew."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(source), json.dumps({k: str(v) for k, v in options.items()})],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        check=True,
+    )
+    ledger, grown = json.loads(child.stdout.splitlines()[-1])
+    return ledger, grown
+
+
+def repeated(text: str, count: int, *more: str) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays([0] * count + list(range(1, 1 + len(more))), [text, *more])
+
+
+def test_rows_over_the_limit_are_never_unpacked(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"text": repeated("x" * 40_000_000, 20, "a", "b")}), source, compression="zstd")
+    assert source.stat().st_size < 10_000
+    ledger, grown = prepared(source, tokenizer=tokenizer, cache=tmp_path / "c")
+    assert ledger["kept"] == 2 and ledger["rejected"] == {"row_too_large": 20}
+    assert grown < 400  # the dictionary is read as it stands: once packed, once unpacked
+
+
+def test_columns_that_nobody_reads_are_not_read(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"text": ["a"] * 20, "blob": repeated("x" * 40_000_000, 20)}), source, compression="zstd")
+    ledger, grown = prepared(source, tokenizer=tokenizer, cache=tmp_path / "c", max_row_bytes=1000)
+    assert ledger["kept"] == 20
+    assert grown < 150
+
+
+def test_rows_of_lists_are_measured_before_they_are_unpacked(tmp_path: Path, tokenizer: Path) -> None:
+    turns = [{"role": "user", "content": "x" * 20_000}, {"role": "assistant", "content": "y"}]
+    table = pa.table({"messages": [turns * n for n in (1, 100, 2)]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    ds = ps.prepare(
+        tmp_path / "a.parquet",
+        tokenizer=tokenizer,
+        cache=tmp_path / "c",
+        max_row_bytes=100_000,
+        on_bad_row="quarantine",
+    )
+    assert ds.ledger["rejected"] == {"row_too_large": 1} and len(ds) == 2
+
+
+def test_a_column_that_unpacks_to_very_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_slices, "MOST_UNPACKED", 1 << 20)
+    pq.write_table(pa.table({"text": ["x" * 4_000_000]}), tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(SourceError, match=r"a\.parquet: text in row group 0 unpacks from .* to 4,000,052 bytes"):
+        discover([tmp_path / "a.parquet"]).peek()
+
+
+def test_names_of_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "blob": [b"x"], 'ü"': [1]}), tmp_path / "a.parquet")
+    rows = discover([tmp_path / "a.parquet"]).peek(columns=frozenset(["text"]))
+    assert [json.loads(row) for row in rows] == [{"text": "a", "blob": True, 'ü"': True}]
+    rows = discover([tmp_path / "a.parquet"]).peek(columns=frozenset(["no"]))
+    assert [json.loads(row) for row in rows] == [{"text": True, "blob": True, 'ü"': True}]
+
+
+def test_a_first_row_over_the_limit_is_not_looked_at(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    good = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    source = write_rows([{"unlike": "x" * 5000}, good])
+    options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
+    assert len(ps.prepare(source, max_row_bytes=1000, **options)) == 1
+    with pytest.raises(SourceError, match="no rows of at most 10 bytes"):
+        ps.prepare(source, max_row_bytes=10, **options)
+
+
+# -- long texts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer: Path) -> Encoder:
+    data = (tokenizer / "tokenizer.json").read_bytes()
+    return Encoder(data, Vocabulary(data), fast=False)
+
+
+def test_long_texts_are_encoded_in_pieces_to_the_same_tokens(encoder: Encoder) -> None:
+    text = ("Well, it's 5 o'clock  somewhere\n\n — привет мир, 中文，中文 。한국어 é . " * 9000).encode()
+    assert len(text) > 2 * PIECE_BYTES
+    pieces = encoder.pieces(text)
+    assert b"".join(pieces) == text
+    assert PIECE_BYTES < max(map(len, pieces)) < PIECE_BYTES + 100
+    whole = encoder._by_reference([text])[0]
+    assert encoder.reference([text, b"x", text]).ids.tolist() == [*whole, *encoder._by_reference([b"x"])[0], *whole]
+
+
+def test_a_long_row_takes_a_bounded_multiple_of_its_bytes(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "some words " * 700_000}, {"role": "assistant", "content": "a"}]
+    ledger, grown = prepared(write_rows([{"messages": turns}]), tokenizer=tokenizer, cache=tmp_path / "c")
+    assert ledger["kept"] == 1
+    assert grown < 100 + 40 * 7.7  # megabytes; 190 times its bytes were needed once
+
+
+@pytest.mark.parametrize("text", ["x" * 4_100_000, " " * 4_100_000, "<|im_end|>" + "é" * 2_100_000])
+def test_text_that_no_tokenizer_can_take_in_parts_is_refused(
+    text: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": "a"}]} for c in ("q", text)]
+    for fast in (True, False):
+        with pytest.raises(RowError, match=r"rows\.jsonl:2: 4,\d+,\d+ bytes of the text have no place where") as caught:
+            ps.prepare(write_rows(rows), tokenizer=tokenizer, cache=tmp_path / str(fast), fast=fast)
+        assert caught.value.kind == "unbroken_text"
+    with pytest.raises(RowError, match=r"rows\.jsonl:2: "):
+        ps.prepare(write_rows([{"text": "a"}, {"text": text}]), tokenizer=tokenizer, cache=tmp_path / "plain")
+
+
+def test_a_panic_is_the_error_of_its_row(
+    write_rows: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oniguruma gives up on a run of 12 million spaces, and tokenizers panics."""
+    monkeypatch.setattr(encoders, "LONGEST_PIECE", 20_000_000)
+    bare = json.loads((tokenizer / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": r"\s+(?!\S)|\s+|\S+"}, "behavior": "Isolated", "invert": False}
+    bare["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bare["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bare))
+    source = write_rows([{"text": "a b"}, {"text": " " * 12_000_000 + "x"}, {"text": "c"}])
+    ds = ps.prepare(
+        source, tokenizer=tmp_path / "tokenizer.json", cache=tmp_path / "c", on_bad_row="quarantine", workers=1
+    )
+    assert len(ds) == 2 and ds.ledger["rejected"] == {"encoder_panic": 1}
+    with pytest.raises(RowError, match=r"rows\.jsonl:2: tokenizers panics: Onig: Regex search error"):
+        ps.prepare(source, tokenizer=tmp_path / "tokenizer.json", cache=tmp_path / "c", workers=1)
+
+
+def test_a_panic_of_the_fast_engine_leaves_the_reference(encoder: Encoder, tokenizer: Path) -> None:
+    data = (tokenizer / "tokenizer.json").read_bytes()
+    fast = Encoder(data, Vocabulary(data))
+    assert fast._start_fast() == ""
+
+    class PanicException(BaseException):
+        """What pyo3 raises has no importable name."""
+
+    class Broken:
+        def encode_batch(self, texts: list[bytes], parallel: bool) -> None:
+            raise PanicException("index out of bounds")
+
+    fast._fast = Broken()
+    encoded = fast.encode([b"Hello, world!"])
+    assert encoded.ids.tolist() == encoder.reference([b"Hello, world!"]).ids.tolist()
+    assert encoded.reference == {"gigatoken panics: index out of bounds": 1}
+    fast._reference = Broken()
+    with pytest.raises(AttributeError):
+        fast.encode([b"Hello"])
+    assert EncoderPanic("x").args == ("x",)

@@ -1,0 +1,68 @@
+"""Odd input that costs little to write costs little to read: processor time, with room for slow machines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.build.shortening import LONG_ROW, SHORT_BYTES, shortened
+from penstock.sources import discover, read_rows
+
+ROW = b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    before = time.process_time()
+    yield
+    assert time.process_time() - before < seconds
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \r\n"])
+def test_blank_lines(blank: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(ROW + b"\n" + blank * (10_000_000 // len(blank)) + ROW)
+    tracemalloc.start()
+    with within(3):  # 10 once, less what tracing costs
+        (part,) = discover([path]).slices()
+        read = read_rows(part, path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read.rows == [ROW, ROW] and read.lines == [1, 2 + 10_000_000 // len(blank)]
+    assert peak < 20_000_000
+
+
+def test_empty_gzip_members(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(ROW + b"\n") + gzip.compress(b"") * 300_000 + b"\0" * 1_000_000 + gzip.compress(ROW))
+    with within(1.5):  # 3 once
+        (part,) = discover([path]).slices()
+    assert part.data is not None and part.data.rows == [ROW, ROW]
+
+
+def test_many_messages_in_one_row(tmp_path: Path, tokenizer: Path) -> None:
+    turns = [{"role": ("user", "assistant")[n % 2], "content": f"w{n}"} for n in range(60_000)]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": turns}))
+    ps.prepare(path, tokenizer=tokenizer, cache=tmp_path / "c", split="train[:1]")  # imports, probes
+    with within(2.5):  # 6 once
+        ps.prepare(path, tokenizer=tokenizer, cache=tmp_path / "c", force=True)
+
+
+def test_a_long_row_is_checked_by_a_short_copy() -> None:
+    row = {"messages": [{"role": "user", "content": "x" * 50_000}] * 100, "n": 1.5, "x": None}
+    short = shortened(json.dumps(row).encode())
+    assert len(json.dumps(row)) > LONG_ROW > 2 * SHORT_BYTES > len(short) > SHORT_BYTES / 2
+    found = json.loads(short)
+    assert found["messages"][0] == {"role": "user", "content": "x" * 20_000} and found["n"] == 1.5
+    assert shortened(b"{") == b"{"
+    deep = b"[" * 900 + b"]" * 900
+    assert shortened(deep) == deep
