@@ -36,9 +36,9 @@ def test_labels_of_kto(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: P
     rows = [chat(label=False), chat(label=True), chat(label=False, unusual=1), chat(label=0), chat()]
     assert ps.prepare(write_rows(rows), **options).ledger["notes"] == {"label_false": 2}
     plain = [{"prompt": "p", "completion": "c", "label": label} for label in (True, False, None)]
-    assert ps.prepare(write_rows(plain), **options).ledger["notes"] == {"label_false": 1}
+    assert ps.prepare(write_rows(plain), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 3}
     pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "label": False}]
-    assert ps.prepare(write_rows(pairs), **options).ledger["notes"] == {"label_false": 1}
+    assert ps.prepare(write_rows(pairs), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 1}
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "masked"])

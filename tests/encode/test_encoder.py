@@ -79,7 +79,6 @@ def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> N
     encoder: Encoder = request.getfixturevalue(name)
     without = Encoder(encoder._json, encoder._vocabulary, fast=False)
     added = [token.content for token in encoder._vocabulary.added]
-    assert encoder._added is not None
 
     @settings(max_examples=100, deadline=None)
     @given(
