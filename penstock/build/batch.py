@@ -146,15 +146,14 @@ def encode_texts(
     """Examples of rendered conversations."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    table = vocabulary.byte_lengths
     ends, inexact = segment_token_ends(
+        texts,
         encoded.ids,
         encoded.offsets,
-        lengths,
         segments,
-        table,
+        vocabulary,
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
+        by_offsets=reference and not vocabulary.byte_level,  # so that the spot check covers pieces, too
     )
     why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
     return ExampleBatch(

@@ -86,6 +86,7 @@ class SliceJob:
         note = {
             "rejected": len(rejected),
             "engines": engines,
+            "encoder": self.pipeline.encoder.engine,
             "checked": check[0],
             "mismatches": check[1],
             "paths": paths,
@@ -98,6 +99,7 @@ class SliceJob:
             bytes=size,
             rejected=len(rejected),
             engines=engines,
+            encoder=(self.pipeline.encoder.engine, self.pipeline.encoder.not_served),
             checked=check[0],
             mismatches=check[1],
             paths=paths,

@@ -86,14 +86,17 @@ def _slices(outcome: Outcome) -> str:
 def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
     lines = []
-    stages = [("encode", "gigatoken")]
+    encoder, not_served = outcome.progress.encoder
+    stages = [("encode", encoder)]
     if outcome.dataset.manifest.recipe["templates"]:
         stages.insert(0, ("render", "machine"))
     for stage, fast in stages:
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)
-        text = f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
+        text = f"{stage}: {fast}" if slow == rows else f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
         lines.append(text + _reasons(why, "by the reference"))
+    if not_served:
+        lines.append(f"encode: {not_served}")
     return "\n".join(lines)
 
 

@@ -1,11 +1,12 @@
-"""Texts in, token ids out: gigatoken where it is known to be equal to tokenizers, tokenizers everywhere else.
+"""Texts in, token ids out: a fast engine where it is known to be equal to tokenizers, tokenizers everywhere else.
 
-`tokenizers` is the reference. The fast engine serves a text only when (1) it agreed with the reference on probes
-made from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines' Unicode
-tables, (3) the text is in NFC where the tokenizer normalises to it. The result never depends on which one served. Of a
-long text only the turns that need it go to the reference: tokenizers takes what lies between added tokens by itself.
-Costs per core: fast 30 to 100 MB/s, reference 1 to 2.5 MB/s. The fast engine takes 0.5 s to start, so small input does
-without it; it keeps every word that it has seen, so it is rebuilt whenever they have taken `GROWTH_LIMIT`.
+`tokenizers` is the reference. A fast engine (`engines`) serves a text only when (1) it agreed with the reference on
+probes made from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines'
+Unicode tables, (3) the text is in NFC where the tokenizer normalises to it. The result never depends on which one
+served. Of a long text only the turns that need it go to the reference: tokenizers takes what lies between added tokens
+by itself. Costs per core: gigatoken 70 to 160 MB/s on byte-level tokenizers and 15 to 80 on SentencePiece-style ones,
+warm; reference 1 to 6 MB/s. A fast engine takes up to a second to start, so small input does without it; it keeps every
+word that it has seen, so it has to forget them whenever they have taken `GROWTH_LIMIT`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from importlib.metadata import version
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, code_points, inspect_texts, utf8_widths
-from penstock.encode.memory import allocated_bytes, release
+from penstock.encode.engines import ENGINES, Engine, not_trusted
+from penstock.encode.memory import GrowthWatch
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import TokenizerError
 
@@ -61,10 +64,10 @@ class Encoder:
         self._added = _cutting(vocabulary)
         if self._added is not None and not self._cuts_are_safe():
             self._added = None
-        self._fast: Any = None
+        self._fast: Engine | None = None
+        self._watch: GrowthWatch | None = None
         self._seen = 0  # bytes encoded before the fast engine was started
-        self._grown = 0  # bytes that the fast engine has come to keep,
-        self._growth = 0  # and how many of them with the last batch
+        self.not_served = ""  # why a faster engine than the one that serves does not
         self.why_reference = "" if fast else "the fast encoder is switched off"
 
     def _added_around(self) -> tuple[list[int], list[int]]:
@@ -93,43 +96,46 @@ class Encoder:
     # -- the fast engine ------------------------------------------------------------------------------------------
 
     def _start_fast(self) -> str:
-        """Make the fast engine and try it; the reason why it can't serve, or ''."""
-        if self._vocabulary.normalizer is Normalizer.OTHER:
-            return "the tokenizer normalises text in a way the fast encoder is not trusted with"
+        """Make a fast engine and try it; the reasons why none can serve, or ''."""
+        reasons: list[str] = []
+        for name in ENGINES:
+            engine, reason = self._tried(name)
+            if engine is not None:
+                self._fast, self._watch = engine, GrowthWatch(GROWTH_LIMIT)
+                self.not_served = "; ".join(reasons)
+                return ""
+            reasons.append(reason)
+        return "; ".join(reasons)
+
+    def _tried(self, name: str) -> tuple[Engine | None, str]:
+        """An engine that has passed its trial, or why there is none."""
+        if reason := not_trusted(name, self._vocabulary):
+            return None, reason
         try:
-            self._make_fast()
+            engine = ENGINES[name](self._json)
         except ImportError as error:
-            return f"gigatoken is not available ({error})"
-        except Exception as error:  # a refusal of the young engine, in whatever form, is not ours to judge
-            self._fast = None
-            return f"gigatoken refuses this tokenizer: {str(error).splitlines()[0]}"
+            return None, f"{name} is not available ({error})"
+        except Exception as error:  # a refusal of a young engine, in whatever form, is not ours to judge
+            return None, f"{name} refuses this tokenizer: {str(error).splitlines()[0]}"
         probes = _probes(self._vocabulary)
         expected = [e.ids for e in self._reference.encode_batch_fast(probes, add_special_tokens=False)]
-        ids, offsets = self._run_fast([p.encode() for p in probes])
+        ids, offsets = engine.encode([p.encode() for p in probes])
         for k, probe in enumerate(probes):
             if ids[offsets[k] : offsets[k + 1]].tolist() != expected[k]:
-                self._fast = None
-                return f"gigatoken differs from tokenizers on {probe!r}"
-        return ""
+                return None, f"{name} differs from tokenizers on {probe!r}"
+        return engine, ""
 
-    def _make_fast(self) -> None:
-        self._fast = None
-        from gigatoken import Tokenizer
+    @property
+    def engine(self) -> str:
+        """The engine that serves, with its version."""
+        if self._fast is not None:
+            return self._fast.name
+        return f"tokenizers {version('tokenizers')}"
 
-        release()  # or it would grow on top of the old one's
-        self._fast = Tokenizer.from_json(self._json).backend
-        self._run_fast([b"warm"])
-        release()
-        self._grown = self._growth = 0
-
-    def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        before = allocated_bytes()
-        layout = self._fast.encode_batch(texts, parallel=False).layout
-        ids, offsets = np.array(layout.content.data), np.array(layout.offsets.data, dtype=np.int64)
-        del layout  # it has room for half as many ids again; what stays now is what the engine keeps
-        self._growth = max(0, allocated_bytes() - before - ids.nbytes - offsets.nbytes)
-        self._grown += self._growth
-        return ids, offsets
+    def new_engine(self) -> Engine:
+        """Another engine of the kind that serves, which has seen no text (for benchmarks)."""
+        assert self._fast is not None, self.why_reference
+        return ENGINES[self._fast.name.split()[0]](self._json)
 
     # -- encoding -------------------------------------------------------------------------------------------------
 
@@ -142,10 +148,13 @@ class Encoder:
             self.why_reference = self._start_fast()
         if self.why_reference:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
-        if self._grown > GROWTH_LIMIT or self._grown + self._growth > 1.5 * GROWTH_LIMIT:
-            self._make_fast()
+        assert self._fast is not None
+        assert self._watch is not None
+        if self._watch.exceeded():  # only here, so that a batch is encoded by one engine from end to end
+            self._fast.forget()
+            self._watch.restart()
         slow = self._guarded(inspect_texts(texts) if findings is None else findings)
-        ids, offsets = self._run_fast(texts)
+        ids, offsets = self._fast.encode(texts)
         if not slow:
             return Encoded(ids, offsets, Counter())
         rows = sorted(slow)
@@ -155,8 +164,9 @@ class Encoder:
 
     def _in_pieces(self, texts: list[list[bytes]]) -> tuple[Encoded, Int64]:
         """The pieces of texts, each by the fastest engine that is exact for it; and where texts end among pieces."""
+        assert self._fast is not None
         pieces = list(chain.from_iterable(texts))
-        ids, offsets = self._run_fast(pieces)
+        ids, offsets = self._fast.encode(pieces)
         slow = sorted(self._guarded(inspect_texts(pieces)))
         served = self.reference([pieces[p] for p in slow])
         return _spliced(ids, offsets, slow, served), np.cumsum([0, *map(len, texts)])
@@ -181,6 +191,8 @@ class Encoder:
     def token_ends(self, text: bytes, ids: UInt32) -> Int64:
         """Where each token of a text ends, in bytes: piece by piece, by the tokens' own lengths, if these add up, or by
         the reference's offsets."""
+        if not self._vocabulary.byte_level:
+            return self._reference_ends(text)
         pieces = self._pieces(text)
         encoded = self.reference(pieces) if self._fast is None else self._in_pieces([pieces])[0]
         if not np.array_equal(encoded.ids, ids):
