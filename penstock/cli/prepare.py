@@ -55,6 +55,8 @@ def summary(console: Console, outcome: Outcome) -> None:
     for note, count in ledger["notes"].items():
         table.add_row("note", f"{note}: {count:,} rows")
     table.add_row("slices", _slices(outcome))
+    if outcome.tokenizer:
+        table.add_row("tokenizer", outcome.tokenizer)
     if progress.slices_done:
         table.add_row("engines", _engines(outcome))
         speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"

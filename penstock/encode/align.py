@@ -1,15 +1,15 @@
 """Segments in bytes become segments in tokens.
 
 A text's tokens are laid along it: by the byte lengths of byte-level tokens, summed up per row, or by comparing the
-pieces of SentencePiece-style tokens with the text (`pieces`). That holds where the tokens account for every byte of the
-text; normalisers and tokens that swallow spaces break it, and such rows take the reference encoder's offsets.
+pieces of SentencePiece-style tokens with the text (`spm_pieces`). That holds where the tokens account for every byte
+of the text; normalisers and tokens that swallow spaces break it, and such rows take the reference encoder's offsets.
 A token that crosses a boundary belongs to the segment in which it ends, unless the segment before it is `inclusive`.
 Without a compiler, lengths are summed in numpy, and tokenizers with pieces take the reference's offsets for all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,14 +31,12 @@ def segment_token_ends(
     vocabulary: Vocabulary,
     token_ends: Callable[[int], Int64],
     *,
-    by_offsets: bool = False,
+    by_offsets: Sequence[int] = (),
 ) -> tuple[Int64, int]:
-    """For each segment, the number of the row's tokens up to its end; and how many rows needed `token_ends`, which
-    are all of them with `by_offsets`."""
-    if by_offsets:
-        counts, exact = np.zeros(len(segments.ends), np.int64), np.zeros(len(texts), np.bool_)
-    else:
-        counts, exact = (_counted if native is None else _counted_natively)(texts, ids, offsets, segments, vocabulary)
+    """For each segment, the number of the row's tokens up to its end; and how many rows needed `token_ends`, of which
+    the rows `by_offsets` are known."""
+    counts, exact = (_counted if native is None else _counted_natively)(texts, ids, offsets, segments, vocabulary)
+    exact[list(by_offsets)] = False
     inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
     for row in inexact.tolist():
         own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
@@ -72,7 +70,7 @@ def _counted_natively(
         segments.inclusive,
         counts,
     )
-    return counts, np.frombuffer(exact, np.bool_)
+    return counts, np.frombuffer(exact, np.bool_).copy()
 
 
 def _counted(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.encode.code_points import Findings, code_points, inspect_texts, utf8_widths
+from penstock.encode.code_points import Findings, code_points, inspect_texts, is_composed, utf8_widths
 from penstock.encode.engines import ENGINES, Engine, not_trusted
 from penstock.encode.memory import GrowthWatch
 from penstock.encode.vocabulary import Normalizer, Vocabulary
@@ -197,11 +197,12 @@ class Encoder:
         encoded = self.reference(pieces) if self._fast is None else self._in_pieces([pieces])[0]
         if not np.array_equal(encoded.ids, ids):
             return self._reference_ends(text)
+        nfc = self._vocabulary.normalizer is Normalizer.NFC
         ends: list[Int64] = []
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
             own = np.cumsum(self._vocabulary.byte_lengths[encoded.ids[start:end]], dtype=np.int64)
-            adds_up = len(own) > 0 and own[-1] == len(piece)
+            adds_up = len(own) > 0 and own[-1] == len(piece) and (not nfc or is_composed(piece.decode()))
             ends.append(at + (own if adds_up else self._reference_ends(piece)))
             at += len(piece)
         return np.concatenate(ends)

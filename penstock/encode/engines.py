@@ -84,7 +84,11 @@ ENGINES: Final[dict[str, EngineFactory]] = {"gigatoken": Gigatoken, "splintr": S
 
 
 def not_trusted(engine: str, vocabulary: Vocabulary) -> str:
-    """Why an engine is not even tried on a tokenizer, or ''."""
-    if engine == "gigatoken" and vocabulary.normalizer is Normalizer.OTHER:
-        return "the tokenizer normalises text in a way that gigatoken is not trusted with"
+    """Why an engine is not even tried on a tokenizer, or ''.
+
+    Other normalisers were tried: with NFKC, 3 of 41,830 texts had other ids by splintr.
+    """
+    charsmap = [step.get("type") for step in vocabulary.normalizer_steps] == ["Precompiled"]
+    if vocabulary.normalizer is Normalizer.OTHER and not (engine == "splintr" and charsmap):
+        return f"the tokenizer normalises text in a way that {engine} is not trusted with"
     return ""

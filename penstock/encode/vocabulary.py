@@ -21,7 +21,7 @@ import orjson
 from penstock.errors import TokenizerError
 
 if TYPE_CHECKING:
-    from penstock.encode.pieces import Pieces
+    from penstock.encode.spm_pieces import Pieces
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -81,6 +81,8 @@ class Vocabulary:
             for t in added
         )
         self.byte_fallback = bool(model.get("byte_fallback"))
+        unigram = model.get("type") == "Unigram" and not self.byte_fallback
+        self.unk_id: int | None = model.get("unk_id") if unigram else None
         self.ignores_merges = bool(model.get("ignore_merges"))
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
@@ -144,7 +146,7 @@ class Vocabulary:
     def byte_lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """For each id, how many bytes of text it stands for (0: not known). As small as can be, to stay in caches."""
         lengths = np.zeros(self.size, np.int32)
-        if self.byte_level:
+        if self.byte_level and self.normalizer is not Normalizer.OTHER:  # which may keep a text's length by chance
             alphabet = _byte_alphabet().keys()
             pure = alphabet >= set("".join(self._tokens))
             length: Callable[[str], int] = len if pure else lambda text: len(text) if alphabet >= set(text) else 0
@@ -162,7 +164,7 @@ class Vocabulary:
     @cached_property
     def pieces(self) -> Pieces:
         """The texts of SentencePiece-style tokens."""
-        from penstock.encode.pieces import pieces_of  # which is written in terms of this class
+        from penstock.encode.spm_pieces import pieces_of  # which is written in terms of this class
 
         return pieces_of(self)
 

@@ -72,7 +72,7 @@ class Native(Protocol):
         ids: npt.NDArray[Any],
         offsets: npt.NDArray[Any],
         lengths: npt.NDArray[Any],
-        pieces: tuple[bytes, npt.NDArray[Any], npt.NDArray[Any], int],
+        pieces: tuple[bytes, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int],
         segment_offsets: npt.NDArray[Any],
         segment_ends: npt.NDArray[Any],
         inclusive: npt.NDArray[Any],

@@ -6,12 +6,13 @@
 #include <stdint.h>
 #include <string.h>
 
-/* As in penstock/encode/pieces.py. */
+/* As in penstock/encode/spm_pieces.py. */
 enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
-enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE };
+enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
 
 typedef struct {
     const uint8_t *bytes, *kinds;
+    const uint8_t *foreign; /* for each ASCII character: has it no piece of its own? */
     const uint32_t *starts;
     size_t count; /* of tokens */
     int rule;
@@ -45,6 +46,24 @@ static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t 
     if (rule & PREPENDS) return true;
     if (!(rule & PREPENDS_UNLESS_SPACE) || ((rule & ONLY_FIRST) && !first)) return false;
     return at < end && *at != ' ' && !is_bar(at, end);
+}
+
+/* Behind a whole piece in the text; NULL: it is not there. */
+static const uint8_t *behind_all(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
+    const size_t length = p->starts[id + 1] - p->starts[id];
+    if ((size_t)(end - at) < length || memcmp(p->bytes + p->starts[id], at, length)) return NULL;
+    return at + length;
+}
+
+/* Behind the characters that the unknown token stands for: all those without a piece, up to an added token. */
+static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
+                                     const uint8_t *end) {
+    const uint8_t *start = at;
+    while (at < end && *at < 0x80 && p->foreign[*at]) {
+        if (!last && ids[1] < p->count && p->kinds[ids[1]] == ADDED && behind_all(p, ids[1], at, end)) break;
+        at++;
+    }
+    return at == start ? NULL : at;
 }
 
 /* Lays a text's tokens along it; false where they don't account for all of it. A ▁ of its own that the tokenizer put
@@ -84,15 +103,15 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
         }
         if (kind >= ADDED && p->rule & DROPS_SPACE)
             while (at < end && is_space(*at)) at++;
-        if (kind == PIECE || kind == ADDED_OR_PIECE) {
-            at = behind(piece, piece_end, at, end);
-            if (!at) return false;
-        } else {
-            const size_t length = (size_t)(piece_end - piece);
-            if ((size_t)(end - at) < length || memcmp(piece, at, length)) return false;
-            at += length;
-        }
+        const uint8_t *next = kind == PIECE || kind == ADDED_OR_PIECE ? behind(piece, piece_end, at, end)
+                                                                      : behind_all(p, ids[i], at, end);
         starts = kind >= ADDED;
+        if (!next && kind == UNK) {
+            next = behind_foreign(p, ids + i, i + 1 == n, at, end);
+            starts = false;
+        }
+        if (!next) return false;
+        at = next;
         if (at - text > reached) reached = at - text;
         ends[i] = reached;
     }
@@ -131,7 +150,7 @@ static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const
 static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
 
 typedef struct {
-    Py_buffer ids, offsets, lengths, bytes, starts, kinds, segments, cuts, inclusive, counts;
+    Py_buffer ids, offsets, lengths, bytes, starts, kinds, foreign, segments, cuts, inclusive, counts;
 } Arrays;
 
 static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
@@ -151,14 +170,15 @@ static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
     if (!(rule & BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
     const uint32_t *starts = a->starts.buf;
     const Py_ssize_t pieces = a->kinds.len;
-    if (a->starts.len / 4 != pieces + 1 || starts[pieces] != (uint64_t)a->bytes.len) return false;
+    if (a->foreign.len != 128 || a->starts.len / 4 != pieces + 1 || starts[pieces] != (uint64_t)a->bytes.len) return false;
     for (Py_ssize_t i = 0; i < pieces; i++)
         if (starts[i + 1] < starts[i]) return false;
     return true;
 }
 
 static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
-    const Pieces pieces = {a->bytes.buf, a->kinds.buf, a->starts.buf, (size_t)a->kinds.len, rule};
+    const Pieces pieces = {a->bytes.buf,  a->kinds.buf,          a->foreign.buf,
+                           a->starts.buf, (size_t)a->kinds.len, rule};
     const int64_t *offsets = a->offsets.buf, *segments = a->segments.buf;
     int64_t longest = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts); i++)
@@ -181,17 +201,20 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
     return exact;
 }
 
+enum { BUFFERS = 11 };
+
 PyObject *count_tokens(PyObject *Py_UNUSED(module), PyObject *arguments) {
-    PyObject *texts, *given[10], *answer = NULL;
+    PyObject *texts, *given[BUFFERS], *answer = NULL;
     Arrays a;
-    Py_buffer *const buffers[10] = {&a.ids,   &a.offsets,  &a.lengths, &a.bytes,     &a.starts,
-                                    &a.kinds, &a.segments, &a.cuts,    &a.inclusive, &a.counts};
+    Py_buffer *const buffers[BUFFERS] = {&a.ids,   &a.offsets, &a.lengths,  &a.bytes, &a.starts,    &a.kinds,
+                                         &a.foreign, &a.segments, &a.cuts, &a.inclusive, &a.counts};
     int rule, open = 0;
-    if (!PyArg_ParseTuple(arguments, "O!OOO(OOOi)OOOO", &PyList_Type, &texts, &given[0], &given[1], &given[2],
-                          &given[3], &given[4], &given[5], &rule, &given[6], &given[7], &given[8], &given[9]))
+    if (!PyArg_ParseTuple(arguments, "O!OOO(OOOOi)OOOO", &PyList_Type, &texts, &given[0], &given[1], &given[2],
+                          &given[3], &given[4], &given[5], &given[6], &rule, &given[7], &given[8], &given[9],
+                          &given[10]))
         return NULL;
-    for (; open < 10; open++) {
-        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (open == 9 ? PyBUF_WRITABLE : 0);
+    for (; open < BUFFERS; open++) {
+        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (open == BUFFERS - 1 ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(given[open], buffers[open], flags) < 0) goto done;
     }
     if (!is_sound(&a, texts, rule))

@@ -3,7 +3,8 @@
 In a piece, ▁ stands for a space, or for itself. Two things are not in the text: the ▁ that the tokenizer puts before a
 text or before each section between added tokens, and, where it drops white space, the ▁ before each word. Both are
 known from the tokenizer's shape; for shapes that are not known here the rule is 0, and the reference's offsets decide.
-An added token may be a piece as well (Gemma's runs of ▁): then it counts as the spaces that it stands for.
+An added token may be a piece as well (Gemma's runs of ▁): then it counts as the spaces that it stands for. The unknown
+token of a Unigram model stands for all characters in a row that have no piece; of these, ASCII ones are known.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class _Kind(IntEnum):
     BYTE = 2
     ADDED = 3
     ADDED_OR_PIECE = 4
+    UNK = 5  # stands for a run of characters without pieces
 
 
 class Pieces(NamedTuple):
@@ -41,6 +43,7 @@ class Pieces(NamedTuple):
     bytes: bytes
     starts: npt.NDArray[np.uint32]
     kinds: npt.NDArray[np.uint8]
+    foreign: npt.NDArray[np.bool_]  # for each ASCII character whether it has no piece of its own
     rule: int
 
 
@@ -48,7 +51,7 @@ def pieces_of(vocabulary: Vocabulary) -> Pieces:
     """The pieces of a tokenizer. `Vocabulary.pieces` keeps them."""
     rule = _rule(vocabulary)
     if not rule:
-        return Pieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), 0)
+        return Pieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), np.zeros(128, np.bool_), 0)
     contents, kinds = [b""] * vocabulary.size, np.zeros(vocabulary.size, np.uint8)
     for text, number in vocabulary.tokens.items():
         byte = BYTE_TOKEN.fullmatch(text) if vocabulary.byte_fallback else None
@@ -56,14 +59,19 @@ def pieces_of(vocabulary: Vocabulary) -> Pieces:
         kinds[number] = _Kind.BYTE if byte else _Kind.PIECE
     for token in vocabulary.added:
         contents[token.id] = token.content.encode()
-        kinds[token.id] = _added_kind(token)
+        kinds[token.id] = _added_kind(token, sections=rule != Rule.BY_PIECES)
+    if vocabulary.unk_id is not None:
+        kinds[vocabulary.unk_id] = _Kind.UNK
+    foreign = [0x20 < point < 0x7F and chr(point) not in vocabulary.tokens for point in range(128)]
     starts = np.zeros(vocabulary.size + 1, np.uint32)
     np.cumsum([len(content) for content in contents], out=starts[1:])
-    return Pieces(b"".join(contents), starts, kinds, rule)
+    return Pieces(b"".join(contents), starts, kinds, np.array(foreign), rule)
 
 
-def _added_kind(token: AddedToken) -> _Kind:
-    if not token.content or token.choosy or token.greedy:
+def _added_kind(token: AddedToken, *, sections: bool) -> _Kind:
+    """What the tokenizer prepends belongs to a section, so there it must be certain that the token ends one."""
+    unclear = token.normalized or "▁" in token.content
+    if not token.content or token.choosy or token.greedy or (sections and unclear):
         return _Kind.UNKNOWN
     return _Kind.ADDED_OR_PIECE if "▁" in token.content else _Kind.ADDED
 
@@ -86,10 +94,7 @@ def _rule(vocabulary: Vocabulary) -> int:
         if types != ["WhitespaceSplit", "Metaspace"] or not rule & Rule.PREPENDS_UNLESS_SPACE or rule & Rule.ONLY_FIRST:
             return 0
         rule |= Rule.DROPS_SPACE
-    # What the tokenizer prepends belongs to a section: it must be certain where one begins.
-    sections = rule != Rule.BY_PIECES
-    unclear = any(token.normalized or _added_kind(token) is _Kind.ADDED_OR_PIECE for token in vocabulary.added)
-    return 0 if sections and unclear else int(rule)
+    return int(rule)
 
 
 def _metaspace_rule(step: dict[str, Any]) -> Rule | None:

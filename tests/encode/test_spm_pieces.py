@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penstock.encode import align
-from penstock.encode import pieces as pieces_module
+from penstock.encode import spm_pieces as pieces_module
 from penstock.encode.align import segment_counts, segment_token_ends
 from penstock.encode.encoder import Encoder
-from penstock.encode.pieces import Pieces, Rule, pieces_of
+from penstock.encode.spm_pieces import Pieces, Rule, pieces_of
 from penstock.encode.vocabulary import Vocabulary
 from penstock.native import native
 from penstock.regions.segments import Segments
@@ -107,6 +107,9 @@ WORDS = [
     "ﬁ",
     "\u00a0",
     "<0x0A>",
+    "{",
+    "{}",
+    "}<",
 ]
 TEXTS = st.lists(st.sampled_from([*WORDS, *TURNS, *TURNS]), max_size=12).map("".join)
 
@@ -222,16 +225,26 @@ def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
     assert pieces_of(Vocabulary(json.dumps(changed).encode())).rule == 0
 
 
-def test_added_tokens_that_hide_where_a_section_begins_take_offsets() -> None:
-    for flags in ({"normalized": True}, {"content": "▁▁▁"}):
-        changed = json.loads(SHAPES["mistral"]())
-        changed["added_tokens"][-1] |= flags
-        assert pieces_of(Vocabulary(json.dumps(changed).encode())).rule == 0
-    greedy = json.loads(SHAPES["metaspace"]())
-    greedy["added_tokens"][1]["rstrip"] = True
-    subject = Subject(json.dumps(greedy).encode())
-    for text, by_offsets in (("<s> x", 1), ("</s> x", 0)):
-        found, wanted, needed = subject.counts(text, boundaries(text), [False] * len(text))
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param("mistral", {"normalized": True}, id="matched in normalised text"),
+        pytest.param("mistral", {"content": "▁▁▁"}, id="a piece as well"),
+        pytest.param("metaspace", {"rstrip": True}, id="takes spaces along"),
+    ],
+)
+def test_added_tokens_that_hide_where_a_section_begins_take_offsets(name: str, change: dict[str, Any]) -> None:
+    changed = json.loads(SHAPES[name]())
+    token = changed["added_tokens"][1]
+    assert token["content"] == "<s>"
+    token |= change
+    if "content" in change:
+        token["id"] = changed["model"]["vocab"]["▁▁▁"]
+        changed["added_tokens"].sort(key=lambda token: token["id"])
+    subject = Subject(json.dumps(changed).encode())
+    text = f"x {token['content']} x</s> x"
+    for one, by_offsets in ((text, 1), ("hello</s> x", 0)):
+        found, wanted, needed = subject.counts(one, boundaries(one), [False] * len(one))
         assert (found, needed) == (wanted, by_offsets)
 
 
