@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.encode import code_points
+from penstock.encode import align, code_points
 from penstock.native import native
 from penstock.sources import lines
 
@@ -79,6 +79,6 @@ def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("installed without a compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for module in (lines, code_points):
+            for module in (lines, code_points, align):
                 patch.setattr(module, "native", None)
         yield

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation, Part, Role
 from penstock.encode.align import segment_token_ends
-from penstock.encode.code_points import inspect_texts
+from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.normalise import Normaliser
-from penstock.encode.vocabulary import Vocabulary
+from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.regions.segments import Segments, gathered
 from penstock.store.columns import Columns
 
@@ -139,15 +139,14 @@ def encode_texts(
     """Examples of rendered conversations."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    table = vocabulary.byte_lengths
     ends, inexact = segment_token_ends(
+        texts,
         encoded.ids,
         encoded.offsets,
-        lengths,
         segments,
-        table,
+        vocabulary,
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
+        by_offsets=_by_offsets(findings, vocabulary, range(len(texts)) if reference else ()),
     )
     why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
     return ExampleBatch(
@@ -172,6 +171,13 @@ class Ending(NamedTuple):
     def after(self, text: str) -> str:
         """What is appended to a text."""
         return self.token if self.always or not text.endswith(self.token) else ""
+
+
+def _by_offsets(findings: Findings, vocabulary: Vocabulary, checked: Sequence[int]) -> Sequence[int]:
+    """Rows whose lengths may add up by chance (ḿ is as long as its parts); of tokenizers with pieces, those checked."""
+    if not vocabulary.byte_level:
+        return checked
+    return findings.decomposed if vocabulary.normalizer is Normalizer.NFC else ()
 
 
 def encode_pieces(

@@ -110,6 +110,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "ledger": dict(dataset.ledger),
         "proof": dict(dataset.manifest.proof),
         "warnings": list(outcome.warnings),
+        "tokenizer": outcome.tokenizer,
         "quarantine": str(outcome.quarantine) if outcome.quarantine else None,
         "seconds": round(progress.seconds, 3),
         "build": build,

@@ -41,6 +41,13 @@ class DroppedCalls(StrEnum):
     KEEP = "keep"
 
 
+class TokenizerAs(StrEnum):
+    """Whose ids a tokenizer gives."""
+
+    FILE = "file"
+    AUTO = "auto"
+
+
 class OnMiss(StrEnum):
     """What to do when the dataset is not in the cache."""
 
@@ -68,6 +75,9 @@ class PrepareOptions(FormatOptions):
 
     tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "")
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
+    tokenizer_as: TokenizerAs | None = option(
+        "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree"
+    )
     template: str | None = option("Chat template: a file, or the name of one of the tokenizer's templates")
     template_vars: Mapping[str, Any] = field(
         default_factory=dict,

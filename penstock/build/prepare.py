@@ -16,11 +16,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.build.auto_check import AutoCheck, auto_model
 from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.limits import worker_count
-from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions
+from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
 from penstock.build.pool import Setup, job_here, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress, SliceReport
@@ -78,6 +79,7 @@ class Outcome:
     warnings: tuple[str, ...]
     format: str
     quarantine: Path | None
+    tokenizer: str = ""  # how it compares with AutoTokenizer; '' for a hit
 
 
 class Builder:
@@ -92,6 +94,8 @@ class Builder:
             sources, split=options.split, config=options.config, revision=options.revision
         )
         self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
+        if options.tokenizer_as is TokenizerAs.AUTO:
+            self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
@@ -101,6 +105,7 @@ class Builder:
         self._slices: list[Slice] = []
         self._checked = Checked()
         self._doubted = False  # has the dataset files of other users that this one had not checked before?
+        self._auto: AutoCheck | None = None
 
     @property
     def cache(self) -> Cache:
@@ -295,6 +300,8 @@ class Builder:
         self.cache.keep_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
         job = job_here(setup)
+        self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
+        self._auto.start()
         sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
@@ -308,7 +315,9 @@ class Builder:
                 if sharing.left:
                     pause = SHORTEST_WAIT if self.progress.slices_done > before else min(pause * 1.5, LONGEST_WAIT)
                     time.sleep(pause)
+            self._auto.look(wait=True)
         finally:
+            self._auto.close()
             sharing.close()
             self.progress.waiting = False
         clean_orphans(self.cache)  # of processes that were still dying, or died, while we worked
@@ -318,6 +327,8 @@ class Builder:
             sharing.release(task)
             self.progress.add(report)
             self._tell()
+            if self._auto is not None:
+                self._auto.look()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
                 raise self._first_rejected(task.name, task.slice)
 
@@ -371,9 +382,12 @@ class Builder:
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
+        compared = "" if self._auto is None else self._auto.summary
+        if self._auto is not None and self._auto.warning:
+            self._notice(self._auto.warning)
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used()
         if self._doubted and (checked := self._unchecked(manifest.key)):
             self._checked.remember(checked)
-        return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine)
+        return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

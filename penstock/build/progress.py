@@ -20,6 +20,7 @@ class SliceReport:
     bytes: int  # of rows read
     rejected: int
     engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
+    encoder: tuple[str, str]  # the engine that encodes, and why it is not a faster one
     checked: int  # rows that were redone with the references and compared
     mismatches: int  # of these, rows that differed; the slice was redone by the references
     paths: tuple[int, int]  # ways through the template's branches: taken, and compared
@@ -56,6 +57,7 @@ class Progress:
     waiting: bool = False
     started: float = field(default_factory=time.monotonic)
     engines: dict[str, Counter[str]] = field(default_factory=dict)
+    encoder: tuple[str, str] = ("", "")  # the engine that encodes, and why it is not a faster one
 
     @property
     def seconds(self) -> float:
@@ -86,6 +88,7 @@ class Progress:
         self.mismatches += report.mismatches
         self.paths = max(self.paths, (report.paths[0], report.paths[1]))
         self.memory = max(self.memory, report.memory)
+        self.encoder = report.encoder[0], report.encoder[1]
         for stage, why in report.engines.items():
             self.engines.setdefault(stage, Counter()).update(why)
 

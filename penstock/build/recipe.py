@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from penstock.build.options import DroppedCalls, Eos, PrepareOptions, SpecialText
+from penstock.build.options import DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
@@ -43,6 +43,7 @@ class Recipe:
     max_row_bytes: int
     special_tokens: dict[str, str]
     tokenizer: str  # digest of tokenizer.json
+    tokenizer_as: TokenizerAs = TokenizerAs.FILE
 
     def as_json(self) -> dict[str, Any]:
         """What the manifest shows and the digest covers."""
@@ -62,6 +63,8 @@ class Recipe:
             "max_row_bytes": self.max_row_bytes,
             "special_tokens": self.special_tokens,
             "tokenizer": self.tokenizer,
+            # Only where it is not the usual: recipes from before there was a choice stay the same.
+            **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
         }
 
     @cached_property
@@ -85,6 +88,7 @@ class Recipe:
             max_row_bytes=value["max_row_bytes"],
             special_tokens=value["special_tokens"],
             tokenizer=value["tokenizer"],
+            tokenizer_as=TokenizerAs(value.get("tokenizer_as", "file")),
         )
 
 
@@ -105,6 +109,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFol
         max_row_bytes=options.max_row_bytes,
         special_tokens=dict(model.special_tokens),
         tokenizer=bytes_digest(model.tokenizer_json),
+        tokenizer_as=options.tokenizer_as or TokenizerAs.FILE,
     )
 
 

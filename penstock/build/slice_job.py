@@ -87,6 +87,7 @@ class SliceJob:
         note = {
             "rejected": len(rejected),
             "engines": engines,
+            "encoder": self.pipeline.encoder.engine,
             "checked": check[0],
             "mismatches": check[1],
             "paths": paths,
@@ -99,6 +100,7 @@ class SliceJob:
             bytes=size,
             rejected=len(rejected),
             engines=engines,
+            encoder=(self.pipeline.encoder.engine, self.pipeline.encoder.not_served),
             checked=check[0],
             mismatches=check[1],
             paths=paths,

@@ -39,20 +39,24 @@ class DiedError(Exception):
     """The process is gone; the text says how."""
 
 
+def environment() -> dict[str, str]:
+    """For processes of ours: this checkout's code, and one thread each."""
+    root = str(Path(penstock.__file__).parent.parent)
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    one = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2", **one}
+
+
 class Worker:
     """One worker process and the pipe to it."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.left: deque[Task] = deque()  # sent, and not yet reported
-        root = str(Path(penstock.__file__).parent.parent)
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-        environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.build.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=environment(),
         )
         self._first = orjson.dumps(setup) + b"\n"
 

@@ -56,6 +56,8 @@ def summary(console: Console, outcome: Outcome) -> None:
     for note, count in ledger["notes"].items():
         table.add_row("note", told(note, count))
     table.add_row("slices", _slices(outcome))
+    if outcome.tokenizer:
+        table.add_row("tokenizer", outcome.tokenizer)
     if progress.slices_done:
         table.add_row("engines", _engines(outcome))
         speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"
@@ -91,14 +93,17 @@ def _slices(outcome: Outcome) -> str:
 def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
     lines = []
-    stages = [("encode", "gigatoken")]
+    encoder, not_served = outcome.progress.encoder
+    stages = [("encode", encoder)]
     if outcome.dataset.manifest.recipe["templates"]:
         stages.insert(0, ("render", "machine"))
     for stage, fast in stages:
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)
-        text = f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
+        text = f"{stage}: {fast}" if slow == rows else f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
         lines.append(text + _reasons(why, "by the reference"))
+    if not_served:
+        lines.append(f"encode: {not_served}")
     return "\n".join(lines)
 
 

@@ -1,50 +1,94 @@
 """Segments in bytes become segments in tokens.
 
-Token byte lengths from the vocabulary, summed up per row, say where every token ends; a binary search of the
-segments' ends does the rest, for a whole batch at once. It holds only where a row's sum equals its length in bytes
-(normalisers and tokens that swallow spaces break it): other rows take the reference encoder's offsets.
+A text's tokens are laid along it: by the byte lengths of byte-level tokens, summed up per row, or by comparing the
+pieces of SentencePiece-style tokens with the text (`spm_pieces`). That holds where the tokens account for every byte
+of the text; normalisers and tokens that swallow spaces break it, and such rows take the reference encoder's offsets.
 A token that crosses a boundary belongs to the segment in which it ends, unless the segment before it is `inclusive`.
+Without a compiler, lengths are summed in numpy, and tokenizers with pieces take the reference's offsets for all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int64
+from penstock.encode.vocabulary import Vocabulary
+from penstock.native import native
 from penstock.regions.segments import Segments
 
 _STEP: Final = 1 << 16
 
 
 def segment_token_ends(
+    texts: list[bytes],
     ids: npt.NDArray[np.uint32],
     offsets: Int64,
-    text_lengths: Int64,
     segments: Segments,
-    byte_lengths: npt.NDArray[np.unsignedinteger],
+    vocabulary: Vocabulary,
     token_ends: Callable[[int], Int64],
+    *,
+    by_offsets: Sequence[int] = (),
 ) -> tuple[Int64, int]:
-    """For each segment, the number of the row's tokens up to its end; and how many rows needed offsets."""
-    ends = _token_ends(ids, byte_lengths, int(text_lengths.sum()))
+    """For each segment, the number of the row's tokens up to its end; and how many rows needed `token_ends`, of which
+    the rows `by_offsets` are known."""
+    counts, exact = (_counted if native is None else _counted_natively)(texts, ids, offsets, segments, vocabulary)
+    exact[list(by_offsets)] = False
+    inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
+    for row in inexact.tolist():
+        own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
+        counts[own] = segment_counts(token_ends(row), segments.ends[own], segments.inclusive[own])
+    return counts, len(inexact)
+
+
+def segment_counts(token_ends: Int64, ends: Int64, inclusive: npt.NDArray[np.bool_]) -> Int64:
+    """For each segment of one row, the number of tokens up to its end."""
+    counts = np.searchsorted(token_ends, ends, side="right")
+    before = np.concatenate(([0], token_ends))[counts]
+    counts += inclusive & (before < ends) & (counts < len(token_ends))
+    if len(counts):
+        counts[-1] = len(token_ends)
+    return np.maximum.accumulate(counts)
+
+
+def _counted_natively(
+    texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, vocabulary: Vocabulary
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    assert native is not None
+    counts = np.zeros(len(segments.ends), np.int64)
+    exact = native.count_tokens(
+        texts,
+        ids,
+        offsets,
+        vocabulary.byte_lengths,
+        vocabulary.pieces,
+        segments.offsets,
+        segments.ends,
+        segments.inclusive,
+        counts,
+    )
+    return counts, np.frombuffer(exact, np.bool_).copy()
+
+
+def _counted(
+    texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, vocabulary: Vocabulary
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """The same in numpy, by lengths alone."""
+    text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = _token_ends(ids, vocabulary.byte_lengths, int(text_lengths.sum()))
     base = ends[offsets[:-1]]
     exact = ends[offsets[1:]] - base == text_lengths
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
     targets = (base[row_of] + segments.ends).astype(ends.dtype)  # of one type, or all of it would be converted
     counts = np.searchsorted(ends[1:], targets, side="right")
     crossing = np.flatnonzero(segments.inclusive)
-    if len(crossing):
-        counts[crossing] = np.searchsorted(ends[1:], targets[crossing], side="left") + 1
+    counts[crossing] += ends[counts[crossing]] < targets[crossing]
     result = np.minimum(counts, offsets[1:][row_of]) - offsets[:-1][row_of]
-    inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
-    for row in inexact.tolist():
-        own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
-        result[own] = _by_offsets(token_ends(row), segments.ends[own], segments.inclusive[own])
     _close_rows(result, segments.offsets, np.diff(offsets))
-    return result, len(inexact)
+    return result, exact
 
 
 def _token_ends(
@@ -58,12 +102,6 @@ def _token_ends(
     ends = np.zeros(len(ids) + 1, np.int64 if size >> 30 else np.int32)
     np.cumsum(lengths, dtype=ends.dtype, out=ends[1:])
     return ends
-
-
-def _by_offsets(token_ends: Int64, ends: Int64, inclusive: npt.NDArray[np.bool_]) -> Int64:
-    counts = np.searchsorted(token_ends, ends, side="right")
-    crossing = np.minimum(np.searchsorted(token_ends, ends, side="left") + 1, len(token_ends))
-    return np.where(inclusive, crossing, counts)
 
 
 def _close_rows(result: Int64, segment_offsets: Int64, lengths: Int64) -> None:

@@ -8,11 +8,11 @@ Costs about 0.15 s for 150,000 tokens, once per process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,11 @@ import orjson
 
 from penstock.errors import TokenizerError
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+if TYPE_CHECKING:
+    from penstock.encode.spm_pieces import Pieces
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
 class Normalizer(StrEnum):
@@ -28,6 +32,8 @@ class Normalizer(StrEnum):
 
     NONE = "none"
     NFC = "nfc"
+    SPACES = "spaces"  # ▁ for every space, as SentencePiece writes it
+    SPACES_PREPENDED = "spaces, prepended"  # and one before the text
     OTHER = "other"
 
 
@@ -40,6 +46,7 @@ class AddedToken:
     special: bool
     normalized: bool  # matched only after the text was normalised
     choosy: bool  # what stands before it matters: it takes white space along, or is no part of a word
+    greedy: bool  # takes white space behind it along
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -69,9 +76,14 @@ class Vocabulary:
                 special=bool(t.get("special")),
                 normalized=bool(t.get("normalized")),
                 choosy=bool(t.get("lstrip") or t.get("single_word")),
+                greedy=bool(t.get("rstrip")),
             )
             for t in added
         )
+        self.byte_fallback = bool(model.get("byte_fallback"))
+        unigram = model.get("type") == "Unigram" and not self.byte_fallback
+        self.unk_id: int | None = model.get("unk_id") if unigram else None
+        self.ignores_merges = bool(model.get("ignore_merges"))
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
         )
@@ -103,36 +115,68 @@ class Vocabulary:
     @cached_property
     def normalizer(self) -> Normalizer:
         """What the tokenizer does to text first, as far as it matters here."""
-        names = set(_types(self._config.get("normalizer")))
-        if not names - {"Sequence"}:
+        steps = self.normalizer_steps
+        if not steps:
             return Normalizer.NONE
-        return Normalizer.NFC if names - {"Sequence"} == {"NFC"} else Normalizer.OTHER
+        if steps == [{"type": "NFC"}]:
+            return Normalizer.NFC
+        if steps == [_SPACES] and not self.ignores_merges:
+            return Normalizer.SPACES
+        if steps == [{"type": "Prepend", "prepend": "▁"}, _SPACES] and not self.ignores_merges:
+            return Normalizer.SPACES_PREPENDED
+        return Normalizer.OTHER
+
+    @cached_property
+    def normalizer_steps(self) -> list[dict[str, Any]]:
+        """The steps of the normaliser, in their order."""
+        return _steps(self._config.get("normalizer"), "normalizers")
+
+    @cached_property
+    def splitting(self) -> list[dict[str, Any]]:
+        """The steps of the pre-tokenizer, in their order."""
+        return _steps(self._config.get("pre_tokenizer"), "pretokenizers")
+
+    @cached_property
+    def byte_level(self) -> bool:
+        """Whether tokens are written in the alphabet of bytes."""
+        decoding = _steps(self._config.get("decoder"), "decoders")
+        return any(step.get("type") == "ByteLevel" for step in (*decoding, *self.splitting))
 
     @cached_property
     def byte_lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """For each id, how many bytes of text it stands for (0: not known). As small as can be, to stay in caches."""
         lengths = np.zeros(self.size, np.int32)
-        kinds = {*_types(self._config.get("decoder")), *_types(self._config.get("pre_tokenizer"))}
-        length: Callable[[str], int] = _piece_length
-        if "ByteLevel" in kinds:
+        if self.byte_level and self.normalizer is not Normalizer.OTHER:  # which may keep a text's length by chance
             alphabet = _byte_alphabet().keys()
             pure = alphabet >= set("".join(self._tokens))
-            length = len if pure else lambda text: len(text) if alphabet >= set(text) else 0
-        lengths[list(self._tokens.values())] = list(map(length, self._tokens))
-        for token in self.added:
-            lengths[token.id] = len(token.content.encode())
-        return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
+            length: Callable[[str], int] = len if pure else lambda text: len(text) if alphabet >= set(text) else 0
+            lengths[list(self._tokens.values())] = list(map(length, self._tokens))
+            for token in self.added:
+                lengths[token.id] = len(token.content.encode())
+        lengths[lengths >= 1 << 16] = 0
+        return lengths.astype(np.uint8 if lengths.max(initial=0) < 256 else np.uint16)
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """The tokens of the model, by text."""
+        return self._tokens
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The texts of SentencePiece-style tokens."""
+        from penstock.encode.spm_pieces import pieces_of  # which is written in terms of this class
+
+        return pieces_of(self)
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """For each id, the bytes it stands for, for display."""
         table = [b""] * self.size
-        byte_level = "ByteLevel" in {*_types(self._config.get("decoder")), *_types(self._config.get("pre_tokenizer"))}
         alphabet = _byte_alphabet()
         for text, i in self._tokens.items():
-            if byte_level and alphabet.keys() >= set(text):
+            if self.byte_level and alphabet.keys() >= set(text):
                 table[i] = bytes(alphabet[c] for c in text)
-            elif match := _BYTE_TOKEN.fullmatch(text):
+            elif match := BYTE_TOKEN.fullmatch(text):
                 table[i] = bytes([int(match[1], 16)])
             else:
                 table[i] = text.replace("▁", " ").encode()
@@ -141,14 +185,10 @@ class Vocabulary:
         return table
 
 
-def _piece_length(text: str) -> int:
-    """Bytes of a SentencePiece-style piece: ▁ is a space, <0x0A> is one byte."""
-    return 1 if _BYTE_TOKEN.fullmatch(text) else len(text.replace("▁", " ").encode())
-
-
-def _types(node: Any) -> list[str]:
-    """The type names in a normaliser, pre-tokenizer or decoder and in what it contains."""
+def _steps(node: Any, key: str) -> list[dict[str, Any]]:
+    """A normaliser, pre-tokenizer or decoder as a list of steps; sequences are flattened."""
     if not isinstance(node, dict):
         return []
-    parts = [p for key in ("normalizers", "pretokenizers", "decoders") for p in node.get(key) or []]
-    return [str(node.get("type")), *(name for part in parts for name in _types(part))]
+    if node.get("type") == "Sequence":
+        return [step for part in node.get(key) or [] for step in _steps(part, key)]
+    return [node]

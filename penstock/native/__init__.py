@@ -1,4 +1,4 @@
-"""The compiled core: the template machine and two loops over text, from the C beside this file.
+"""The compiled core: the template machine and three loops over text, from the C beside this file.
 
 `native` is None where Penstock was installed without a compiler. Then the jinja2 reference renders every row and the
 loops run in numpy: the results are the same, at about a twentieth of the speed.
@@ -65,6 +65,22 @@ class Native(Protocol):
         layout: dict[str, Any],
         /,
     ) -> Program: ...
+
+    def count_tokens(
+        self,
+        texts: list[bytes],
+        ids: npt.NDArray[Any],
+        offsets: npt.NDArray[Any],
+        lengths: npt.NDArray[Any],
+        pieces: tuple[bytes, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int],
+        segment_offsets: npt.NDArray[Any],
+        segment_ends: npt.NDArray[Any],
+        inclusive: npt.NDArray[Any],
+        counts: npt.NDArray[Any],
+        /,
+    ) -> bytes:
+        """For each text whether its tokens account for all of it, by their lengths or their pieces; if so, the number
+        of its tokens up to each segment's end goes to `counts`."""
 
     def kinds(self, texts: list[bytes], table: npt.NDArray[Any], /) -> bytes:
         """For each text the kinds of all its characters beyond ASCII, or-ed; the table has one for each code point."""

@@ -2,6 +2,7 @@
 #include "native.h"
 
 static PyMethodDef methods[] = {
+    {"count_tokens", count_tokens, METH_VARARGS, NULL},
     {"kinds", kinds, METH_VARARGS, NULL},
     {"split_lines", split_lines, METH_O, NULL},
     {NULL, NULL, 0, NULL},

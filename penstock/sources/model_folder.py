@@ -3,7 +3,7 @@
 Enters a path or a hub name; leaves the bytes of `tokenizer.json`, the named special tokens and the chat
 templates, resolved as transformers does. Only the bytes count: the name never enters a key.
 Penstock goes by `tokenizer.json`, completed by the added tokens that only `tokenizer_config.json` declares, as
-transformers completes it; classes that rebuild a tokenizer from other files are not consulted.
+transformers completes it; classes that rebuild a tokenizer are the subject of `auto_tokenizer`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class ModelFolder:
     special_tokens: Mapping[str, str]
     templates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    folder: Path | None = None  # that AutoTokenizer would load; None where the tokenizer.json has another name
     end_ids: tuple[int, ...] = ()  # at which the model stops, by its generation_config.json or config.json
 
     def template(self, choice: str | None = None) -> dict[str, str]:
@@ -95,7 +96,8 @@ def _load(spec: str | os.PathLike[str], revision: str | None) -> ModelFolder:
         data, notes = _completed(tokenizer.read_bytes(), config, tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
-    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes), _end_ids(folder))
+    loadable = folder if tokenizer.name == "tokenizer.json" else None
+    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, _end_ids(folder))
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.build.options import prepare_options
+from penstock.build.auto_check import auto_model
+from penstock.build.options import TokenizerAs, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
 from penstock.errors import UsageError
@@ -106,9 +107,14 @@ def _revision(model: ModelConfig) -> str | None:
 
 def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     dataset = open_dataset(path)
-    if dataset.recipe["tokenizer"] != bytes_digest(model_folder.load(tokenizer, revision=revision).tokenizer_json):
+    model = model_folder.load(tokenizer, revision=revision)
+    by_auto = dataset.recipe.get("tokenizer_as") == TokenizerAs.AUTO
+    if by_auto:
+        model = auto_model(dataset.cache, model)
+    if dataset.recipe["tokenizer"] != bytes_digest(model.tokenizer_json):
+        how = " (as AutoTokenizer loads it)" if by_auto else ""
         raise UsageError(
-            f"{path}: prepared with another tokenizer than {tokenizer}. Prepare the sources with that one."
+            f"{path}: prepared with another tokenizer than {tokenizer}{how}. Prepare the sources with that one."
         )
     return dataset
 

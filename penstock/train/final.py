@@ -7,10 +7,12 @@ Written under a temporary name and renamed; `tokenizer.json` is, byte for byte, 
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.sources.auto_tokenizer import PLAIN_CLASSES, compare
 from penstock.store.dataset import StoredDataset
 from penstock.train.checkpoint import sync_tree
 from penstock.train.config import TrainConfig
@@ -53,6 +55,10 @@ def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(dataset.tokenizer_json)
+    if compare(folder, dataset.tokenizer_json).difference:  # its class would rebuild it: the model is served as trained
+        file = folder / "tokenizer_config.json"
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps({**known, "tokenizer_class": PLAIN_CLASSES[0]}, indent=2, ensure_ascii=False))
 
 
 def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:

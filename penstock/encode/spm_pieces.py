@@ -1,0 +1,110 @@
+"""The texts of SentencePiece-style tokens, in the form in which they are laid along a text (`native.count_tokens`).
+
+In a piece, ▁ stands for a space, or for itself. Two things are not in the text: the ▁ that the tokenizer puts before a
+text or before each section between added tokens, and, where it drops white space, the ▁ before each word. Both are
+known from the tokenizer's shape; for shapes that are not known here the rule is 0, and the reference's offsets decide.
+An added token may be a piece as well (Gemma's runs of ▁): then it counts as the spaces that it stands for. The unknown
+token of a Unigram model stands for all characters in a row that have no piece; of these, ASCII ones are known.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.encode.vocabulary import BYTE_TOKEN, AddedToken, Normalizer, Vocabulary
+
+
+class Rule(IntFlag):
+    """Which ▁ are not in the text. The numbers are those of `native/align.c`."""
+
+    BY_PIECES = 1  # without it, tokens are laid along the text by their lengths
+    PREPENDS = 2  # before each section
+    PREPENDS_UNLESS_SPACE = 4  # before each section that does not begin with one
+    ONLY_FIRST = 8  # that, but only before the text
+    DROPS_SPACE = 16  # before each word; white space around words is dropped
+
+
+class _Kind(IntEnum):
+    UNKNOWN = 0  # a text with such a token takes the reference's offsets
+    PIECE = 1
+    BYTE = 2
+    ADDED = 3
+    ADDED_OR_PIECE = 4
+    UNK = 5  # stands for a run of characters without pieces
+
+
+class Pieces(NamedTuple):
+    """The bytes of token i are bytes[starts[i]:starts[i+1]]."""
+
+    bytes: bytes
+    starts: npt.NDArray[np.uint32]
+    kinds: npt.NDArray[np.uint8]
+    foreign: npt.NDArray[np.bool_]  # for each ASCII character whether it has no piece of its own
+    rule: int
+
+
+def pieces_of(vocabulary: Vocabulary) -> Pieces:
+    """The pieces of a tokenizer. `Vocabulary.pieces` keeps them."""
+    rule = _rule(vocabulary)
+    if not rule:
+        return Pieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), np.zeros(128, np.bool_), 0)
+    contents, kinds = [b""] * vocabulary.size, np.zeros(vocabulary.size, np.uint8)
+    for text, number in vocabulary.tokens.items():
+        byte = BYTE_TOKEN.fullmatch(text) if vocabulary.byte_fallback else None
+        contents[number] = bytes([int(byte[1], 16)]) if byte else text.encode()
+        kinds[number] = _Kind.BYTE if byte else _Kind.PIECE
+    for token in vocabulary.added:
+        contents[token.id] = token.content.encode()
+        kinds[token.id] = _added_kind(token, sections=rule != Rule.BY_PIECES)
+    if vocabulary.unk_id is not None:
+        kinds[vocabulary.unk_id] = _Kind.UNK
+    foreign = [0x20 < point < 0x7F and chr(point) not in vocabulary.tokens for point in range(128)]
+    starts = np.zeros(vocabulary.size + 1, np.uint32)
+    np.cumsum([len(content) for content in contents], out=starts[1:])
+    return Pieces(b"".join(contents), starts, kinds, np.array(foreign), rule)
+
+
+def _added_kind(token: AddedToken, *, sections: bool) -> _Kind:
+    """What the tokenizer prepends belongs to a section, so there it must be certain that the token ends one."""
+    unclear = token.normalized or "▁" in token.content
+    if not token.content or token.choosy or token.greedy or (sections and unclear):
+        return _Kind.UNKNOWN
+    return _Kind.ADDED_OR_PIECE if "▁" in token.content else _Kind.ADDED
+
+
+def _rule(vocabulary: Vocabulary) -> int:
+    """How pieces relate to the text; 0 where that is not known."""
+    if vocabulary.byte_level:
+        return 0
+    types = [step.get("type") for step in vocabulary.splitting]
+    prepending = vocabulary.normalizer is Normalizer.SPACES_PREPENDED
+    if any(step.get("type") == "Prepend" for step in vocabulary.normalizer_steps) and not prepending:
+        return 0
+    rule = Rule.BY_PIECES | (Rule.PREPENDS if prepending else 0)
+    if "Metaspace" in types:
+        found = _metaspace_rule(vocabulary.splitting[types.index("Metaspace")])
+        if found is None or prepending or types[-1] != "Metaspace":
+            return 0
+        rule |= found
+    if "WhitespaceSplit" in types:
+        if types != ["WhitespaceSplit", "Metaspace"] or not rule & Rule.PREPENDS_UNLESS_SPACE or rule & Rule.ONLY_FIRST:
+            return 0
+        rule |= Rule.DROPS_SPACE
+    return int(rule)
+
+
+def _metaspace_rule(step: dict[str, Any]) -> Rule | None:
+    if step.get("replacement") != "▁":
+        return None
+    match step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"):
+        case "always":
+            return Rule.PREPENDS_UNLESS_SPACE
+        case "first":
+            return Rule.PREPENDS_UNLESS_SPACE | Rule.ONLY_FIRST
+        case "never":
+            return Rule(0)
+    return None

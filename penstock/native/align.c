@@ -1,0 +1,227 @@
+/* How many tokens each segment of a text has: tokens are laid along the text, then ends are compared with ends. */
+
+#include "native.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+/* As in penstock/encode/spm_pieces.py. */
+enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
+enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
+
+typedef struct {
+    const uint8_t *bytes, *kinds;
+    const uint8_t *foreign; /* for each ASCII character: has it no piece of its own? */
+    const uint32_t *starts;
+    size_t count; /* of tokens */
+    int rule;
+} Pieces;
+
+static bool is_bar(const uint8_t *at, const uint8_t *end) { /* the character ▁ */
+    return end - at >= 3 && at[0] == 0xE2 && at[1] == 0x96 && at[2] == 0x81;
+}
+
+static int width(uint8_t first) { return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4; }
+
+static bool is_space(uint8_t c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* Behind a piece in the text, where ▁ stands for a space or itself; NULL: it is not there. */
+static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, const uint8_t *at, const uint8_t *end) {
+    while (piece < piece_end) {
+        if (at == end) return NULL;
+        if (*piece == *at) {
+            piece++, at++;
+        } else if (*at == ' ' && is_bar(piece, piece_end)) {
+            piece += 3, at++;
+        } else {
+            return NULL;
+        }
+    }
+    return at;
+}
+
+/* Whether the first ▁ of a section's first piece was put there by the tokenizer. */
+static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t *end) {
+    if (rule & PREPENDS) return true;
+    if (!(rule & PREPENDS_UNLESS_SPACE) || ((rule & ONLY_FIRST) && !first)) return false;
+    return at < end && *at != ' ' && !is_bar(at, end);
+}
+
+/* Behind a whole piece in the text; NULL: it is not there. */
+static const uint8_t *behind_all(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
+    const size_t length = p->starts[id + 1] - p->starts[id];
+    if ((size_t)(end - at) < length || memcmp(p->bytes + p->starts[id], at, length)) return NULL;
+    return at + length;
+}
+
+/* Behind the characters that the unknown token stands for: all those without a piece, up to an added token. */
+static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
+                                     const uint8_t *end) {
+    const uint8_t *start = at;
+    while (at < end && *at < 0x80 && p->foreign[*at]) {
+        if (!last && ids[1] < p->count && p->kinds[ids[1]] == ADDED && behind_all(p, ids[1], at, end)) break;
+        at++;
+    }
+    return at == start ? NULL : at;
+}
+
+/* Lays a text's tokens along it; false where they don't account for all of it. A ▁ of its own that the tokenizer put
+   there ends with the character that follows, as in the reference's offsets: it belongs to that one's segment. */
+static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
+    const uint8_t *at = text, *end = text + size;
+    int64_t reached = 0;
+    bool starts = true;
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] >= p->count) return false;
+        const uint8_t *piece = p->bytes + p->starts[ids[i]], *piece_end = p->bytes + p->starts[ids[i] + 1];
+        const int kind = p->kinds[ids[i]];
+        if (kind == UNKNOWN) return false;
+        if (kind == PIECE) {
+            const uint8_t *before = at;
+            bool prepended = false;
+            if (p->rule & DROPS_SPACE) {
+                if (is_bar(piece, piece_end)) {
+                    while (at < end && is_space(*at)) at++;
+                    if (!starts && at == before) return false;
+                    prepended = true;
+                }
+            } else if (starts) {
+                prepended = is_prepended(p->rule, at == text, at, end);
+            }
+            if (prepended) {
+                if (!is_bar(piece, piece_end)) return false;
+                piece += 3;
+                if (piece == piece_end) {
+                    if (at == end) return false;
+                    reached = at - text + width(*at);
+                    ends[i] = reached;
+                    starts = false;
+                    continue;
+                }
+            }
+        }
+        if (kind >= ADDED && p->rule & DROPS_SPACE)
+            while (at < end && is_space(*at)) at++;
+        const uint8_t *next = kind == PIECE || kind == ADDED_OR_PIECE ? behind(piece, piece_end, at, end)
+                                                                      : behind_all(p, ids[i], at, end);
+        starts = kind >= ADDED;
+        if (!next && kind == UNK) {
+            next = behind_foreign(p, ids + i, i + 1 == n, at, end);
+            starts = false;
+        }
+        if (!next) return false;
+        at = next;
+        if (at - text > reached) reached = at - text;
+        ends[i] = reached;
+    }
+    if (p->rule & DROPS_SPACE)
+        while (at < end && is_space(*at)) at++;
+    return at == end;
+}
+
+/* The same by the tokens' lengths alone, of one or two bytes each. */
+static bool sum(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
+    const size_t count = (size_t)(lengths->len / lengths->itemsize);
+    const uint8_t *narrow = lengths->buf;
+    const uint16_t *wide = lengths->buf;
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] >= count) return false;
+        at += lengths->itemsize == 1 ? narrow[ids[i]] : wide[ids[i]];
+        ends[i] = at;
+    }
+    return (size_t)at == size;
+}
+
+/* A token belongs to the segment in which it ends; one that crosses the end of an inclusive segment, to that one. */
+static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const uint8_t *inclusive, int64_t m,
+                      int64_t *counts) {
+    int64_t k = 0, last = 0;
+    for (int64_t s = 0; s < m; s++) {
+        while (k < n && ends[k] <= cuts[s]) k++;
+        int64_t count = k;
+        if (inclusive[s] && k < n && (k ? ends[k - 1] : 0) < cuts[s]) count++;
+        counts[s] = last = count > last ? count : last;
+    }
+    if (m) counts[m - 1] = n;
+}
+
+static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
+
+typedef struct {
+    Py_buffer ids, offsets, lengths, bytes, starts, kinds, foreign, segments, cuts, inclusive, counts;
+} Arrays;
+
+static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
+    const Py_ssize_t rows = PyList_GET_SIZE(texts);
+    if (!fits(&a->ids, 4) || !fits(&a->offsets, 8) || !fits(&a->segments, 8) || !fits(&a->cuts, 8) ||
+        !fits(&a->inclusive, 1) || !fits(&a->counts, 8) || !fits(&a->starts, 4) || !fits(&a->kinds, 1))
+        return false;
+    if (a->offsets.len / 8 != rows + 1 || a->segments.len / 8 != rows + 1) return false;
+    if (a->counts.len != a->cuts.len || a->inclusive.len != a->cuts.len / 8) return false;
+    const int64_t *offsets = a->offsets.buf, *segments = a->segments.buf;
+    if (offsets[0] != 0 || segments[0] != 0) return false;
+    for (Py_ssize_t i = 0; i < rows; i++)
+        if (offsets[i + 1] < offsets[i] || segments[i + 1] < segments[i] ||
+            !PyBytes_CheckExact(PyList_GET_ITEM(texts, i)))
+            return false;
+    if (offsets[rows] > a->ids.len / 4 || segments[rows] > a->cuts.len / 8) return false;
+    if (!(rule & BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
+    const uint32_t *starts = a->starts.buf;
+    const Py_ssize_t pieces = a->kinds.len;
+    if (a->foreign.len != 128 || a->starts.len / 4 != pieces + 1 || starts[pieces] != (uint64_t)a->bytes.len) return false;
+    for (Py_ssize_t i = 0; i < pieces; i++)
+        if (starts[i + 1] < starts[i]) return false;
+    return true;
+}
+
+static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
+    const Pieces pieces = {a->bytes.buf,  a->kinds.buf,          a->foreign.buf,
+                           a->starts.buf, (size_t)a->kinds.len, rule};
+    const int64_t *offsets = a->offsets.buf, *segments = a->segments.buf;
+    int64_t longest = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts); i++)
+        if (offsets[i + 1] - offsets[i] > longest) longest = offsets[i + 1] - offsets[i];
+    int64_t *ends = PyMem_New(int64_t, longest + 1);
+    PyObject *exact = ends ? PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(texts)) : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; exact && i < PyList_GET_SIZE(texts); i++) {
+        PyObject *text = PyList_GET_ITEM(texts, i);
+        const uint32_t *ids = (const uint32_t *)a->ids.buf + offsets[i];
+        const int64_t n = offsets[i + 1] - offsets[i], first = segments[i];
+        const size_t size = (size_t)PyBytes_GET_SIZE(text);
+        const bool found = rule & BY_PIECES ? lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)
+                                            : sum(&a->lengths, size, ids, n, ends);
+        PyBytes_AS_STRING(exact)[i] = found;
+        if (found)
+            count_row(ends, n, (const int64_t *)a->cuts.buf + first, (const uint8_t *)a->inclusive.buf + first,
+                      segments[i + 1] - first, (int64_t *)a->counts.buf + first);
+    }
+    PyMem_Free(ends);
+    return exact;
+}
+
+enum { BUFFERS = 11 };
+
+PyObject *count_tokens(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *texts, *given[BUFFERS], *answer = NULL;
+    Arrays a;
+    Py_buffer *const buffers[BUFFERS] = {&a.ids,   &a.offsets, &a.lengths,  &a.bytes, &a.starts,    &a.kinds,
+                                         &a.foreign, &a.segments, &a.cuts, &a.inclusive, &a.counts};
+    int rule, open = 0;
+    if (!PyArg_ParseTuple(arguments, "O!OOO(OOOOi)OOOO", &PyList_Type, &texts, &given[0], &given[1], &given[2],
+                          &given[3], &given[4], &given[5], &given[6], &rule, &given[7], &given[8], &given[9],
+                          &given[10]))
+        return NULL;
+    for (; open < BUFFERS; open++) {
+        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (open == BUFFERS - 1 ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(given[open], buffers[open], flags) < 0) goto done;
+    }
+    if (!is_sound(&a, texts, rule))
+        PyErr_SetString(PyExc_ValueError, "texts as bytes, and arrays that fit them and each other");
+    else
+        answer = counted(&a, texts, rule);
+done:
+    while (open) PyBuffer_Release(buffers[--open]);
+    return answer;
+}

@@ -1,0 +1,73 @@
+"""The watch over what the process allocates, and what the encoder does when its engine has grown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.encode import encoder as encoder_module
+from penstock.encode import memory
+from penstock.encode.encoder import Encoder
+from penstock.encode.memory import GrowthWatch, allocated_bytes
+from penstock.encode.vocabulary import Vocabulary
+
+MB = 1 << 20
+
+
+def test_growth_is_seen() -> None:
+    watch = GrowthWatch(30 * MB)
+    assert not watch.exceeded()
+    first = b"x" * (20 * MB)
+    assert not watch.exceeded()
+    second = b"y" * (20 * MB)
+    assert watch.exceeded()
+    del first, second
+    assert not watch.exceeded()
+    watch.restart()
+    assert not watch.exceeded()
+
+
+@pytest.mark.skipif(memory._mallinfo() is None, reason="the allocator does not tell")
+def test_the_allocator_is_asked_only_once_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes milliseconds: it walks all free blocks."""
+    asked: list[int] = []
+
+    def counted() -> int:
+        asked.append(1)
+        return allocated_bytes()
+
+    watch = GrowthWatch(30 * MB)
+    monkeypatch.setattr(memory, "allocated_bytes", counted)
+    for _ in range(100):
+        assert not watch.exceeded()
+    assert not asked
+    block = b"x" * (40 * MB)
+    assert watch.exceeded() and len(asked) == 1
+    del block
+
+
+def test_memory_that_is_free_again_does_not_count() -> None:
+    """Small blocks, which the allocator may keep resident."""
+    watch = GrowthWatch(20 * MB)
+    blocks = [b"x" * 1000 + bytes([n % 256]) for n in range(50_000)]
+    del blocks
+    assert not watch.exceeded()
+
+
+def test_the_engine_forgets_between_batches_only(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "GROWTH_LIMIT", -(1 << 40))  # reached at once
+    data = (tokenizer / "tokenizer.json").read_bytes()
+    subject = Encoder(data, Vocabulary(data))
+    texts = [b"What is the country of Oslo?", "new \U000323b0 ideograph".encode()]
+    expected = subject.reference(texts).ids.tolist()
+    steps: list[str] = []
+    assert subject.encode(texts).ids.tolist() == expected
+    engine = subject._fast
+    assert engine is not None
+    forget, encode = engine.forget, engine.encode
+    monkeypatch.setattr(engine, "forget", lambda: (steps.append("forget"), forget()))
+    monkeypatch.setattr(engine, "encode", lambda texts: (steps.append("encode"), encode(texts))[1])
+    for _ in range(2):
+        assert subject.encode(texts).ids.tolist() == expected
+    assert steps == ["forget", "encode", "encode"] * 2  # the second one is of the guarded text's pieces
