@@ -167,9 +167,12 @@ class Encoder:
         try:
             return self._encode_fast(texts, self._guarded(inspect_texts(texts) if findings is None else findings))
         except EncoderPanic:
-            if not self.why_reference:  # it was the reference's
+            if self._is_served_fast():  # it was the reference's
                 raise
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
+
+    def _is_served_fast(self) -> bool:
+        return self._fast is not None
 
     def _encode_fast(self, texts: list[bytes], slow: dict[int, str]) -> Encoded:
         """Ids by the fast engine, but for the texts that it is not trusted with."""

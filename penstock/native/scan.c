@@ -9,12 +9,13 @@ static bool all_bytes(PyObject *list) {
     return true;
 }
 
-/* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is cut off, or surely not UTF-8. */
+/* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is not UTF-8. */
 static int kinds_of(const char *text, size_t n, const uint8_t *table) {
     int found = 0;
     for (size_t i = 0; i < n;) {
         i += ascii_prefix(text + i, n - i);
         while (i < n && !(text[i] & 0x80)) i++;
+        const size_t start = i;
         for (int size; i < n && (text[i] & 0x80); i += (size_t)size) {
             size = text[i] & 0x20 ? (text[i] & 0x10 ? 4 : 3) : 2;
             if (n - i < (size_t)size || !(text[i] & 0x40)) return -1;
@@ -22,6 +23,7 @@ static int kinds_of(const char *text, size_t n, const uint8_t *table) {
             if (point >= 0x110000) return -1;
             found |= table[point];
         }
+        if (!is_utf8(text + start, i - start)) return -1;
     }
     return found;
 }

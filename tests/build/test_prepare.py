@@ -112,7 +112,8 @@ def test_without_the_fast_encoder_installed(write_rows: Rows, tokenizer: Path, t
     source = write_rows(many_rows(3000))  # enough to start it
     build(source, tokenizer, tmp_path / "with")
     (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / "gigatoken.py").write_text("raise ImportError('made unavailable')")
+    for engine in ("gigatoken", "splintr"):
+        (tmp_path / "blocked" / f"{engine}.py").write_text("raise ImportError('made unavailable')")
     command = [sys.executable, "-m", "penstock.cli", "prepare", str(source), "--tokenizer", str(tokenizer)]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{Path(ps.__file__).parent.parent}"}
     command += ["--cache", str(tmp_path / "without"), "--json"]
