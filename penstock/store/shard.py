@@ -85,6 +85,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
         batch, described = _mapped(path)
         check_format(described.get("format"), path)
         columns = _columns(batch)
+        check_columns(columns)
     except FileNotFoundError:
         raise CorruptError(
             f"{path}: the shard is gone, though a dataset needs it. "
@@ -95,7 +96,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             f"{path}: the shard belongs to another user, and you may not read it. "
             "Run the same prepare again: it makes the slice for you too. Or ask its owner for a wider umask."
         ) from None
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError, CorruptError) as error:
         raise CorruptError(
             f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
@@ -129,7 +130,9 @@ def _check_segments(columns: Columns) -> None:
     ends, lengths = columns.segment_ends.astype(np.int64), np.diff(columns.id_offsets)
     steps = np.diff(ends, prepend=0)
     steps[firsts[firsts < len(steps)]] = 0  # counted from the example's own start
-    if (steps < 0).any() or (lasts < firsts).any() or not np.array_equal(ends[lasts], lengths):
+    covered = np.zeros(len(lengths), np.int64)
+    covered[lasts >= firsts] = ends[lasts[lasts >= firsts]]
+    if (steps < 0).any() or not np.array_equal(covered, lengths):
         raise CorruptError("its segments do not cover its examples")
 
 
