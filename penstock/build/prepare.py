@@ -352,10 +352,10 @@ class Builder:
     def _seen(self, task: Task) -> None:
         self.progress.bytes_seen += task.slice.size
         self._tell()
-        if self.options.on_bad_row is OnBadRow.ERROR and self.cache.has_shard(task.name):
-            note = self.cache.shard_note(task.name)
-            if note["rejected"]:
-                raise self._first_rejected(task.name, task.slice)
+        if self.options.on_bad_row is not OnBadRow.ERROR or not self.cache.has_shard(task.name):
+            return
+        if self.cache.shard_note(task.name)["rejected"] and self._meta(task.name).rejected:
+            raise self._first_rejected(task.name, task.slice)
 
     def _tell(self) -> None:
         if self._on_progress is not None:

@@ -22,12 +22,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
 from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder, read_regular
-from penstock.store.format import canonical
+from penstock.store.format import seal, unseal
 from penstock.store.marker import is_marked, mark
 from penstock.store.tree import NAME, Tree
 from penstock.store.trust import Trust
@@ -132,7 +130,7 @@ class Cache:
             stays = self._found_digest(path, len(data)) == made and not self._is_refused(path)
             if not stays or self._noted_digest(name) != made:
                 noted = {**note, "digest": made, "bytes": len(data), "host": socket.gethostname()}
-                self.tree.write(self.note_path(name), canonical(noted), "note", durable=False)
+                self.tree.write(self.note_path(name), seal(b"note", noted), "note", durable=False)
             if stays:
                 with contextlib.suppress(PermissionError):  # another user's
                     self.tree.touch(path)  # tells `gc` and others who were asked to make it anew
@@ -151,11 +149,17 @@ class Cache:
             return None
 
     def _noted_digest(self, name: str) -> object:
+        note = self.read_note(name)
+        return note["digest"] if note is not None else None
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """What is noted beside a shard; None where the note is lost or damaged."""
         try:
-            note = orjson.loads(read_regular(self.note_path(name)))
-            return note.get("digest") if isinstance(note, dict) else None
-        except (OSError, orjson.JSONDecodeError):
+            note = unseal(b"note", read_regular(self.note_path(name)))
+        except (OSError, ValueError):
             return None
+        kinds = {"digest": str, "bytes": int, "rejected": int}
+        return note if all(type(note.get(key)) is kind for key, kind in kinds.items()) else None
 
     def mark_bad(self, name: str, why: str) -> None:
         """Have the next prepare make a shard again; readers keep what is there until then."""
@@ -163,13 +167,10 @@ class Cache:
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
-        path = self.note_path(name)
-        try:
-            note = orjson.loads(read_regular(path))
-            if isinstance(note, dict) and note.get("bytes") == self.shard_path(name).stat().st_size:
+        note = self.read_note(name)
+        with contextlib.suppress(OSError):  # a note is a convenience: the shard itself is the truth
+            if note is not None and note["bytes"] == self.shard_path(name).stat().st_size:
                 return note
-        except (OSError, orjson.JSONDecodeError):
-            pass  # a note is a convenience: the shard itself is the truth
         from penstock.store.shard import read_shard  # needs pyarrow, which a hit does without
 
         _, meta = read_shard(self.shard_path(name))

@@ -1,4 +1,5 @@
-"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so.
+"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so, and
+the first one of a shard a look at its offsets and segments, so that damage can't lead astray.
 
 numpy and pyarrow are imported when the first shard is read: to find a dataset in the cache takes neither.
 """

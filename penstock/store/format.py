@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from penstock.errors import FormatError
+from penstock.store.files import digest
 
 FORMAT_VERSION = 1
 
@@ -15,6 +17,19 @@ FORMAT_VERSION = 1
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys: equal values have equal bytes."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def seal(kind: bytes, value: Mapping[str, Any], field: str = "seal") -> bytes:
+    """Canonical JSON with a digest of itself in `field`."""
+    return canonical({**value, field: digest(kind, canonical(value))})
+
+
+def unseal(kind: bytes, data: bytes, field: str = "seal") -> dict[str, Any]:
+    """What `seal` wrote; a ValueError where it is anything else."""
+    value = orjson.loads(data)
+    if not isinstance(value, dict) or value.pop(field, None) != digest(kind, canonical(value)):
+        raise ValueError("it has changed since it was written")
+    return value
 
 
 def check_format(version: object, path: Path) -> None:

@@ -19,7 +19,7 @@ import orjson
 from penstock.errors import CorruptError, StoreError
 from penstock.store.cache import Cache, checked_name
 from penstock.store.files import digest, read_regular
-from penstock.store.format import FORMAT_VERSION, canonical, check_format
+from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 
 T = TypeVar("T")
 COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")  # of a ledger, besides those by kind
@@ -79,7 +79,7 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
 
 def sealed(value: Mapping[str, Any]) -> bytes:
     """The bytes of a manifest with this content."""
-    return canonical({**value, "digest": digest(b"manifest", canonical(value))})
+    return seal(b"manifest", value, "digest")
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
 from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
 from penstock.store.cache import Cache
 from penstock.store.files import digest, read_regular
-from penstock.store.format import canonical
+from penstock.store.format import canonical, seal, unseal
 from penstock.store.marker import has_marker
 from penstock.store.trust import Checked, Trust
 
@@ -38,8 +36,8 @@ class PlanMemo:
         found = identity(file.path)
         path = self._path(file, found)
         try:
-            plan = SlicePlan.from_json(orjson.loads(read_regular(path)))
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            plan = SlicePlan.from_json(unseal(b"memo", read_regular(path)))
+        except (OSError, KeyError, TypeError, ValueError):
             return None  # not there, or not readable: the file is cut again
         if self._is_doubtful(path) or not plan.holds_for(found) or plan.kind is not file.kind:
             return None
@@ -51,7 +49,7 @@ class PlanMemo:
         if settled < GRAIN or identity(file.path) != found:
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
-        path, data = self._path(file, found), canonical(plan.to_json())
+        path, data = self._path(file, found), seal(b"memo", plan.to_json())
         with contextlib.suppress(OSError, StoreError):  # a convenience; where it can't be kept, files are cut again
             if not has_marker(self._cache.tree):
                 return  # not a cache yet, and the marker must be its first file

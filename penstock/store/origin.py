@@ -53,7 +53,7 @@ class Origin:
         if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
             row_number = self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])
             raise SourceError(
-                f"{self._path(shard)}: row {row_number} has changed since the dataset was prepared. Prepare again."
+                f"{self._noted(shard)[1]}: row {row_number} has changed since the dataset was prepared. Prepare again."
             )
         return [self._shown(side) for side in self._reader.conversations(row)]
 
@@ -69,24 +69,23 @@ class Origin:
 
     def _slice_rows(self, shard: int) -> Rows:
         if self._rows is None or self._rows[0] != shard:
-            place, path = self._slice(shard), self._path(shard)
+            place, path = self._noted(shard)
             limit = self._recipe["max_row_bytes"]
             data = fetch_data(place, SourceFile(place.file, path, place.kind, path.name), max_row_bytes=limit)
             rows = read_rows(place, path, data=data, max_row_bytes=limit, columns=self._mapping.read_columns)
             self._rows = (shard, rows)
         return self._rows[1]
 
-    def _slice(self, shard: int) -> Slice:
+    def _noted(self, shard: int) -> tuple[Slice, Path]:
+        """Where a shard's rows are."""
         try:
-            return Slice.from_json(self._dataset.notes["slices"][shard])
-        except (KeyError, IndexError, TypeError) as error:
+            place = Slice.from_json(self._dataset.notes["slices"][shard])
+            return place, Path(self._dataset.notes["files"][place.file]["path"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SourceError(
                 f"{self._dataset.path}: it is not known where the dataset's sources are. "
                 "Run the same prepare again: it notes them."
             ) from error
-
-    def _path(self, shard: int) -> Path:
-        return Path(self._dataset.notes["files"][self._slice(shard).file]["path"])
 
     # -- the form its template was given --------------------------------------------------------------------------
 

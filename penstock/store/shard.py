@@ -85,6 +85,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
         batch, described = _mapped(path)
         check_format(described.get("format"), path)
         columns = _columns(batch)
+        check_columns(columns)
     except FileNotFoundError:
         raise CorruptError(
             f"{path}: the shard is gone, though a dataset needs it. "
@@ -95,7 +96,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             f"{path}: the shard belongs to another user, and you may not read it. "
             "Run the same prepare again: it makes the slice for you too. Or ask its owner for a wider umask."
         ) from None
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError, CorruptError) as error:
         raise CorruptError(
             f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
@@ -108,7 +109,7 @@ def check_columns(columns: Columns) -> None:
         ("input_ids", columns.id_offsets, len(columns.ids)),
         ("segments", columns.segment_offsets, len(columns.segment_ends)),
     ):
-        if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or (np.diff(offsets) < 0).any():
+        if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or _goes_back(offsets).any():
             raise CorruptError(f"the offsets of {name} are not in order")
     for name in ("segment_roles", "segment_parts", "segment_messages", "segment_weights"):
         values = getattr(columns, name)
@@ -118,18 +119,25 @@ def check_columns(columns: Columns) -> None:
         values = getattr(columns, name)
         if values is not None and len(values) != columns.examples:
             raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
-    if (np.diff(columns.rows.astype(np.int64)) < 0).any():
+    if _goes_back(columns.rows).any():
         raise CorruptError("its rows are not in order")
     _check_segments(columns)
 
 
+def _goes_back(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a value is less than the one before it."""
+    return values[1:] < values[:-1]
+
+
 def _check_segments(columns: Columns) -> None:
     """The segments of an example follow each other, and the last one ends with it."""
-    firsts, lasts = columns.segment_offsets[:-1], columns.segment_offsets[1:] - 1
-    ends, lengths = columns.segment_ends.astype(np.int64), np.diff(columns.id_offsets)
-    steps = np.diff(ends, prepend=0)
-    steps[firsts[firsts < len(steps)]] = 0  # counted from the example's own start
-    if (steps < 0).any() or (lasts < firsts).any() or not np.array_equal(ends[lasts], lengths):
+    ends, firsts, after = columns.segment_ends, columns.segment_offsets[:-1], columns.segment_offsets[1:]
+    back = _goes_back(ends)
+    starts = firsts[(firsts > 0) & (firsts < len(ends))]
+    back[starts - 1] = False  # ends are counted from the example's own start
+    has_some, lengths = after > firsts, np.diff(columns.id_offsets)
+    covered = np.array_equal(ends[after[has_some] - 1], lengths[has_some])
+    if back.any() or not covered or lengths[~has_some].any():
         raise CorruptError("its segments do not cover its examples")
 
 

@@ -6,6 +6,7 @@ a file is the file system's word; the host stands in the note beside a shard, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -14,10 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import orjson
-
 from penstock.errors import StoreError
-from penstock.store.files import digest, read_regular
+from penstock.store.files import digest
 from penstock.store.format import canonical
 from penstock.store.tree import Tree
 
@@ -46,15 +45,12 @@ class Writer(NamedTuple):
 
 def shard_writer(cache: Cache, name: str) -> Writer:
     """Owner and host of a shard."""
-    uid, host = cache.shard_path(name).lstat().st_uid, ""
-    note = cache.note_path(name)
-    try:
-        value = orjson.loads(read_regular(note))
-        if note.lstat().st_uid == uid and re.fullmatch(r"[\w.-]{1,253}", value["host"]):
-            host = value["host"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # a note is a convenience
-    return Writer(uid, _user(uid), host)
+    uid, note = cache.shard_path(name).lstat().st_uid, cache.read_note(name) or {}
+    host = str(note.get("host", ""))
+    with contextlib.suppress(OSError):  # a note is a convenience
+        if cache.note_path(name).lstat().st_uid == uid and re.fullmatch(r"[\w.-]{1,253}", host):
+            return Writer(uid, _user(uid), host)
+    return Writer(uid, _user(uid), "")
 
 
 def _user(uid: int) -> str:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
-from penstock.errors import CorruptError, FormatError, StoreError
+from penstock.errors import FormatError, StoreError
 from penstock.store.cache import Cache
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_there, read_regular
+from penstock.store.files import file_digest, is_there
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
@@ -191,11 +190,10 @@ class _Run:
                     self._loose(path)
 
     def _loose(self, path: Path) -> None:
-        try:
-            note = orjson.loads(read_regular(self._cache.note_path(path.stem)))
-            wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
-        except (OSError, ValueError, KeyError, TypeError, CorruptError):
+        note = self._cache.read_note(path.stem)
+        if note is None:
             return  # without a note nothing is promised; a build that wants the shard reads it itself
+        wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
         if wrong is not None:
             self._found(wrong, path, shard=path.stem)
 

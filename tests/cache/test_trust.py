@@ -19,7 +19,7 @@ from penstock.errors import CorruptError
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
-from penstock.store.format import canonical
+from penstock.store.format import seal, unseal
 from penstock.store.manifest import sealed
 from penstock.store.memo import GRAIN
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
@@ -78,9 +78,9 @@ def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns
     copied = Columns(*(None if values is None else values.copy() for values in columns))
     data = bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof)))
     path.write_bytes(data)
-    note = orjson.loads(dataset.cache.note_path(path.stem).read_bytes())
+    note = unseal(b"note", dataset.cache.note_path(path.stem).read_bytes())
     dataset.cache.note_path(path.stem).write_bytes(
-        canonical({**note, "digest": bytes_digest(data), "bytes": len(data)})
+        seal(b"note", {**note, "digest": bytes_digest(data), "bytes": len(data)})
     )
     manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())
     del manifest["digest"]
@@ -176,8 +176,8 @@ def test_a_planted_memo_leads_to_no_other_dataset(
     time.sleep(2 * GRAIN)  # younger files are not remembered
     shared.run(WRITER, *command)
     (of_other,) = {*shared.cache.glob("memo/*/b3-*.json")} - {of_chats}
-    planted = orjson.loads(of_other.read_bytes()) | {"slices": orjson.loads(of_chats.read_bytes())["slices"]}
-    of_other.write_bytes(canonical(planted))
+    planted = unseal(b"memo", of_other.read_bytes()) | {"slices": unseal(b"memo", of_chats.read_bytes())["slices"]}
+    of_other.write_bytes(seal(b"memo", planted))
     code, output = shared.run(READER, *command)
     assert code == 0, output
     assert orjson.loads(output[output.index("\n{") + 1 :])["ledger"]["rows"] == 350
