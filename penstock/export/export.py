@@ -7,6 +7,7 @@ interpreter, and the disk is the limit; a process each would scan the view again
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -116,23 +117,31 @@ def export(
     parts = cut(rows, size)
     run = _Run(rows, chosen, where, parts, _workers(workers, len(parts)), on_progress)
     with explained(where):
-        manifest = where.finished()
-        if manifest is not None:
-            _check_same(manifest.get("export", {}), settings, where.target)
-            where.check_whole(manifest)
-            return Exported(where.target, manifest, True, run.progress)
-        begun = where.begun()
-        if begun is not None:
-            _check_same(begun, settings, where.partial)
-        chosen.check(rows)
-        try:
-            return Exported(where.target, run.write(settings), False, run.progress)
-        except FileNotFoundError:
-            manifest = where.finished()  # another process has done the same export meanwhile
-            if manifest is None:
-                raise
-            _check_same(manifest.get("export", {}), settings, where.target)
-            return Exported(where.target, manifest, True, run.progress)
+        found = _found(where, settings)
+        if found is None:
+            begun = where.begun()
+            if begun is not None:
+                _check_same(begun, settings, where.partial)
+            chosen.check(rows)
+            try:
+                return Exported(where.target, run.write(settings), False, run.progress)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                found = _found(where, settings)  # another process has done the same export meanwhile
+                if found is None:
+                    raise
+        where.clear()
+        return Exported(where.target, found, True, run.progress)
+
+
+def _found(where: Folder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the same export, if it is there and whole; another one is refused."""
+    manifest = where.finished()
+    if manifest is not None:
+        _check_same(manifest.get("export", {}), settings, where.target)
+        where.check_whole(manifest)
+    return manifest
 
 
 def cut(rows: ExportRows, size: int) -> list[Part]:
@@ -217,9 +226,8 @@ class _Run:
 
 def _files(folder: Folder) -> dict[str, int]:
     """All files with their sizes."""
-    paths = sorted(path for path in folder.partial.rglob("*") if path.is_file())
-    named = {path.relative_to(folder.partial).as_posix(): path.stat().st_size for path in paths}
-    return {name: size for name, size in named.items() if not name.startswith(".penstock/")}
+    paths = sorted(path for path in folder.data.rglob("*") if path.is_file())
+    return {path.relative_to(folder.data).as_posix(): path.stat().st_size for path in paths}
 
 
 def _workers(asked: int | None, parts: int) -> int:

@@ -1,9 +1,9 @@
 """The folder of an export: nothing is there, or all of it.
 
-An export of DATA is written in `DATA.partial` beside it, and one rename of that folder is the commit: a reader finds
-either nothing at DATA or the whole export. Whatever is in `DATA.partial` counts only once a record says so, and a
-record is written after its files have reached the disk. Two processes that do the same export write the same bytes to
-the same places, so they disturb nobody but themselves.
+An export to DATA is written in `DATA.partial/data`, and one rename of that folder is the commit: a reader finds either
+nothing at DATA or the whole export. Beside it, `DATA.partial` holds the settings and a record of each finished part,
+written once the part's files have reached the disk; what no record vouches for is written again. Two processes that do
+the same export write the same bytes to the same places; the one that comes last finds the work done.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import orjson
 from penstock.errors import StoreError, UsageError
 from penstock.store.files import fault, read_regular, sync_folder
 from penstock.store.format import canonical
-from penstock.store.tree import temporary_name
+from penstock.store.tree import TEMPORARY, temporary_name
 
 MANIFEST = "penstock.json"
-STATE = ".penstock"
+SETTINGS = "settings.json"
 
 
 class Folder:
@@ -33,7 +33,7 @@ class Folder:
     def __init__(self, target: Path) -> None:
         self.target = target.expanduser().absolute()
         self.partial = self.target.with_name(f"{self.target.name}.partial")
-        self._state = self.partial / STATE
+        self.data = self.partial / "data"
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -50,10 +50,8 @@ class Folder:
         """The settings of a half-done export; a folder with anything else in it is refused."""
         if not self.partial.exists():
             return None
-        settings = _read_json(self._state / "settings.json") or (_read_json(self.partial / MANIFEST) or {}).get(
-            "export"
-        )
-        if settings is None and any(path.name != STATE for path in self.partial.iterdir()):
+        settings = _read_json(self.partial / SETTINGS)
+        if settings is None and not all(TEMPORARY.fullmatch(path.name) for path in self.partial.iterdir()):
             raise UsageError(
                 f"{self.partial} holds other files, and half-done exports go there. Choose another folder with -o."
             )
@@ -61,11 +59,11 @@ class Folder:
 
     def whole(self) -> bool:
         """Whether all is written and only the last rename is missing."""
-        return (self.partial / MANIFEST).exists()
+        return (self.data / MANIFEST).exists()
 
     def record(self, number: int) -> dict[str, Any] | None:
         """The record of a finished part, if its files are there."""
-        record = _read_json(self._state / f"part-{number:05}.json")
+        record = _read_json(self.partial / f"part-{number:05}.json")
         return record if record is not None and self._has(record["files"]) else None
 
     def check_whole(self, manifest: Mapping[str, Any]) -> None:
@@ -79,22 +77,23 @@ class Folder:
                 )
 
     def _has(self, files: Mapping[str, int]) -> bool:
-        paths = {self.partial / name: size for name, size in files.items()}
+        paths = {self.data / name: size for name, size in files.items()}
         return all(path.is_file() and path.stat().st_size >= size for path, size in paths.items())
 
     # -- writing --------------------------------------------------------------------------------------------------
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Make the folder, or take up the one that is there."""
-        self._state.mkdir(parents=True, exist_ok=True)
-        if not (self._state / "settings.json").exists():
-            self._put(self._state / "settings.json", canonical(settings), "settings")
+        self.partial.mkdir(parents=True, exist_ok=True)
+        if not (self.partial / SETTINGS).exists():
+            self._put(self.partial / SETTINGS, canonical(settings), "settings")
+        self.data.mkdir(exist_ok=True)
 
     @contextlib.contextmanager
     def new(self, name: str) -> Iterator[IO[bytes]]:
         """A file that appears under its name once it is whole and on the disk."""
-        temporary = self._state / temporary_name()
-        path = self.partial / name
+        temporary = self.partial / temporary_name()
+        path = self.data / name
         try:
             with temporary.open("xb") as file:
                 yield file
@@ -102,7 +101,8 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             fault("part.sync")
-            path.parent.mkdir(exist_ok=True)
+            if path.parent != self.data:
+                path.parent.mkdir(exist_ok=True)
             temporary.replace(path)
             fault("part.rename")
         except BaseException:
@@ -112,7 +112,7 @@ class Folder:
     @contextlib.contextmanager
     def at(self, name: str, offset: int) -> Iterator[IO[bytes]]:
         """A piece of a file that several parts write; what is in it counts by their records alone."""
-        descriptor = os.open(self.partial / name, os.O_WRONLY | os.O_CREAT, 0o666)
+        descriptor = os.open(self.data / name, os.O_WRONLY | os.O_CREAT, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.seek(offset)
             yield file
@@ -123,24 +123,26 @@ class Folder:
 
     def put_record(self, number: int, record: Mapping[str, Any]) -> None:
         """Say that a part is done, once its files' names are on the disk too."""
-        sync_folder(self.partial)
-        self._put(self._state / f"part-{number:05}.json", canonical(record), "record")
+        sync_folder(self.data)
+        self._put(self.partial / f"part-{number:05}.json", canonical(record), "record")
 
     def put_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Say that all is written."""
-        self._put(self.partial / MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2), "manifest")
+        self._put(self.data / MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2), "manifest")
 
     def commit(self) -> None:
-        """Take the scaffolding down and give the folder its name."""
-        shutil.rmtree(self._state, ignore_errors=True)
-        sync_folder(self.partial)
-        fault("commit.clean")
-        self.partial.rename(self.target)  # also over an empty folder
+        """Give the finished folder its name."""
+        self.data.rename(self.target)  # also over an empty folder
         fault("commit.rename")
         sync_folder(self.target.parent)
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what a finished export no longer needs."""
+        shutil.rmtree(self.partial, ignore_errors=True)
 
     def _put(self, path: Path, data: bytes, point: str) -> None:
-        temporary = self._state / temporary_name()
+        temporary = self.partial / temporary_name()
         fault(f"{point}.open")
         with temporary.open("xb") as file:
             file.write(data)
