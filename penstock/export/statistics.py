@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,14 @@ def summed(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, 
 
 
 def _name(rows: ExportRows, source: int) -> str:
+    """A part of a mixture by its name, a source file by its own name: paths stay out of an export."""
     if isinstance(rows.served, Mixture) and len(rows.served.shares) > 1:
         return list(rows.served.shares)[source]
     files = getattr(rows.views[0].dataset, "notes", {}).get("files", [])
-    return str(files[source]["name"]) if source < len(files) else f"source {source}"
+    names = [Path(file["name"]).name for file in files]
+    if source >= len(names):
+        return f"source {source}"
+    return names[source] if names.count(names[source]) == 1 else f"{names[source]} (source {source})"
 
 
 def readable(statistics: Mapping[str, Any]) -> str:
