@@ -67,11 +67,12 @@ def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> V
     parts: dict[str, tuple[View, float]] = {}
     for text in datasets:
         where, _, passes = text.rpartition("@") if "@" in text else (text, "", "1")
+        number = _passes(text, passes)
         dataset = open_(where, cache=cache)
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        parts[name] = dataset.view(**options.view), _passes(text, passes)
+        parts[name] = dataset.view(**options.view), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 
