@@ -109,6 +109,15 @@ def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = N
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 
+def adopt(*sources: str | os.PathLike[str], **options: Any) -> Dataset:
+    """Make a dataset of rows that are tokenized already; takes the options of `penstock adopt`."""
+    from penstock.adoption.adopt import adopt as run
+    from penstock.adoption.options import adopt_options
+
+    dataset = run(sources, adopt_options(options)).dataset
+    return Dataset(dataset.cache, dataset.manifest)
+
+
 def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
     """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
     stored = open_dataset(where, cache=cache)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from penstock.cli.adopt import adopt
 from penstock.cli.cache import cache_app
 from penstock.cli.export import export
 from penstock.cli.lint import lint
@@ -26,6 +27,7 @@ app.command()(prepare)
 app.command()(show)
 app.command()(stats)
 app.command()(export)
+app.command()(adopt)
 app.command()(lint)
 app.command()(verify)
 app.add_typer(cache_app, name="cache")

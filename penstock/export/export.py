@@ -23,6 +23,7 @@ import orjson
 from penstock.errors import UsageError
 from penstock.export.folder import Folder, explained
 from penstock.export.format import Format, Part, find_format
+from penstock.export.options import Weights
 from penstock.export.rows import ExportRows
 from penstock.export.statistics import Tally, readable, summed
 from penstock.export.tokenizer import write_tokenizer
@@ -31,13 +32,6 @@ from penstock.view.mixture import Count, Mixture
 from penstock.view.view import View
 
 VERSION = 1  # raise it when the same rows give other bytes
-
-
-class Weights(StrEnum):
-    """What happens to loss weights other than 0 and 1 in a format that only has a mask."""
-
-    ERROR = "error"
-    MASK = "mask"
 
 
 @dataclass(slots=True)
