@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test check conformance bench fuzz clean
+.PHONY: demo test check conformance bench exits fuzz clean
 
 COMPILED := setup.py $(wildcard penstock/native/*.c penstock/native/*.h)
 
@@ -38,9 +38,23 @@ conformance: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks.prepare $(if $(MODELS),--models $(wildcard $(MODELS)/*)) $(ARGS)
 
+# The trainers' own packages, for the tests of exports: an environment apart, for they pin what they need each. Those
+# that ask for CUDA or for a package of another kind come without what they depend on; see tests/export/packages.
+exits: .exits/done
+
+.exits/done: constraints-exits.txt
+	test -x .exits/bin/python || $(PYTHON) -m venv .exits
+	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt torch
+	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt \
+	    ai2-olmo-core megatron-core transformers datasets peft trl accelerate ray tensordict torchdata hydra-core \
+	    codetiming dill pylatexenc loguru omegaconf addict colorama fire posthog numba art schedulefree tqdm
+	.exits/bin/pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-exits.txt \
+	    axolotl skyrl torchtune verl
+	touch $@
+
 # make fuzz SECONDS=600
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .exits

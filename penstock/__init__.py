@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset, Mixture, View, mix, prepare
+    from penstock.api import Dataset, Mixture, View, adopt, mix, prepare
     from penstock.api import open_ as open
     from penstock.errors import PenstockError
     from penstock.feed.loader import Loader
     from penstock.view.mixture import Count
 
 __version__ = "0.1.0"
-__all__ = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View", "mix", "open", "prepare"]
+__all__ = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View", "adopt", "mix", "open", "prepare"]
 
 # Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
 _HOMES = {
@@ -23,6 +23,7 @@ _HOMES = {
     "Mixture": "api",
     "PenstockError": "errors",
     "View": "api",
+    "adopt": "api",
     "mix": "api",
     "open": "api",
     "prepare": "api",

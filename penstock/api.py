@@ -15,7 +15,10 @@ from penstock.view import mixture, view
 from penstock.view.settings import ViewOptions, checked_settings
 
 if TYPE_CHECKING:
+    import datasets
+
     from penstock.build.progress import OnProgress
+    from penstock.export.export import ExportArguments, Exported
     from penstock.store.origin import Origin
 
 
@@ -26,6 +29,14 @@ class View(view.View):
         """Batches of this view, collated ahead of the loop, resumable at any step."""
         return Loader(self, **options)
 
+    def export(self, to: str, folder: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> Exported:
+        """Write this view in another trainer's format; a killed export goes on where it stopped."""
+        return _export(self, to, folder, options)
+
+    def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
+        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        return _to_hf(self, capacity)
+
 
 class Mixture(mixture.Mixture):
     """Several views as one, with the items of each epoch."""
@@ -33,6 +44,26 @@ class Mixture(mixture.Mixture):
     def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
         """Batches of this mixture, collated ahead of the loop, resumable at any step."""
         return Loader(self, **options)
+
+    def export(self, to: str, folder: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> Exported:
+        """Write an epoch of this mixture in another trainer's format; a killed export goes on where it stopped."""
+        return _export(self, to, folder, options)
+
+    def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
+        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        return _to_hf(self, capacity)
+
+
+def _export(served: View | Mixture, to: str, folder: str | os.PathLike[str], options: ExportArguments) -> Exported:
+    from penstock.export.export import export  # needs pyarrow's writers, which training does without
+
+    return export(served, to, folder, **options)
+
+
+def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
+    from penstock.export.lazy import lazy_dataset
+
+    return lazy_dataset(served, capacity)
 
 
 class Dataset(StoredDataset):
@@ -76,6 +107,15 @@ def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = N
         [Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress
     ).run()
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
+
+
+def adopt(*sources: str | os.PathLike[str], **options: Any) -> Dataset:
+    """Make a dataset of rows that are tokenized already; takes the options of `penstock adopt`."""
+    from penstock.adoption.adopt import adopt as run
+    from penstock.adoption.options import adopt_options
+
+    dataset = run(sources, adopt_options(options)).dataset
+    return Dataset(dataset.cache, dataset.manifest)
 
 
 def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:

@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
-from penstock.sources import Slice
 from penstock.store.cache import Cache
 from penstock.store.manifest import COUNTS, Manifest, ShardTable
 from penstock.store.shard import read_shard
 
 
-def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
+class Placed(Protocol):
+    """A slice, as far as a manifest describes it."""
+
+    @property
+    def file(self) -> int: ...  # ordinal of the source
+
+    @property
+    def first_row(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Placed]) -> Manifest:
     """The dataset's manifest, put in place."""
-    manifest = make_manifest(cache, key, recipe, names, slices)
+    manifest = manifest_of(cache, key, recipe, names, slices)
     manifest.commit(cache)
     return manifest
 
 
-def make_manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Slice]) -> Manifest:
-    """The dataset's manifest, from its shards."""
+def manifest_of(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Placed]) -> Manifest:
+    """The manifest of shards that were prepared by a recipe."""
+    preference = recipe.mapping.format is Format.PREFERENCE
+    return make_manifest(cache, key, recipe.as_json(), names, slices, preference=preference)
+
+
+def make_manifest(
+    cache: Cache,
+    key: str,
+    recipe: Mapping[str, Any],
+    names: list[str],
+    slices: Sequence[Placed],
+    *,
+    preference: bool,
+) -> Manifest:
+    """The manifest of committed shards: their counts in order, and the sum of their ledgers."""
     notes = [cache.shard_note(name) for name in names]
     ledgers: list[Any] = []
     proved = 0
@@ -47,7 +76,7 @@ def make_manifest(cache: Cache, key: str, recipe: Recipe, names: list[str], slic
         tokens=[ledger["tokens"] for ledger in ledgers],
     )
     ledger = _summed(ledgers) | {"lengths": _percentiles(lengths)}
-    return Manifest(key, recipe.as_json(), table, ledger, {"rows": proved}, recipe.mapping.format is Format.PREFERENCE)
+    return Manifest(key, recipe, table, ledger, {"rows": proved}, preference)
 
 
 def _summed(ledgers: list[Any]) -> dict[str, Any]:

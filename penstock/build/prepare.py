@@ -221,9 +221,9 @@ class Builder:
         foreign = self._doubted and self.cache.tree.is_foreign(path)
         if not foreign and not self.progress.slices_done:
             return True
-        from penstock.build.commit import make_manifest
+        from penstock.build.commit import manifest_of
 
-        made = make_manifest(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
+        made = manifest_of(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
         return made.to_bytes() == manifest.to_bytes()
 
     def _settle_date(self, first: Slice) -> None:

@@ -6,7 +6,9 @@ import sys
 
 import typer
 
+from penstock.cli.adopt import adopt
 from penstock.cli.cache import cache_app
+from penstock.cli.export import export
 from penstock.cli.lint import lint
 from penstock.cli.look import show, stats
 from penstock.cli.prepare import prepare
@@ -24,6 +26,8 @@ app = typer.Typer(
 app.command()(prepare)
 app.command()(show)
 app.command()(stats)
+app.command()(export)
+app.command()(adopt)
 app.command()(lint)
 app.command()(verify)
 app.add_typer(cache_app, name="cache")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -29,15 +31,18 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class LiveProgress:
-    """Shows a build's progress on a console."""
+P = TypeVar("P")
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+
+class LiveProgress(Generic[P]):
+    """Shows progress on a console, as the line that describes it."""
+
+    def __init__(self, console: Console, line: Callable[[P], str]) -> None:
+        self._console, self._line = console, line
         self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
         self._last = time.monotonic()
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> LiveProgress[P]:
         if self._live is not None:
             self._live.start()
         return self
@@ -48,8 +53,8 @@ class LiveProgress:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, progress: Progress) -> None:
-        line = progress_line(progress)
+    def __call__(self, progress: P) -> None:
+        line = self._line(progress)
         if self._live is not None:
             self._live.update(Text(line, style="cyan"))
         elif time.monotonic() - self._last >= PLAIN_EVERY:

@@ -15,7 +15,7 @@ from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.chat.notes import told
 from penstock.cli.flags import with_flags
-from penstock.cli.live import LiveProgress, amount, duration
+from penstock.cli.live import LiveProgress, amount, duration, progress_line
 
 
 @with_flags(PrepareOptions)
@@ -27,7 +27,7 @@ def prepare(
 ) -> None:
     """Render and tokenize conversations once, into a dataset that every run can share."""
     messages = Console(stderr=True)
-    with LiveProgress(messages) as live:
+    with LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
         messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
         outcome = builder.run()

@@ -11,7 +11,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from penstock.cli.live import LiveProgress
+from penstock.cli.live import LiveProgress, progress_line
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
     watched = first_steps(method, config, overrides)
-    with watched, LiveTraining(messages) as live, LiveProgress(messages) as preparing:
+    with watched, LiveTraining(messages) as live, LiveProgress(messages, progress_line) as preparing:
         outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live)
     if first:
         _finish(outcome, json)

@@ -29,6 +29,8 @@ class Origin:
     """Where a dataset's examples come from."""
 
     def __init__(self, dataset: StoredDataset) -> None:
+        if dataset.recipe.get("adopted"):
+            raise SourceError(f"{dataset.path}: the dataset was adopted as tokens; there is no conversation behind it.")
         self._dataset = dataset
         self._recipe = dataset.recipe
         self._adapter = cache(self._make_adapter)

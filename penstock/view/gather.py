@@ -7,9 +7,10 @@ Costs some 3 µs a sequence and 0.1 ms a call, besides copying; weights are comp
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64, UInt8
 from penstock.store.columns import Columns
@@ -17,6 +18,8 @@ from penstock.view.mixture import Mixture
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs, UInt32
 from penstock.view.view import Served, View
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Gathered(NamedTuple):
@@ -29,7 +32,7 @@ class Gathered(NamedTuple):
     prompts: Int64  # per pair: tokens of the common prompt
 
 
-class _Located(NamedTuple):
+class Located(NamedTuple):
     """Sequences to gather."""
 
     parts: Int64  # the view of the mixture
@@ -48,32 +51,32 @@ class Gatherer:
         else:
             assert isinstance(served, View), "a view or a mixture of views"
             views = [served]
-        self._parts = [_Part(view) for view in views]
+        self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
 
     def __call__(self, items: Int64) -> Gathered:
         """The tokens, weights and places of these items."""
-        sequences, prompts = self._locate(items)
+        sequences, prompts = self.locate(items)
         lengths = sequences.lengths
         if not len(lengths):
             nothing = np.empty(0, np.int64)
             return Gathered(nothing, np.empty(0, np.float32), nothing, nothing.reshape(0, 2), nothing)
         ids, runs, places = self._read(sequences)
-        weights = _cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
+        weights = cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
         if self._pairs:
             before = np.cumsum(lengths) - lengths
             weights[np.arange(len(ids)) < np.repeat(before + np.tile(prompts, 2), lengths)] = 0
         return Gathered(ids, weights, lengths, np.array(places[: len(items)], np.int64), prompts)
 
-    def _locate(self, items: Int64) -> tuple[_Located, Int64]:
+    def locate(self, items: Int64) -> tuple[Located, Int64]:
         """Where the sequences of these items are, and the prompts of pairs."""
-        if len(self._parts) == 1:
-            return self._parts[0].locate(items, 0)
+        if len(self.parts) == 1:
+            return self.parts[0].locate(items, 0)
         which = np.searchsorted(self._bounds, items, side="right")
         order = np.argsort(which, kind="stable")  # all items of the first part, of the second, …
         found = []
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             own = items[which == number]
             found.append(part.locate(own - (int(self._bounds[number - 1]) if number else 0), number))
         back = np.empty_like(order)
@@ -85,15 +88,15 @@ class Gatherer:
             return np.concatenate(rows, axis=1)[:, back].reshape(-1)
 
         fields = zip(*(sequences for sequences, _ in found), strict=True)
-        located = _Located(*(joined(list(arrays), sides) for arrays in fields))
+        located = Located(*(joined(list(arrays), sides) for arrays in fields))
         prompts = [prompts for _, prompts in found]
         return located, joined(prompts, 1) if self._pairs else prompts[0][:0]
 
-    def _read(self, sequences: _Located) -> tuple[Int64, Runs, list[tuple[int, int]]]:
+    def _read(self, sequences: Located) -> tuple[Int64, Runs, list[tuple[int, int]]]:
         """The tokens and whole runs of the sequences, and their places. The one loop over sequences: kept lean."""
         ids, ends, roles, parts, messages = [], list[UInt32](), list[UInt8](), list[UInt8](), list[Int32]()
         given, counts, places = list[Float32 | None](), [0], list[tuple[int, int]]()
-        views = self._parts
+        views = self.parts
         for part, shard, number, start, length in zip(*(field.tolist() for field in sequences), strict=True):
             columns, source, first_row = views[part].shard(shard)
             first = columns.id_offsets.item(number) + start
@@ -118,7 +121,7 @@ class Gatherer:
 
     def _run_weights(self, parts: Int64, runs: Runs) -> Float32:
         """The weight of each run by the policy of its view."""
-        policies = [part.policy for part in self._parts]
+        policies = [part.policy for part in self.parts]
         weights = run_weights(policies[0], runs)
         for other in set(policies) - {policies[0]}:
             own = np.array([policy is other for policy in policies])[parts]
@@ -137,7 +140,7 @@ class _Part:
         self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source, and what to add to its row numbers
         self.policy: LossPolicy = view.settings.train_on
 
-    def locate(self, items: Int64, part: int) -> tuple[_Located, Int64]:
+    def locate(self, items: Int64, part: int) -> tuple[Located, Int64]:
         """The sequences of these items (of pairs: all chosen, then all rejected), and the prompts of pairs."""
         index, sides = self._index, self._sides
         numbers = index.rows[items].astype(np.int64)
@@ -146,8 +149,8 @@ class _Part:
         starts = index.starts[items].astype(np.int64)
         lengths = index.lengths[items].astype(np.int64)
         if sides == 1:
-            return _Located(np.full(len(items), part), shards, local, starts, lengths), local[:0]
-        both = _Located(
+            return Located(np.full(len(items), part), shards, local, starts, lengths), local[:0]
+        both = Located(
             np.full(2 * len(items), part),
             np.tile(shards, 2),
             np.concatenate((local, local + 1)),
@@ -166,8 +169,8 @@ class _Part:
         return columns, *origin
 
 
-def _cut_out(per_run: Float32, runs: Runs, sequences: _Located) -> Float32:
-    """The weight of every token. The policy saw whole rows; only now the windows are cut out of them."""
+def cut_out(per_run: npt.NDArray[Scalar], runs: Runs, sequences: Located) -> npt.NDArray[Scalar]:
+    """The weight (or mask) of every token. The policy saw whole rows; only now the windows are cut out of them."""
     counts = runs.counts
     ends = runs.ends - np.repeat(sequences.starts, counts)
     ends = np.minimum(np.maximum(ends, 0), np.repeat(sequences.lengths, counts)).astype(np.uint32)

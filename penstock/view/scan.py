@@ -41,6 +41,7 @@ class Index(NamedTuple):
 
 def scan(examples: Examples, settings: ViewSettings) -> Index:
     """The index of a view, or the error that refuses it."""
+    _check_roles(examples, settings)
     shards = range(len(examples.shard_examples))
     holdout = Holdout(settings, (row_hashes(examples.columns(shard)) for shard in shards))
     bounds, found, ledger = [0], [_none(examples)], Ledger()
@@ -83,6 +84,16 @@ def _any_weight(runs: Runs) -> bool:
     return runs.weights is not None and not bool(np.isnan(runs.weights).all())
 
 
+def _check_roles(examples: Examples, settings: ViewSettings) -> None:
+    """Of adopted rows it is known which tokens were trained, not who wrote them."""
+    if examples.recipe.get("adopted") and settings.train_on not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
+        raise RegionsUnknown(
+            f"the dataset was adopted: it is known which tokens were trained, but not which message wrote them, and "
+            f"train_on={settings.train_on.value!r} needs that. Use train_on='customized' for the mask that the rows "
+            "came with, or 'all_tokens'."
+        )
+
+
 def _check_lengths(examples: Examples, settings: ViewSettings, sizes: Int64, usable: Bool, before: int) -> None:
     limit = settings.max_length
     if limit is None or settings.overlong is not Overlong.ERROR:
@@ -107,7 +118,7 @@ def _check_regions(examples: Examples, settings: ViewSettings, unknown_rows: lis
 
 
 def _check_weights(examples: Examples, settings: ViewSettings, weighted: bool) -> None:
-    if settings.train_on is LossPolicy.CUSTOMIZED and not weighted:
+    if settings.train_on is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
         raise ViewError(
             f"train_on='customized' needs per-message weights, and none of the {len(examples)} rows gives any. "
             "Give messages a weight (keys weight, train, loss, …), or choose another policy."

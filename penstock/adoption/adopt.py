@@ -1,0 +1,229 @@
+"""Adopts tokenized data: chunks of rows become shards, named by their content, and a manifest commits them.
+
+Killed and run again, it finds the shards it has made. The tokenizer is checked: every id must be in its vocabulary, and
+a sample is decoded and encoded again, which a wrong tokenizer does not survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock.adoption.chunk import Chunk, columns_of
+from penstock.adoption.options import AdoptOptions, Check
+from penstock.adoption.raw import megatron_chunks, olmo_chunks
+from penstock.adoption.tables import arrow_tables, jsonl_tables, parquet_tables, table_chunks
+from penstock.build.commit import make_manifest
+from penstock.build.recipe import STAGES_VERSION
+from penstock.encode.vocabulary import Vocabulary
+from penstock.errors import SourceError, StoreError, TokenizerError
+from penstock.sources import model_folder
+from penstock.sources.model_folder import ModelFolder
+from penstock.store.cache import Cache
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import bytes_digest
+from penstock.store.format import FORMAT_VERSION, canonical
+from penstock.store.leases import lease
+from penstock.store.manifest import dataset_key, recipe_digest, shard_name
+from penstock.store.shard import ShardMeta, encode_shard
+
+SAMPLE: Final = 256  # sequences that are decoded and encoded again, a few of each shard
+PER_SHARD: Final = 8
+
+
+class _Slice(NamedTuple):
+    """One chunk, as the manifest places it."""
+
+    file: int
+    first_row: int
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An adopted dataset."""
+
+    dataset: StoredDataset
+    made: int  # shards written by this run
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        dataset = self.dataset
+        counts = {"shards": len(dataset.shards), "made": self.made, "examples": len(dataset), "tokens": dataset.tokens}
+        return {"key": dataset.key, "path": str(dataset.path), **counts, "warnings": list(self.warnings)}
+
+
+def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> Adopted:
+    """Make a dataset of tokenized rows."""
+    model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
+    vocabulary = Vocabulary(model.tokenizer_json)
+    paths = [Path(source).expanduser() for source in sources]
+    cache = Cache(options.cache)
+    recipe = _recipe(model)
+    made_by, sample = recipe_digest(recipe), _Sample(model, vocabulary)
+    slices, names, made, preference = list[_Slice](), list[str](), 0, set[bool]()
+    for number, path in enumerate(paths):
+        for chunk in _chunks(path, options, vocabulary.size):
+            sample.check(chunk)
+            preference.add(chunk.prompts is not None)
+            if len(preference) > 1:
+                raise SourceError(f"{chunk.where}: some rows are pairs and some are not. Adopt them apart.")
+            part = _Slice(number, chunk.first_row, chunk.rows, chunk.digest)
+            name = shard_name(made_by, part.digest)
+            if not cache.has_shard(name):
+                if not made:
+                    cache.prepare_root()
+                _commit(cache, name, chunk, vocabulary)
+                made += 1
+            slices.append(part)
+            names.append(name)
+    if not slices:
+        raise SourceError(f"{', '.join(map(str, paths))}: there are no rows.")
+    warnings = sample.verdict(options.check_tokenizer)
+    cache.keep_tokenizer(model.tokenizer_json)
+    key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
+    with lease(cache.tree, [*names, str(recipe["tokenizer"])]):
+        manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})
+        manifest.commit(cache)
+    _note_sources(cache, key, paths, model)
+    return Adopted(StoredDataset(cache, manifest), made, warnings)
+
+
+def _recipe(model: ModelFolder) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "stages": STAGES_VERSION,
+        "adopted": True,
+        "templates": {},
+        "special_tokens": dict(model.special_tokens),
+        "tokenizer": bytes_digest(model.tokenizer_json),
+    }
+
+
+def _chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterator[Chunk]:
+    """The rows of a source, by what it is."""
+    where = str(path)
+    if path.suffix in (".idx", ".bin") and path.with_suffix(".idx").exists():
+        return megatron_chunks(where, path.with_suffix(""))
+    if path.with_name(f"{path.name}.idx").exists():
+        return megatron_chunks(where, path)
+    if not path.exists():
+        raise SourceError(f"{where} does not exist.")
+    if path.is_dir():
+        return _folder_chunks(path, options, vocabulary)
+    return _file_chunks(where, [path], options)
+
+
+def _folder_chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterator[Chunk]:
+    where = str(path)
+    if (path / "state.json").exists():
+        return table_chunks(where, arrow_tables(path), options.mask)
+    if any(path.glob("token_ids_part_*.npy")):
+        return olmo_chunks(where, path, options.dtype, vocabulary)
+    if (path / "tokens.idx").exists():
+        return megatron_chunks(where, path / "tokens")
+    for suffix in (".parquet", ".jsonl"):
+        found = sorted(path.glob(f"*{suffix}")) or sorted(path.glob(f"data/*{suffix}"))
+        if found:
+            return _file_chunks(where, found, options)
+    raise SourceError(
+        f"{where} holds nothing that can be adopted: a save_to_disk folder, Parquet, JSON lines, "
+        "token_ids_part_*.npy or .bin/.idx."
+    )
+
+
+def _file_chunks(where: str, paths: Iterable[Path], options: AdoptOptions) -> Iterator[Chunk]:
+    paths = list(paths)
+    match paths[0].suffix:
+        case ".parquet" | ".pq":
+            return table_chunks(where, parquet_tables(paths), options.mask)
+        case ".jsonl" | ".ndjson":
+            return table_chunks(where, jsonl_tables(paths), options.mask)
+        case suffix:
+            raise SourceError(
+                f"{where}: {suffix or 'a file without a suffix'} can't be adopted. Use Parquet or JSON lines."
+            )
+
+
+def _commit(cache: Cache, name: str, chunk: Chunk, vocabulary: Vocabulary) -> None:
+    columns = columns_of(chunk, vocabulary.dtype)
+    kept = len(np.unique(chunk.owners))
+    ledger = {
+        "rows": chunk.rows,
+        "kept": kept,
+        "examples": len(chunk.lengths),
+        "tokens": len(chunk.ids),
+        "regions_unknown": len(chunk.lengths) if chunk.weights is None else 0,
+        "rejected": {},
+        "notes": {},
+        "warnings": [],
+    }
+    data = encode_shard(columns, ShardMeta(ledger, [], {"rows": []}))
+    cache.commit_shard(name, data, {"rejected": 0})
+
+
+def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: ModelFolder) -> None:
+    files = [{"path": str(path.absolute()), "name": path.name, "kind": "adopted"} for path in paths]
+    notes = canonical({"files": files, "slices": [], "tokenizer": model.name})
+    with contextlib.suppress(StoreError):  # a convenience
+        cache.tree.write(cache.dataset_path(key) / "notes.json", notes, "notes", durable=False)
+
+
+class _Sample:
+    """Checks ids against a tokenizer."""
+
+    def __init__(self, model: ModelFolder, vocabulary: Vocabulary) -> None:
+        from tokenizers import Tokenizer
+
+        self._name, self._size = model.name, vocabulary.size
+        self._bytes = vocabulary.token_bytes
+        self._tokenizer = Tokenizer.from_str(model.tokenizer_json.decode())
+        self._tried = self._equal = 0
+        self._first: str | None = None
+
+    def check(self, chunk: Chunk) -> None:
+        """All ids must be known; a few sequences are tried."""
+        wrong = np.flatnonzero((chunk.ids < 0) | (chunk.ids >= self._size))
+        ends = np.cumsum(chunk.lengths)
+        if len(wrong):
+            row = chunk.first_row + int(chunk.owners[np.searchsorted(ends, wrong[0], side="right")])
+            raise TokenizerError(
+                f"{chunk.where}: row {row} has the id {chunk.ids[wrong[0]]}, and the tokenizer {self._name!r} ends at "
+                f"{self._size - 1}. Give the tokenizer that the rows were made with."
+            )
+        for number in range(min(PER_SHARD, len(ends), SAMPLE - self._tried)):
+            ids = chunk.ids[ends[number] - chunk.lengths[number] : ends[number]].tolist()
+            self._tried += 1
+            self._equal += self._survives(ids)
+
+    def _survives(self, ids: list[int]) -> bool:
+        """Whether the text of ids encodes to the same ids; some decoders drop a space, which is tried both ways."""
+        spelled = b"".join([self._bytes[token] for token in ids]).decode("utf-8", "replace")
+        for text in (spelled, self._tokenizer.decode(ids, skip_special_tokens=False)):
+            if self._tokenizer.encode(text, add_special_tokens=False).ids == ids:
+                return True
+        self._first = self._first or spelled[:80]
+        return False
+
+    def verdict(self, check: Check) -> tuple[str, ...]:
+        """Refuse a tokenizer that most of the sample does not survive; say how many did not."""
+        different = self._tried - self._equal
+        if not different:
+            return ()
+        what = (
+            f"{different} of {self._tried} sampled rows encode to other ids with the tokenizer {self._name!r}, "
+            f"the first being {self._first!r}"
+        )
+        if 2 * different > self._tried and check is Check.ERROR:
+            raise TokenizerError(
+                f"{what}. Give the tokenizer that the rows were made with, or --check-tokenizer warn if it is."
+            )
+        return (what,)

@@ -1,0 +1,127 @@
+"""Tokenized rows on their way in, and the columns of a shard that they become.
+
+What was trained is all that is known: trained runs are kept as an assistant's body, everything else as nobody's. Views
+of adopted data serve this mask as `customized`, and refuse policies that ask who wrote what.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Bool, Int64
+from penstock.chat.conversation import Part, Role
+from penstock.store.columns import Columns
+from penstock.store.files import digest
+from penstock.view.runs import Float32
+
+
+class Chunk(NamedTuple):
+    """Sequences one after the other; of pairs the chosen and the rejected side in turn."""
+
+    where: str  # the file, for messages
+    first_row: int
+    rows: int
+    ids: Int64
+    lengths: Int64  # per sequence
+    owners: Int64  # per sequence: its row, from 0
+    weights: Float32 | None  # per token; None where no mask is known
+    prompts: Int64 | None  # of pairs, per sequence: tokens before its answer
+
+    @property
+    def digest(self) -> str:
+        """The digest of the content; neither the file nor the place in it matters."""
+        arrays = (self.ids, self.lengths, self.owners, self.weights, self.prompts)
+        return digest(b"adopted", *(b"" if array is None else array.tobytes() for array in arrays))
+
+
+def columns_of(chunk: Chunk, dtype: Any) -> Columns:
+    """The columns of a shard with these rows."""
+    starts = np.cumsum(chunk.lengths) - chunk.lengths
+    runs = _Runs.of(chunk, starts)
+    counts = np.bincount(runs.owners, minlength=len(chunk.lengths))
+    fractions = (runs.weights != 0) & (runs.weights != 1)
+    offsets = np.concatenate(([0], np.cumsum(chunk.lengths)))
+    return Columns(
+        ids=chunk.ids.astype(dtype),
+        id_offsets=offsets,
+        segment_offsets=np.concatenate(([0], np.cumsum(counts))),
+        segment_ends=(runs.ends - starts[runs.owners]).astype(np.uint32),
+        segment_roles=np.where(runs.answer, Role.ASSISTANT.value, Role.NONE.value).astype(np.uint8),
+        segment_parts=_parts(runs),
+        segment_messages=np.where(runs.answer, 1, -1).astype(np.int32),
+        segment_weights=np.where(runs.trained, runs.weights, np.nan).astype(np.float32) if fractions.any() else None,
+        rows=chunk.owners.astype(np.uint32),
+        row_hashes=_row_hashes(chunk, offsets),
+        sides=None if chunk.prompts is None else np.tile(np.array([0, 1], np.uint8), len(chunk.lengths) // 2),
+    )
+
+
+class _Runs(NamedTuple):
+    """Tokens of one weight, inside one sequence."""
+
+    owners: Int64
+    ends: Int64
+    weights: Float32
+    trained: Bool
+    answer: Bool  # part of an answer: trained, or behind the prompt of a pair
+
+    @classmethod
+    def of(cls, chunk: Chunk, starts: Int64) -> _Runs:
+        total = len(chunk.ids)
+        if chunk.weights is None:  # unknown: a single run each, that nobody wrote
+            owners = np.arange(len(chunk.lengths))
+            none = np.zeros(len(owners), np.bool_)
+            return cls(owners, starts + chunk.lengths, np.zeros(len(owners), np.float32), none, none)
+        breaks = np.zeros(total, np.bool_)
+        breaks[starts[chunk.lengths > 0]] = True
+        breaks[1:] |= chunk.weights[1:] != chunk.weights[:-1]
+        answers = starts + chunk.lengths if chunk.prompts is None else starts + chunk.prompts
+        breaks[answers[answers < total]] = True
+        firsts = np.flatnonzero(breaks)
+        ends = np.append(firsts[1:], total)
+        owners = np.searchsorted(starts + chunk.lengths, firsts, side="right")
+        weights = chunk.weights[firsts]
+        behind = np.zeros(len(firsts), np.bool_) if chunk.prompts is None else firsts >= answers[owners]
+        found = cls(owners, ends, weights, weights > 0, (weights > 0) | behind)
+        return found._with_known_empty(chunk, starts)
+
+    def _with_known_empty(self, chunk: Chunk, starts: Int64) -> _Runs:
+        """An empty answer for sequences without any: their mask is known, there is just nothing trained in it."""
+        some = np.bincount(self.owners, weights=self.answer, minlength=len(starts))
+        bare = np.flatnonzero(some == 0)
+        if not len(bare):
+            return self
+        owners = np.concatenate((self.owners, bare))
+        order = np.argsort(owners, kind="stable")
+        yes = np.ones(len(bare), np.bool_)
+        return _Runs(
+            owners[order],
+            np.concatenate((self.ends, (starts + chunk.lengths)[bare]))[order],
+            np.concatenate((self.weights, np.ones(len(bare), np.float32)))[order],
+            np.concatenate((self.trained, yes))[order],
+            np.concatenate((self.answer, yes))[order],
+        )
+
+
+def _parts(runs: _Runs) -> npt.NDArray[np.uint8]:
+    untrained = np.where(runs.answer, Part.TAIL.value, Part.GLUE.value)
+    return np.where(runs.trained, Part.BODY.value, untrained).astype(np.uint8)
+
+
+def _row_hashes(chunk: Chunk, offsets: Int64) -> npt.NDArray[np.uint64]:
+    """A hash per row, of its ids and weights: equal rows share a side of the hold-out."""
+    import xxhash
+
+    weights = chunk.weights if chunk.weights is not None else np.zeros(0, np.float32)
+    bounds = np.flatnonzero(np.diff(chunk.owners, prepend=-1, append=-1))
+    hashes = np.empty(len(chunk.lengths), np.uint64)
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = slice(int(offsets[first]), int(offsets[last]))
+        made = xxhash.xxh3_64(chunk.lengths[first:last].tobytes())
+        made.update(chunk.ids[own].tobytes())
+        made.update(weights[own].tobytes())
+        hashes[first:last] = made.intdigest()
+    return hashes

@@ -1,0 +1,34 @@
+"""`penstock adopt`: tokenized data in, a dataset like any other out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+
+from penstock.adoption.options import AdoptOptions, adopt_options
+from penstock.cli.flags import with_flags
+
+
+@with_flags(AdoptOptions)
+def adopt(
+    sources: Annotated[list[str], typer.Argument(help="Files or folders of tokenized rows", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Make a dataset of rows that are tokenized already: hf, Parquet, JSON lines, OLMo-core numpy, Megatron."""
+    from penstock.adoption.adopt import adopt as run
+
+    adopted = run(sources, adopt_options(given))
+    if json:
+        print(orjson.dumps(adopted.to_json(), option=orjson.OPT_INDENT_2).decode())
+        return
+    console, dataset = Console(), adopted.dataset
+    console.print(f"{len(dataset):,} rows, {dataset.tokens:,} tokens in {len(dataset.shards)} shards", highlight=False)
+    for warning in adopted.warnings:
+        console.print(f"[yellow]warning[/] {warning}", highlight=False)
+    console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
+    console.print("\n[dim]what the rows came with as trained is train_on='customized'[/]", highlight=False)

@@ -1,0 +1,117 @@
+"""`penstock export`: a prepared dataset in another trainer's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+
+from penstock.cli.flags import with_flags
+from penstock.cli.live import LiveProgress, amount, duration
+from penstock.errors import UsageError
+from penstock.export.options import ExportOptions, export_options
+
+if TYPE_CHECKING:
+    from penstock.api import Mixture, View
+    from penstock.export.export import Exported, ExportProgress
+
+Datasets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATASET…", help="Datasets by folder or key; several, or DATASET@PASSES, are mixed", show_default=False
+    ),
+]
+
+
+@with_flags(ExportOptions)
+def export(
+    datasets: Datasets,
+    to: Annotated[str, typer.Option("--to", help="Format: olmo, hf, trl, megatron, …", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write", show_default=False)],
+    cache: Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Write a prepared dataset in another trainer's format; nothing is tokenized again."""
+    from penstock.export.export import export as run
+    from penstock.export.format import find_format
+
+    find_format(to)  # a wrong name is told before anything is read
+    options = export_options(given)
+    served = _served(datasets, options, cache)
+    with LiveProgress(Console(stderr=True), progress_line) as live:
+        exported = run(
+            served,
+            to,
+            output,
+            capacity=options.capacity,
+            part_tokens=options.part_tokens,
+            epoch=options.epoch,
+            weights=options.weights,
+            workers=options.workers,
+            on_progress=live,
+        )
+    if json:
+        print(orjson.dumps(exported.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        summary(Console(), exported)
+
+
+def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
+    from penstock.api import mix, open_
+
+    parts: dict[str, tuple[View, float]] = {}
+    for text in datasets:
+        where, _, passes = text.rpartition("@") if "@" in text else (text, "", "1")
+        number = _passes(text, passes)
+        dataset = open_(where, cache=cache)
+        name = dataset.key[:11]
+        if name in parts:
+            raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
+        parts[name] = dataset.view(**options.view), number
+    ((first, passes_of_first), *others) = parts.values()
+    return first if not others and passes_of_first == 1 else mix(parts, options.seed)
+
+
+def _passes(text: str, passes: str) -> float:
+    try:
+        return float(passes)
+    except ValueError:
+        raise UsageError(f"{text}: {passes!r} is no number of passes. Write DATASET@0.3, for example.") from None
+
+
+def progress_line(progress: ExportProgress) -> str:
+    """One line with parts, speed and time left."""
+    seconds = max(progress.seconds, 1e-9)
+    done = progress.tokens + progress.tokens_reused
+    parts = [
+        f"parts {progress.parts_done + progress.parts_reused}/{progress.parts_total}",
+        f"{100 * done / max(progress.tokens_total, 1):.0f}%",
+        f"{amount(progress.tokens / seconds)} tokens/s",
+        f"{progress.workers} worker{'s' if progress.workers != 1 else ''}",
+    ]
+    if progress.parts_reused:
+        parts.append(f"{progress.parts_reused} found")
+    if progress.tokens:
+        parts.append(f"{duration((progress.tokens_total - done) * seconds / progress.tokens)} left")
+    return " · ".join(parts)
+
+
+def summary(console: Console, exported: Exported) -> None:
+    """What was written, and where."""
+    statistics, progress = exported.manifest["statistics"], exported.progress
+    size = sum(exported.manifest["files"].values())
+    counts = (
+        f"{statistics['documents']:,} documents, {statistics['tokens']:,} tokens, {statistics['trained']:,} trained"
+    )
+    if exported.reused:
+        console.print(f"this export is there already: {counts}", highlight=False)
+    else:
+        found = f", {progress.parts_reused} found from before" if progress.parts_reused else ""
+        console.print(f"{counts}\n{progress.parts_done} parts written{found}", highlight=False)
+        console.print(f"{amount(size, 'B')} in {duration(progress.seconds)}", highlight=False)
+    console.print(f"\n{exported.path}", highlight=False, soft_wrap=True, markup=False)

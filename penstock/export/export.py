@@ -1,0 +1,308 @@
+"""Runs an export: rows are cut into parts, threads write them, records say which are done, one rename commits.
+
+Parts are a function of the rows' lengths and the options alone, so kills, reruns and other numbers of workers end in
+the same bytes. Memory holds the view's index and a block per worker. Threads suffice: copying and writing release the
+interpreter, and the disk is the limit; a process each would scan the view again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import orjson
+
+from penstock.errors import UsageError
+from penstock.export.folder import Folder, explained
+from penstock.export.format import Format, Part, find_format
+from penstock.export.options import Weights
+from penstock.export.rows import ExportRows
+from penstock.export.statistics import Tally, readable, summed
+from penstock.export.tokenizer import write_tokenizer
+from penstock.store.files import fault
+from penstock.view.mixture import Count, Mixture
+from penstock.view.view import View
+
+VERSION = 1  # raise it when the same rows give other bytes
+
+
+@dataclass(slots=True)
+class ExportProgress:
+    """Counts so far."""
+
+    parts_total: int
+    tokens_total: int
+    workers: int
+    parts_done: int = 0
+    parts_reused: int = 0
+    tokens: int = 0  # of parts written by this run
+    tokens_reused: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+
+OnProgress = Callable[[ExportProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A finished export."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    reused: bool  # it was there already
+    progress: ExportProgress
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        progress = self.progress
+        counts = {"written": progress.parts_done, "reused": progress.parts_reused, "workers": progress.workers}
+        seconds = round(progress.seconds, 3)
+        return {"path": str(self.path), "reused": self.reused, "parts": counts, "seconds": seconds, **self.manifest}
+
+
+class ExportArguments(TypedDict, total=False):
+    """The options of an export, for typed keyword arguments."""
+
+    capacity: int | None
+    part_tokens: int | None
+    epoch: int
+    weights: Weights | str
+    workers: int | None
+    on_progress: OnProgress | None
+
+
+def export(
+    served: View | Mixture,
+    to: str,
+    folder: str | os.PathLike[str],
+    *,
+    capacity: int | None = None,
+    part_tokens: int | None = None,
+    epoch: int = 0,
+    weights: Weights | str = Weights.ERROR,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Exported:
+    """Write a view or mixture in another trainer's format; a killed export goes on where it stopped.
+
+    `capacity` packs rows of that many tokens, where the format takes them; `part_tokens` is the size of a part.
+    `epoch` chooses the items of a mixture with fractions.
+    """
+    chosen = find_format(to)
+    _check_numbers(capacity=capacity, part_tokens=part_tokens, workers=workers)
+    rows = ExportRows(served, capacity=capacity, epoch=epoch)
+    _check_rows(rows, to, chosen, _weights(weights))
+    size = part_tokens or chosen.part_tokens
+    where = Folder(Path(folder))
+    settings = _settings(rows, to, size)
+    parts = cut(rows, size)
+    run = _Run(rows, chosen, where, parts, _workers(workers, len(parts)), on_progress)
+    with explained(where):
+        found = _found(where, settings)
+        if found is None:
+            begun = where.begun()
+            if begun is not None:
+                _check_same(begun, settings, where.partial)
+            chosen.check(rows)
+            try:
+                return Exported(where.target, run.write(settings), False, run.progress)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                found = _found(where, settings)  # another process has done the same export meanwhile
+                if found is None:
+                    raise
+        where.clear()
+        return Exported(where.target, found, True, run.progress)
+
+
+def _found(where: Folder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the same export, if it is there and whole; another one is refused."""
+    manifest = where.finished()
+    if manifest is not None:
+        _check_same(manifest.get("export", {}), settings, where.target)
+        where.check_whole(manifest)
+    return manifest
+
+
+def cut(rows: ExportRows, size: int) -> list[Part]:
+    """Parts of about `size` tokens; a row is never split."""
+    begins = np.concatenate(([0], rows.ends[:-1]))
+    firsts = np.flatnonzero(np.diff(begins // size, prepend=-1)).tolist()
+    lasts = [*firsts[1:], len(rows)]
+    return [
+        Part(number, len(firsts), first, last, int(begins[first]), int(rows.ends[last - 1] - begins[first]))
+        for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+    ]
+
+
+class _Run:
+    """One process's share of an export."""
+
+    def __init__(
+        self, rows: ExportRows, chosen: Format, folder: Folder, parts: list[Part], workers: int, tell: OnProgress | None
+    ) -> None:
+        self._rows, self._format, self._folder, self._parts = rows, chosen, folder, parts
+        self._tell = tell
+        self.progress = ExportProgress(len(parts), rows.tokens, workers)
+
+    def write(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Write what is missing, then commit; gives the manifest."""
+        if not self._folder.whole():
+            self._folder.begin(settings)
+            records = self._records()
+            statistics = summed(records, self._rows)
+            self._write_statistics(statistics)
+            facts = self._format.finish(self._parts, self._rows, self._folder)
+            write_tokenizer(self._rows.views[0].dataset, self._folder)
+            files = _files(self._folder)
+            manifest = {"export": settings, "facts": facts, "statistics": statistics, "files": files}
+            self._folder.put_manifest(manifest)
+        self._folder.commit()
+        found = self._folder.finished()
+        assert found is not None
+        return found
+
+    def _records(self) -> list[dict[str, Any]]:
+        """The records of all parts, in order; those missing are written first."""
+        found: dict[int, dict[str, Any]] = {}
+        for part in self._parts:
+            record = self._folder.record(part.number)
+            if record is not None:
+                found[part.number] = record
+                self.progress.parts_reused += 1
+                self.progress.tokens_reused += part.tokens
+        missing = [part for part in self._parts if part.number not in found]
+        with ThreadPoolExecutor(self.progress.workers, "penstock-export") as pool:
+            running: set[Future[tuple[int, dict[str, Any]]]] = {pool.submit(self._write_part, part) for part in missing}
+            try:
+                while running:
+                    done, running = wait(running, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        number, found[number] = future.result()
+                        self.progress.parts_done += 1
+                        self.progress.tokens += self._parts[number].tokens
+                    if self._tell is not None:
+                        self._tell(self.progress)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [found[part.number] for part in self._parts]
+
+    def _write_part(self, part: Part) -> tuple[int, dict[str, Any]]:
+        tally = Tally()
+        blocks = tally.watch(self._rows.blocks(part.first, part.last))
+        files = self._format.write(part, blocks, self._rows, self._folder)
+        record = {"files": files, **tally.to_json()}
+        fault("part.done")
+        self._folder.put_record(part.number, record)
+        return part.number, record
+
+    def _write_statistics(self, statistics: dict[str, Any]) -> None:
+        with self._folder.new("statistics.json") as file:
+            file.write(orjson.dumps(statistics, option=orjson.OPT_INDENT_2))
+        with self._folder.new("statistics.txt") as file:
+            file.write(readable(statistics).encode())
+
+
+def _files(folder: Folder) -> dict[str, int]:
+    """All files with their sizes."""
+    paths = sorted(path for path in folder.data.rglob("*") if path.is_file())
+    return {path.relative_to(folder.data).as_posix(): path.stat().st_size for path in paths}
+
+
+def _workers(asked: int | None, parts: int) -> int:
+    return max(1, min(asked or min(len(os.sched_getaffinity(0)), 8), parts))
+
+
+def _weights(value: Weights | str) -> Weights:
+    try:
+        return Weights(value)
+    except ValueError:
+        raise UsageError(f"weights={value!r} is unknown. Use error or mask.") from None
+
+
+def _check_numbers(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value}: expected 1 or more.")
+
+
+def _check_rows(rows: ExportRows, to: str, chosen: Format, weights: Weights) -> None:
+    if rows.is_preference and not chosen.takes.pairs:
+        raise UsageError(f"--to {to} has no form for preference pairs. Use trl, hf, parquet or jsonl.")
+    if rows.capacity is not None and not chosen.takes.packed:
+        raise UsageError(f"--to {to} takes no packed rows: its trainer packs by itself. Leave --capacity out.")
+    if not chosen.takes.weights and weights is Weights.ERROR and rows.weighted:
+        raise UsageError(
+            f"some messages have loss weights other than 0 and 1, and {to} only has a mask. "
+            "Use hf, parquet or jsonl, which carry loss_weights, or --weights mask to train such tokens fully."
+        )
+
+
+def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
+    """All that decides the bytes of an export."""
+    served = rows.served
+    shares = served.shares.items() if isinstance(served, Mixture) else [("", None)]
+    views = [
+        {
+            "name": name,
+            "dataset": view.dataset.key,
+            "amount": None if share is None else _amount(share.amount),
+            **{key: _plain(value) for key, value in asdict(view.settings).items()},
+        }
+        for (name, share), view in zip(shares, rows.views, strict=True)
+    ]
+    return {
+        "version": VERSION,
+        "to": to,
+        "views": views,
+        "seed": served.seed if isinstance(served, Mixture) else None,
+        "epoch": rows.epoch,
+        "capacity": rows.capacity,
+        "part_tokens": part_tokens,
+        "digest": served.digest,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _amount(amount: float | Count) -> Any:
+    return {"count": amount.examples} if isinstance(amount, Count) else amount
+
+
+def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
+    """Refuse a folder that holds an export of something else, and name the difference."""
+    found, wanted = _flat(there), _flat(here)
+    found.pop("digest", None)
+    wanted.pop("digest", None)
+    different = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    if different:
+        named = "; ".join(f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} here" for name in different)
+        raise UsageError(f"{path} holds another export ({named}). Choose another folder with -o, or remove that one.")
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names."""
+    if isinstance(value, Mapping):
+        entries = [(str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list):
+        entries = [(str(number), inner) for number, inner in enumerate(value)]
+    else:
+        return {name: value}
+    return {key: leaf for inner, entry in entries for key, leaf in _flat(entry, f"{name}.{inner}".lstrip(".")).items()}

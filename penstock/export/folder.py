@@ -1,0 +1,176 @@
+"""The folder of an export: nothing is there, or all of it.
+
+An export to DATA is written in `DATA.partial/data`, and one rename of that folder is the commit: a reader finds either
+nothing at DATA or the whole export. Beside it, `DATA.partial` holds the settings and a record of each finished part,
+written once the part's files have reached the disk; what no record vouches for is written again. Two processes that do
+the same export write the same bytes to the same places; the one that comes last finds the work done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from penstock.errors import StoreError, UsageError
+from penstock.store.files import fault, read_regular, sync_folder
+from penstock.store.format import canonical
+from penstock.store.tree import TEMPORARY, temporary_name
+
+MANIFEST = "penstock.json"
+SETTINGS = "settings.json"
+
+
+class Folder:
+    """Where an export is written, and where it goes once it is whole."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target.expanduser().absolute()
+        self.partial = self.target.with_name(f"{self.target.name}.partial")
+        self.data = self.partial / "data"
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def finished(self) -> dict[str, Any] | None:
+        """The manifest of a finished export; a folder with anything else in it is refused."""
+        manifest = _read_json(self.target / MANIFEST)
+        if manifest is None and self.target.exists() and (not self.target.is_dir() or any(self.target.iterdir())):
+            raise UsageError(
+                f"{self.target} holds other files and no finished export. Choose another folder with -o, or empty it."
+            )
+        return manifest
+
+    def begun(self) -> dict[str, Any] | None:
+        """The settings of a half-done export; a folder with anything else in it is refused."""
+        if not self.partial.exists():
+            return None
+        settings = _read_json(self.partial / SETTINGS)
+        if settings is None and not all(TEMPORARY.fullmatch(path.name) for path in self.partial.iterdir()):
+            raise UsageError(
+                f"{self.partial} holds other files, and half-done exports go there. Choose another folder with -o."
+            )
+        return settings
+
+    def whole(self) -> bool:
+        """Whether all is written and only the last rename is missing."""
+        return (self.data / MANIFEST).exists()
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The record of a finished part, if its files are there."""
+        record = _read_json(self.partial / f"part-{number:05}.json")
+        return record if record is not None and self._has(record["files"]) else None
+
+    def check_whole(self, manifest: Mapping[str, Any]) -> None:
+        """Refuse a finished export of which a file is gone or cut off."""
+        for name, size in manifest["files"].items():
+            path = self.target / name
+            if not path.is_file() or path.stat().st_size != size:
+                raise StoreError(
+                    f"{path} is missing or has another size than its manifest says. "
+                    f"Remove {self.target} and export again."
+                )
+
+    def _has(self, files: Mapping[str, int]) -> bool:
+        paths = {self.data / name: size for name, size in files.items()}
+        return all(path.is_file() and path.stat().st_size >= size for path, size in paths.items())
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Make the folder, or take up the one that is there."""
+        self.partial.mkdir(parents=True, exist_ok=True)
+        if not (self.partial / SETTINGS).exists():
+            self._put(self.partial / SETTINGS, canonical(settings), "settings")
+        self.data.mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def new(self, name: str) -> Iterator[IO[bytes]]:
+        """A file that appears under its name once it is whole and on the disk."""
+        temporary = self.partial / temporary_name()
+        path = self.data / name
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                fault("part.write")
+                file.flush()
+                os.fsync(file.fileno())
+            fault("part.sync")
+            if path.parent != self.data:
+                path.parent.mkdir(exist_ok=True)
+            temporary.replace(path)
+            fault("part.rename")
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def at(self, name: str, offset: int) -> Iterator[IO[bytes]]:
+        """A piece of a file that several parts write; what is in it counts by their records alone."""
+        descriptor = os.open(self.data / name, os.O_WRONLY | os.O_CREAT, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(offset)
+            yield file
+            fault("part.write")
+            file.flush()
+            os.fdatasync(descriptor)
+        fault("part.sync")
+
+    def put_record(self, number: int, record: Mapping[str, Any]) -> None:
+        """Say that a part is done, once its files' names are on the disk too."""
+        sync_folder(self.data)
+        self._put(self.partial / f"part-{number:05}.json", canonical(record), "record")
+
+    def put_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Say that all is written."""
+        self._put(self.data / MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2), "manifest")
+
+    def commit(self) -> None:
+        """Give the finished folder its name."""
+        self.data.rename(self.target)  # also over an empty folder
+        fault("commit.rename")
+        sync_folder(self.target.parent)
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what a finished export no longer needs."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _put(self, path: Path, data: bytes, point: str) -> None:
+        temporary = self.partial / temporary_name()
+        fault(f"{point}.open")
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fault(f"{point}.sync")
+        temporary.replace(path)
+        fault(f"{point}.rename")
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def explained(folder: Folder) -> Iterator[None]:
+    """Turn the system's errors into ours, with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        remedy = f"Finished parts stay in {folder.partial}; run the same command again once that is mended"
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            remedy = "Choose a folder you can write to with -o"
+        raise StoreError(f"{error.filename or folder.partial} can't be written: {why}. {remedy}.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, or None where there is none."""
+    try:
+        value = orjson.loads(read_regular(path))
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return value if isinstance(value, dict) else None

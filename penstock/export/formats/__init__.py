@@ -1,0 +1,1 @@
+"""One module per format, each with a `FORMAT`; its name is the `--to`."""

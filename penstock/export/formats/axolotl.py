@@ -1,0 +1,17 @@
+"""Rows that Axolotl takes as tokenized already: exactly `input_ids`, `attention_mask` and `labels`."""
+
+from __future__ import annotations
+
+from penstock.export.rows import Block, ExportRows
+from penstock.export.tables import ArrowFolder, Columns, TableFormat, attention_mask, input_ids, labels
+
+
+def _columns(block: Block, rows: ExportRows) -> Columns:
+    return {
+        "input_ids": input_ids(block),
+        "attention_mask": attention_mask(block),
+        "labels": labels(block, rows),
+    }
+
+
+FORMAT = TableFormat(summary="Axolotl: a tokenized dataset folder", columns=_columns, container=ArrowFolder())

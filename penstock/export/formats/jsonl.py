@@ -1,0 +1,71 @@
+"""JSON lines for people: the text beside its tokens and loss mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from penstock.export.folder import Folder
+from penstock.export.format import Part, Takes
+from penstock.export.rows import Block, ExportRows
+from penstock.export.tables import plain_columns
+
+
+class Jsonl:
+    """A line per row, with the columns of `hf` and the text of each list of ids."""
+
+    summary = "JSON lines with text, tokens and loss mask, for people"
+    takes = Takes(pairs=True, packed=True, weights=True)
+    part_tokens = 1 << 24
+
+    def check(self, rows: ExportRows) -> None:
+        """Whatever a view serves can be written."""
+
+    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
+        """One file."""
+        name = f"data/train-{part.number:05}-of-{part.of:05}.jsonl"
+        with folder.new(name) as file:
+            for block in blocks:
+                for line in _lines(block, rows):
+                    file.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+            size = file.tell()
+        return {name: size}
+
+    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
+        """Nothing but the lines."""
+        del parts, folder
+        return {"rows": len(rows)}
+
+
+def _lines(block: Block, rows: ExportRows) -> Iterator[dict[str, Any]]:
+    columns = plain_columns(block, rows)
+    if "labels" in columns:
+        values = columns.pop("labels").values.to_numpy()
+        columns["loss_mask"] = (values != -100).astype(np.int8), columns["input_ids"].offsets.to_numpy()
+    split = {name: column if isinstance(column, tuple) else _flat(column) for name, column in columns.items()}
+    for row in range(len(block.counts)):
+        line = {name: values[bounds[row] : bounds[row + 1]] for name, (values, bounds) in split.items()}
+        texts = {_text_name(name): _text(rows, ids) for name, ids in line.items() if name.endswith("_ids")}
+        yield {**texts, **line}
+
+
+def _flat(column: Any) -> tuple[Any, Any]:
+    return column.values.to_numpy(), column.offsets.to_numpy()
+
+
+def _text_name(name: str) -> str:
+    return "text" if name == "input_ids" else name.removesuffix("_ids")
+
+
+def _text(rows: ExportRows, ids: Any) -> str | None:
+    vocabulary = getattr(rows.views[0].dataset, "vocabulary", None)
+    if vocabulary is None:
+        return None
+    table = vocabulary.token_bytes
+    return b"".join([table[token] for token in ids.tolist()]).decode("utf-8", "replace")
+
+
+FORMAT = Jsonl()

@@ -1,0 +1,79 @@
+"""Megatron's indexed dataset, `tokens.bin` and `tokens.idx`; packed rows go to its fine-tuning path, as `nemo` does.
+
+The loss mask is a second indexed dataset of the same shape, `loss_mask.bin` and `.idx`, one byte a token. Each
+sequence is a document. All offsets are known before anything is written, so parts are written in any order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+import numpy as np
+
+from penstock.export.folder import Folder
+from penstock.export.format import Part, Takes
+from penstock.export.formats import nemo
+from penstock.export.rows import Block, ExportRows
+
+CODES: Final = {"uint8": 1, "int32": 4, "uint16": 8}
+UINT16_BELOW: Final = 65500  # the vocabulary size from which Megatron itself writes int32
+CHUNK: Final = 1 << 20
+
+
+def id_type(largest: int) -> np.dtype[Any]:
+    """The type Megatron chooses for a vocabulary."""
+    return np.dtype(np.uint16 if largest + 1 < UINT16_BELOW else np.int32)
+
+
+class Megatron:
+    """One pair of files for the tokens, one for the mask."""
+
+    summary = "Megatron: .bin/.idx, or packed Parquet rows with --capacity"
+    takes = Takes(packed=True)
+    part_tokens = 1 << 24
+
+    def check(self, rows: ExportRows) -> None:
+        """Whatever a view serves can be written."""
+
+    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
+        """A piece of both .bin files."""
+        if rows.capacity is not None:
+            return nemo.FORMAT.write(part, blocks, rows, folder)
+        dtype, first = id_type(rows.largest_id), part.first_token
+        with folder.at("tokens.bin", first * dtype.itemsize) as tokens, folder.at("loss_mask.bin", first) as masks:
+            for block in blocks:
+                tokens.write(np.ascontiguousarray(block.ids, dtype).data)
+                masks.write(np.ascontiguousarray(block.trained).data)
+        last = first + part.tokens
+        return {"tokens.bin": last * dtype.itemsize, "loss_mask.bin": last}
+
+    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
+        """Both .idx files."""
+        if rows.capacity is not None:
+            return nemo.FORMAT.finish(parts, rows, folder)
+        dtype = id_type(rows.largest_id)
+        for name, kind in (("tokens", dtype), ("loss_mask", np.dtype(np.uint8))):
+            with folder.new(f"{name}.idx") as file:
+                _write_index(file, rows, kind)
+        return {"dtype": dtype.name, "vocab_size": rows.largest_id + 1, "sequences": len(rows)}
+
+
+def _write_index(file: IO[bytes], rows: ExportRows, dtype: np.dtype[Any]) -> None:
+    """The header, then lengths, byte offsets and document bounds, a piece at a time."""
+    count, ends = len(rows), rows.ends
+    file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype.name], count, count + 1))
+    pieces = [slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
+    befores = [
+        ends[piece] - np.diff(ends[piece], prepend=ends[piece.start - 1] if piece.start else 0) for piece in pieces
+    ]
+    for piece, before in zip(pieces, befores, strict=True):
+        file.write((ends[piece] - before).astype("<i4").data)
+    for before in befores:
+        file.write((before * dtype.itemsize).astype("<i8").data)
+    for first in range(0, count + 1, CHUNK):
+        file.write(np.arange(first, min(first + CHUNK, count + 1), dtype="<i8").data)
+
+
+FORMAT = Megatron()

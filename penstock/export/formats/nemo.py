@@ -1,0 +1,34 @@
+"""Packed Parquet rows of NeMo's Megatron Bridge: `input_ids`, `loss_mask`, `seq_start_id`.
+
+Its mask stands one token earlier than ours: entry t says whether predicting token t+1 counts, inside each sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.export.format import Takes
+from penstock.export.rows import Block, ExportRows
+from penstock.export.tables import Columns, ParquetFiles, TableFormat, input_ids, lists
+
+
+def _columns(block: Block, rows: ExportRows) -> Columns:
+    del rows
+    starts = block.starts
+    mask = np.zeros(len(block.ids), np.int8)
+    mask[:-1] = block.trained[1:]
+    mask[starts[1:] - 1] = 0  # the last token of a sequence predicts nothing of its own
+    row_starts = (np.cumsum(block.row_tokens) - block.row_tokens).repeat(block.counts)
+    return {
+        "input_ids": input_ids(block),
+        "loss_mask": lists(mask, block.row_tokens, np.int8),
+        "seq_start_id": lists(starts - row_starts, block.counts, np.int32),
+    }
+
+
+FORMAT = TableFormat(
+    summary="NeMo (Megatron Bridge): packed Parquet rows for fine-tuning",
+    columns=_columns,
+    container=ParquetFiles(".idx.parquet"),
+    takes=Takes(packed=True),
+)

@@ -1,0 +1,78 @@
+"""OLMo-core's numpy files: raw memory maps of tokens and label masks, document bounds beside them.
+
+`token_ids_part_0000.npy` has no npy header: it is the ids alone, in the smallest unsigned type that holds every id.
+`labels_mask_part_0000.npy` is one bool per token, true where the token itself is trained. Each line of
+`token_ids_part_0000.csv.gz` is the start and end of a document in its part.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.export.folder import Folder
+from penstock.export.format import Part, Takes
+from penstock.export.rows import Block, ExportRows
+
+
+def id_type(largest: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds the largest id."""
+    return np.dtype(np.min_scalar_type(largest))
+
+
+class Olmo:
+    """Numpy parts of whole documents."""
+
+    summary = "OLMo-core: raw numpy parts with label masks and document bounds"
+    takes = Takes()
+    part_tokens = 1 << 26  # 256 MB of 4-byte ids
+
+    def check(self, rows: ExportRows) -> None:
+        """Whatever a view serves can be written."""
+
+    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
+        """Ids, masks and bounds of a part."""
+        tokens, masks, bounds = _names(part)
+        dtype = id_type(rows.largest_id)
+        ends, before = list[bytes](), 0
+        with folder.new(tokens) as token_file, folder.new(masks) as mask_file:
+            for block in blocks:
+                token_file.write(np.ascontiguousarray(block.ids, dtype).data)
+                mask_file.write(np.ascontiguousarray(block.trained).data)
+                ends.append(_lines(block, before))
+                before += len(block.ids)
+        packed = io.BytesIO()
+        with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=6) as zipped:
+            for lines in ends:
+                zipped.write(lines)
+        with folder.new(bounds) as file:
+            file.write(packed.getbuffer())
+        return {tokens: before * dtype.itemsize, masks: before, bounds: packed.tell()}
+
+    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
+        """What a configuration of OLMo-core asks for."""
+        del folder
+        return {
+            "dtype": id_type(rows.largest_id).name,
+            "vocab_size": rows.largest_id + 1,
+            "parts": len(parts),
+            "longest": int(rows.served.lengths.max()),
+        }
+
+
+def _names(part: Part) -> tuple[str, str, str]:
+    number = f"{part.number:04}"
+    return f"token_ids_part_{number}.npy", f"labels_mask_part_{number}.npy", f"token_ids_part_{number}.csv.gz"
+
+
+def _lines(block: Block, before: int) -> bytes:
+    ends = np.cumsum(block.lengths) + before
+    starts = ends - block.lengths
+    return b"".join(b"%d,%d\n" % bounds for bounds in zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+FORMAT = Olmo()

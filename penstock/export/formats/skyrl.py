@@ -1,0 +1,32 @@
+"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers the last `num_actions` tokens alone.
+
+That window begins at the first trained token, or at the second token of the row: nothing predicts the first one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.export.rows import Block, ExportRows
+from penstock.export.tables import ArrowFolder, Columns, TableFormat, attention_mask, input_ids, lists
+from penstock.pack.bins import ranges
+
+
+def _columns(block: Block, rows: ExportRows) -> Columns:
+    del rows
+    places = np.flatnonzero(block.trained)
+    begins = np.maximum(places[np.searchsorted(places, block.starts)], block.starts + 1)
+    window, _ = ranges(begins, block.starts + block.lengths)
+    actions = block.starts + block.lengths - begins
+    return {
+        "input_ids": input_ids(block),
+        "attention_mask": attention_mask(block),
+        "num_actions": pa.array(actions),
+        "loss_mask": lists(block.trained[window].view(np.int8), actions, np.int8),
+    }
+
+
+FORMAT = TableFormat(
+    summary="SkyRL: the SFT trainer's cache of tokenized rows", columns=_columns, container=ArrowFolder()
+)

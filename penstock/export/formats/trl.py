@@ -1,0 +1,68 @@
+"""Rows for TRL's trainers, prepared already.
+
+SFT: `input_ids` and `labels` (and `seq_lengths` of packed rows), with the masks that older releases read. DPO:
+`prompt_ids`, `chosen_ids`, `rejected_ids`. TRL's DPO scores every token behind the prompt, so what follows the last
+trained token of a side is left out; an untrained token before it can't be expressed, and is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.arrays import Int64
+from penstock.errors import UsageError
+from penstock.export.format import Takes
+from penstock.export.rows import Block, ExportRows
+from penstock.export.tables import ArrowFolder, Columns, TableFormat, input_ids, labels, lists, loss_mask, seq_lengths
+from penstock.pack.bins import ranges
+
+
+def _columns(block: Block, rows: ExportRows) -> Columns:
+    if rows.is_preference:
+        return _pairs(block)
+    columns = {"input_ids": input_ids(block), "labels": labels(block, rows)}
+    columns |= {"assistant_masks": loss_mask(block, rows), "completion_mask": loss_mask(block, rows)}
+    if rows.capacity is not None:
+        columns["seq_lengths"] = seq_lengths(block)
+    return columns
+
+
+def _pairs(block: Block) -> Columns:
+    count, starts, lasts = len(block.prompts), block.starts, _last_trained(block)
+    tokens, _ = ranges(starts[:count], starts[:count] + block.prompts)
+    columns = {"prompt_ids": lists(block.ids[tokens], block.prompts, np.int32)}
+    for name, side in (("chosen_ids", slice(0, count)), ("rejected_ids", slice(count, None))):
+        begins = starts[side] + block.prompts
+        tokens, _ = ranges(begins, lasts[side])
+        columns[name] = lists(block.ids[tokens], lasts[side] - begins, np.int32)
+    return columns
+
+
+def _last_trained(block: Block) -> Int64:
+    """Per sequence, the end of its last trained token; every sequence has one."""
+    places = np.flatnonzero(block.trained)
+    return places[np.searchsorted(places, np.cumsum(block.lengths)) - 1] + 1
+
+
+def _check(rows: ExportRows) -> None:
+    if not rows.is_preference:
+        return
+    wrong = 0
+    for block in rows.blocks(0, len(rows)):
+        scored = _last_trained(block) - block.starts - np.tile(block.prompts, 2)
+        trained = np.add.reduceat(block.trained, block.starts, dtype=np.int64)
+        wrong += int((scored != trained).reshape(2, -1).any(axis=0).sum())
+    if wrong:
+        raise UsageError(
+            f"{wrong} of {len(rows)} pairs have untrained tokens inside an answer, and TRL's DPO scores every token "
+            "behind the prompt. Use train_on='all_tokens' if that is meant, or --to hf, which carries masks."
+        )
+
+
+FORMAT = TableFormat(
+    summary="TRL: SFTTrainer rows, padded or packed; DPOTrainer pairs",
+    columns=_columns,
+    container=ArrowFolder(),
+    takes=Takes(pairs=True, packed=True),
+    checked=_check,
+)

@@ -1,0 +1,197 @@
+"""The rows of an export in their order, and their tokens in blocks of bounded size.
+
+A row is an item of a view or of one epoch of a mixture, or, with a capacity, a packed row. Items are read in dataset
+order with no work per sequence: the items of one shard are read together, neighbours with a single copy. Packed rows
+take their sequences from anywhere, which costs some microseconds each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Bool, Int64
+from penstock.errors import ViewError
+from penstock.pack.bins import ranges
+from penstock.pack.plan import Plan
+from penstock.pack.settings import PlanSettings
+from penstock.view.gather import Gatherer, Located, cut_out
+from penstock.view.mixture import Mixture
+from penstock.view.policy import run_weights
+from penstock.view.runs import Float32, Runs
+from penstock.view.view import View
+
+Ids = npt.NDArray[Any]  # of any unsigned type, or int64
+BLOCK_TOKENS: Final = 1 << 19  # some megabytes at a time
+BLOCK_ROWS: Final = 1 << 15
+
+
+class Block(NamedTuple):
+    """Some rows, their sequences one after the other. Of n pairs come n chosen sequences, then n rejected ones."""
+
+    ids: Ids
+    trained: Bool  # per token
+    weights: Float32 | None  # per token, where some are neither 0 nor 1
+    lengths: Int64  # per sequence
+    counts: Int64  # per row: its sequences (of pairs: 1)
+    prompts: Int64  # per pair: tokens of the common prompt
+    sources: Int64  # per sequence (per pair): the source file, or the part of the mixture
+
+    @property
+    def row_tokens(self) -> Int64:
+        """Tokens per row; of pairs, of both sides."""
+        if len(self.prompts):
+            return np.asarray(self.lengths.reshape(2, -1).sum(axis=0), np.int64)
+        return np.add.reduceat(self.lengths, np.cumsum(self.counts) - self.counts)
+
+    @property
+    def starts(self) -> Int64:
+        """Per sequence, where its tokens begin."""
+        return np.cumsum(self.lengths) - self.lengths
+
+
+class ExportRows:
+    """All rows of an export, in order."""
+
+    def __init__(self, served: View | Mixture, *, capacity: int | None = None, epoch: int = 0) -> None:
+        if not len(served):
+            raise ViewError("the view has no examples, so there is nothing to export. Its ledger says where they went.")
+        self.served, self.capacity, self.epoch = served, capacity, epoch
+        self.is_preference = served.is_preference
+        self.views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
+        self._gather = Gatherer(served)
+        self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None
+        self._items = served.epoch_indices(epoch) if isinstance(served, Mixture) and self._plan is None else None
+        self._part_bounds = np.cumsum([len(view) for view in self.views])
+
+    @cached_property
+    def ends(self) -> Int64:
+        """Per row, the tokens of all rows up to and with it."""
+        if self._plan is not None:
+            count = self._plan.steps_in(self.epoch)
+            firsts = range(0, count, BLOCK_ROWS)
+            return np.cumsum(np.concatenate([self._packed_lengths(first, count) for first in firsts]), dtype=np.int64)
+        lengths = self.served.lengths if self._items is None else self.served.lengths[self._items]
+        return np.cumsum(lengths if lengths.ndim == 1 else lengths.sum(axis=1, dtype=np.int64), dtype=np.int64)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return int(self.ends[-1])
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether some trained token's weight in the loss is neither 0 nor 1; such weights are rare."""
+        return any(_has_fractions(view) for view in self.views)
+
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id of the vocabulary, added tokens included."""
+        dataset = self.views[0].dataset
+        if hasattr(dataset, "vocabulary"):
+            return int(dataset.vocabulary.size) - 1
+        parts = [(view.dataset, shard) for view in self.views for shard in range(len(view.dataset.shard_examples))]
+        return max(int(dataset.columns(shard).ids.max(initial=0)) for dataset, shard in parts)
+
+    def blocks(self, first: int, last: int) -> Iterator[Block]:
+        """The rows first:last in blocks of at most `BLOCK_TOKENS` (or one row)."""
+        while first < last:
+            before = int(self.ends[first - 1]) if first else 0
+            upto = int(np.searchsorted(self.ends, before + BLOCK_TOKENS, side="right"))
+            stop = min(max(upto, first + 1), last, first + BLOCK_ROWS)
+            yield self._block(first, stop)
+            first = stop
+
+    def _block(self, first: int, last: int) -> Block:
+        positions = np.arange(first, last)
+        if self._plan is not None:
+            taken = self._plan.take(self.epoch, positions)
+            return self._gathered(taken.items, taken.counts)
+        return self._swept(positions if self._items is None else self._items[first:last])
+
+    def _packed_lengths(self, first: int, count: int) -> Int64:
+        assert self._plan is not None
+        taken = self._plan.take(self.epoch, np.arange(first, min(first + BLOCK_ROWS, count)))
+        return np.add.reduceat(self.served.lengths[taken.items], np.cumsum(taken.counts) - taken.counts)
+
+    def _sources(self, items: Int64, places: Int64) -> Int64:
+        if len(self.views) > 1:
+            return np.searchsorted(self._part_bounds, items, side="right")
+        return places[:, 0]
+
+    def _gathered(self, items: Int64, counts: Int64) -> Block:
+        """Sequences from anywhere."""
+        found = self._gather(items)
+        weights = found.weights if self.weighted else None
+        sources = self._sources(items, found.places)
+        return Block(found.ids, found.weights > 0, weights, found.lengths, counts, found.prompts, sources)
+
+    def _swept(self, items: Int64) -> Block:
+        """Sequences in dataset order, those of one shard together."""
+        sequences, prompts = self._gather.locate(items)
+        changes = (np.diff(sequences.shards) != 0) | (np.diff(sequences.parts) != 0)
+        cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(sequences.shards)]
+        runs = [self._shard_run(Located(*(field[a:b] for field in sequences))) for a, b in pairwise(cuts)]
+        ids, trained, weights, places = (_joined([run[n] for run in runs]) for n in range(4))
+        if self.is_preference:
+            lengths = sequences.lengths
+            prompt_starts = np.cumsum(lengths) - lengths
+            in_prompt, _ = ranges(prompt_starts, prompt_starts + np.minimum(np.tile(prompts, 2), lengths))
+            trained[in_prompt] = False
+            if self.weighted:
+                weights[in_prompt] = 0
+        sources = self._sources(items, places[: len(items)])
+        ones = np.ones(len(items), np.int64)
+        return Block(ids, trained, weights if self.weighted else None, sequences.lengths, ones, prompts, sources)
+
+    def _shard_run(self, sequences: Located) -> tuple[Ids, Bool, Float32, Int64]:
+        """Ids, trained or not, weights (if any are fractions) and places of sequences of one shard."""
+        part = self._gather.parts[int(sequences.parts[0])]
+        columns, source, _ = part.shard(int(sequences.shards[0]))
+        numbers = sequences.numbers
+        begins = columns.id_offsets[numbers] + sequences.starts
+        ends = begins + sequences.lengths
+        breaks = np.flatnonzero(begins[1:] != ends[:-1])
+        firsts, lasts = begins[np.append(0, breaks + 1)].tolist(), ends[np.append(breaks, len(ends) - 1)].tolist()
+        ids = _joined([columns.ids[a:b] for a, b in zip(firsts, lasts, strict=True)])
+        bounds = columns.segment_offsets
+        chosen: slice | Int64 = slice(int(bounds[numbers[0]]), int(bounds[numbers[-1] + 1]))
+        if (np.diff(numbers) != 1).any():
+            chosen, _ = ranges(bounds[numbers].astype(np.int64), bounds[numbers + 1].astype(np.int64))
+        counts = bounds[numbers + 1] - bounds[numbers]
+        runs = Runs(
+            np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+            columns.segment_ends[chosen],
+            columns.segment_roles[chosen],
+            columns.segment_parts[chosen],
+            columns.segment_messages[chosen],
+            None if columns.segment_weights is None else columns.segment_weights[chosen],
+        )
+        per_run = run_weights(part.policy, runs)
+        trained = cut_out(per_run > 0, runs, sequences)
+        weights = cut_out(per_run, runs, sequences) if self.weighted else per_run[:0]
+        places = np.full((len(numbers), 2), source, np.int64)
+        return ids, trained, weights, places
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _has_fractions(view: View) -> bool:
+    for shard in range(len(view.dataset.shard_examples)):
+        columns = view.dataset.columns(shard)
+        if columns.segment_weights is None:
+            continue
+        weights = run_weights(view.settings.train_on, Runs.of(columns))
+        if bool(((weights != 0) & (weights != 1)).any()):
+            return True
+    return False

@@ -1,0 +1,102 @@
+"""What an export holds: documents, tokens and trained tokens per source, the longest, a histogram of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.export.rows import Block, ExportRows
+from penstock.view.mixture import Mixture
+
+COUNTS = ("documents", "tokens", "trained")
+
+
+class Tally:
+    """Counts the blocks of a part on their way to a format."""
+
+    def __init__(self) -> None:
+        self.sources: dict[int, list[int]] = {}
+        self.longest = 0
+        self.histogram = np.zeros(64, np.int64)  # by bits: entry b counts lengths of 2**(b-1) to 2**b - 1
+
+    def watch(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The same blocks, counted."""
+        for block in blocks:
+            self._add(block)
+            yield block
+
+    def _add(self, block: Block) -> None:
+        ends = np.cumsum(block.lengths)
+        upto = np.concatenate(([0], np.cumsum(block.trained, dtype=np.int64)))
+        trained = upto[ends] - upto[ends - block.lengths]
+        lengths = block.lengths
+        if len(block.prompts):
+            lengths, trained = (array.reshape(2, -1).sum(axis=0) for array in (lengths, trained))
+        for source in np.unique(block.sources).tolist():
+            own = block.sources == source
+            counts = self.sources.setdefault(source, [0, 0, 0])
+            for place, amount in enumerate((own.sum(), lengths[own].sum(), trained[own].sum())):
+                counts[place] += int(amount)
+        self.longest = max(self.longest, int(block.lengths.max(initial=0)))
+        self.histogram += np.bincount(np.frexp(block.lengths)[1], minlength=64)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, for a part's record."""
+        histogram = {str(bits): int(count) for bits, count in enumerate(self.histogram) if count}
+        sources = {str(source): counts for source, counts in sorted(self.sources.items())}
+        return {"sources": sources, "longest": self.longest, "histogram": histogram}
+
+
+def summed(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, Any]:
+    """The statistics of an export: the sum over its parts."""
+    sources: dict[int, list[int]] = {}
+    histogram: dict[int, int] = {}
+    longest = 0
+    for record in records:
+        for source, counts in record["sources"].items():
+            known = sources.get(int(source), [0, 0, 0])
+            sources[int(source)] = [a + b for a, b in zip(known, counts, strict=True)]
+        for bits, count in record["histogram"].items():
+            histogram[int(bits)] = histogram.get(int(bits), 0) + count
+        longest = max(longest, record["longest"])
+    named = {_name(rows, source): dict(zip(COUNTS, sources[source], strict=True)) for source in sorted(sources)}
+    total = {name: sum(counts[name] for counts in named.values()) for name in COUNTS}
+    lengths = {f"{1 << bits >> 1}-{(1 << bits) - 1}": histogram[bits] for bits in sorted(histogram)}
+    return {**total, "longest": longest, "lengths": lengths, "sources": named}
+
+
+def _name(rows: ExportRows, source: int) -> str:
+    """A part of a mixture by its name, a source file by its own name: paths stay out of an export."""
+    if isinstance(rows.served, Mixture) and len(rows.served.shares) > 1:
+        return list(rows.served.shares)[source]
+    files = getattr(rows.views[0].dataset, "notes", {}).get("files", [])
+    names = [Path(file["name"]).name for file in files]
+    if source >= len(names):
+        return f"source {source}"
+    return names[source] if names.count(names[source]) == 1 else f"{names[source]} (source {source})"
+
+
+def readable(statistics: Mapping[str, Any]) -> str:
+    """The statistics as a text for people."""
+    lines = [
+        f"documents       {statistics['documents']:,}",
+        f"tokens          {statistics['tokens']:,}",
+        f"trained tokens  {statistics['trained']:,} ({_share(statistics['trained'], statistics['tokens'])})",
+        f"longest         {statistics['longest']:,} tokens",
+        "",
+        "lengths (tokens)",
+        *(f"  {bounds:>17}  {count:,}" for bounds, count in statistics["lengths"].items()),
+        "",
+        "sources",
+    ]
+    for name, counts in statistics["sources"].items():
+        share = _share(counts["trained"], counts["tokens"])
+        lines.append(f"  {name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {share} trained")
+    return "\n".join(lines) + "\n"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f}%"

@@ -1,0 +1,209 @@
+"""Rows as tables: the columns that trainers ask for, and the Arrow or Parquet files that hold them.
+
+Ids and labels are int32, masks int8. Labels stand at their own token and are -100 where it is not trained; the first
+token of each sequence in a packed row is never trained, for nothing of its own sequence predicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.arrays import Bool, Int64
+from penstock.export.folder import Folder
+from penstock.export.format import Part, Takes
+from penstock.export.rows import Block, ExportRows
+from penstock.pack.bins import ranges
+from penstock.view.example import IGNORED
+
+Columns = dict[str, pa.Array]
+
+
+def lists(values: npt.NDArray[Any], lengths: Int64, dtype: Any) -> pa.Array:
+    """A list per row."""
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values, dtype)))
+
+
+def trained(block: Block, rows: ExportRows) -> Bool:
+    """Which tokens are trained, of packed rows never the first of a sequence."""
+    if rows.capacity is None:
+        return block.trained
+    mask = block.trained.copy()
+    mask[block.starts] = False
+    return mask
+
+
+def input_ids(block: Block) -> pa.Array:
+    """The tokens of each row."""
+    return lists(block.ids, block.row_tokens, np.int32)
+
+
+def labels(block: Block, rows: ExportRows) -> pa.Array:
+    """The ids where trained, -100 elsewhere."""
+    found = np.where(trained(block, rows), block.ids.astype(np.int32), np.int32(IGNORED))
+    return lists(found, block.row_tokens, np.int32)
+
+
+def loss_mask(block: Block, rows: ExportRows) -> pa.Array:
+    """1 where trained."""
+    return lists(trained(block, rows).view(np.int8), block.row_tokens, np.int8)
+
+
+def attention_mask(block: Block) -> pa.Array:
+    """1 everywhere: rows are not padded."""
+    return lists(np.ones(len(block.ids), np.int8), block.row_tokens, np.int8)
+
+
+def seq_lengths(block: Block) -> pa.Array:
+    """Of packed rows, the length of each sequence."""
+    return lists(block.lengths, block.counts, np.int32)
+
+
+def plain_columns(block: Block, rows: ExportRows) -> Columns:
+    """`input_ids` and `labels`; of packed rows `seq_lengths`; `loss_weights` where some are fractions."""
+    if rows.is_preference:
+        return pair_columns(block)
+    columns = {"input_ids": input_ids(block), "labels": labels(block, rows)}
+    if rows.capacity is not None:
+        columns["seq_lengths"] = seq_lengths(block)
+    if block.weights is not None:
+        weights = np.where(trained(block, rows), block.weights, 0)
+        columns["loss_weights"] = lists(weights, block.row_tokens, np.float32)
+    return columns
+
+
+def pair_columns(block: Block) -> Columns:
+    """`prompt_ids`, then `chosen_ids` and `rejected_ids` behind the prompt with a mask of what is trained of them."""
+    count = len(block.prompts)
+    starts, ends = block.starts, np.cumsum(block.lengths)
+    tokens, _ = ranges(starts[:count], starts[:count] + block.prompts)
+    columns = {"prompt_ids": lists(block.ids[tokens], block.prompts, np.int32)}
+    for name, side in (("chosen", slice(0, count)), ("rejected", slice(count, None))):
+        tokens, _ = ranges(starts[side] + block.prompts, ends[side])
+        lengths = block.lengths[side] - block.prompts
+        columns[f"{name}_ids"] = lists(block.ids[tokens], lengths, np.int32)
+        columns[f"{name}_mask"] = lists(block.trained[tokens].view(np.int8), lengths, np.int8)
+        if block.weights is not None:
+            columns[f"{name}_weights"] = lists(block.weights[tokens], lengths, np.float32)
+    return columns
+
+
+class Container(Protocol):
+    """Files that hold tables."""
+
+    def name(self, part: Part) -> str:
+        """The file of a part."""
+        ...
+
+    def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
+        """All batches of a part; there is at least one."""
+        ...
+
+    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
+        """What describes all files together."""
+        ...
+
+
+class ArrowFolder:
+    """What `Dataset.save_to_disk` writes and `load_from_disk` reads, without needing `datasets`."""
+
+    def name(self, part: Part) -> str:
+        """As `datasets` names it."""
+        return f"data-{part.number:05}-of-{part.of:05}.arrow"
+
+    def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
+        """An Arrow stream."""
+        first = next(batches)
+        with pa.ipc.new_stream(file, first.schema) as writer:
+            writer.write_batch(first)
+            for batch in batches:
+                writer.write_batch(batch)
+
+    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
+        """`dataset_info.json` and `state.json`."""
+        features = {field.name: _feature(field.type) for field in schema}
+        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": self.name(part)} for part in parts],
+            "_fingerprint": digest.removeprefix("b3-")[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        for name, value in (("dataset_info.json", info), ("state.json", state)):
+            with folder.new(name) as file:
+                file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFiles:
+    """Parquet files where `load_dataset(FOLDER)` looks for them."""
+
+    suffix: str = ".parquet"
+
+    def name(self, part: Part) -> str:
+        """As the hub names it."""
+        return f"data/train-{part.number:05}-of-{part.of:05}{self.suffix}"
+
+    def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
+        """A row group per block."""
+        first = next(batches)
+        with pq.ParquetWriter(file, first.schema, compression="zstd", compression_level=1) as writer:
+            writer.write_batch(first)
+            for batch in batches:
+                writer.write_batch(batch)
+
+    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
+        """The files describe themselves."""
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """A column's type as `datasets` says it."""
+    if pa.types.is_list(kind):
+        return {"feature": _feature(kind.value_type), "_type": "List"}
+    return {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"}
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """A format whose rows are those of a table."""
+
+    summary: str
+    columns: Callable[[Block, ExportRows], Columns]
+    container: Container
+    takes: Takes = Takes()
+    checked: Callable[[ExportRows], None] | None = None
+    part_tokens: int = 1 << 26
+
+    def check(self, rows: ExportRows) -> None:
+        """Refuse rows that the columns can't hold."""
+        if self.checked is not None:
+            self.checked(rows)
+
+    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
+        """One file."""
+        name = self.container.name(part)
+        with folder.new(name) as file:
+            self.container.write(file, (self._batch(block, rows) for block in blocks))
+            size = file.tell()
+        return {name: size}
+
+    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
+        """What the container needs beside its files."""
+        schema = self._batch(next(rows.blocks(0, 1)), rows).schema
+        self.container.finish(parts, schema, rows.served.digest, folder)
+        return {"rows": len(rows), "columns": {field.name: str(field.type) for field in schema}}
+
+    def _batch(self, block: Block, rows: ExportRows) -> pa.RecordBatch:
+        columns = self.columns(block, rows)
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -1,0 +1,157 @@
+"""Exports read by the trainers' own code, in the environment that `make exits` makes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from penstock.chat.conversation import Role
+from penstock.export.export import export
+from penstock.view.memory import MemoryExamples
+from penstock.view.view import View
+from tests.export.conftest import ROOT, Ask
+from tests.view.rows import chat
+
+
+def listed(view: Any) -> list[dict[str, list[int]]]:
+    items = [view[int(item)] for item in view.epoch_indices(0)]
+    return [{"ids": item.input_ids.tolist(), "mask": item.loss_mask.tolist()} for item in items]
+
+
+def wide(count: int = 23) -> View:
+    """A view with ids above 65,535."""
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(1, 30, (count, 2)).tolist()
+    made = [chat((Role.USER, u), (Role.ASSISTANT, a), first_id=65_500 + 7 * n) for n, (u, a) in enumerate(sizes)]
+    return MemoryExamples.of(made, shard_rows=5).view()
+
+
+def block(page: str, language: str = "python") -> str:
+    """The first code block of a page of the documentation."""
+    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def served(which: str, dataset: ps.Dataset) -> Any:
+    match which:
+        case "chats":
+            return dataset.view(max_length=90)
+        case "mixture":
+            parts = {"a": (dataset.view(holdout=0.2), 0.5), "b": (dataset.view(train_on="last_assistant_message"), 1.0)}
+            return ps.mix(parts, 1)
+        case _:
+            return wide()
+
+
+VIEWS = ("chats", "mixture", "wide")
+
+
+def test_olmo_core_reads_documents_and_masks(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    views = {which: served(which, dataset) for which in VIEWS}
+    for which, view in views.items():
+        exported = export(view, "olmo", place / which, part_tokens=4000)
+        assert exported.manifest["facts"]["dtype"] == ("uint32" if which == "wide" else "uint16")
+    answers = ask("olmo", place / "work", *(place / which for which in VIEWS))
+    for view, found in zip(views.values(), answers, strict=True):
+        wanted = listed(view)
+        assert [_unpadded(item, own) for item, own in zip(found["padded"], wanted, strict=True)] == wanted
+        documents = [document for item in found["packed"] for document in _documents(item)]
+        assert _sorted(documents) == _sorted(wanted)  # the packer orders documents by itself
+        for item in (*found["padded"], *found["packed"]):
+            shifted = [token if counts else -100 for token, counts in zip(item["ids"], item["mask"], strict=True)][1:]
+            assert item["labels"][: len(shifted)] == shifted
+
+
+def _unpadded(item: dict[str, Any], wanted: dict[str, list[int]]) -> dict[str, list[int]]:
+    length = len(wanted["ids"])
+    assert not any(item["ids"][length:])
+    assert not any(item["mask"][length:])
+    return {"ids": item["ids"][:length], "mask": item["mask"][:length]}
+
+
+def _documents(item: dict[str, Any]) -> list[dict[str, list[int]]]:
+    """The documents of a packed row; the padding at its end counts as one without loss."""
+    ends = np.cumsum(item["lengths"]).tolist()
+    slices = [slice(end - length, end) for length, end in zip(item["lengths"], ends, strict=True)]
+    found = [{"ids": item["ids"][own], "mask": item["mask"][own]} for own in slices]
+    return [document for document in found if any(document["mask"])]
+
+
+def _sorted(documents: Any) -> list[str]:
+    return sorted(map(json.dumps, documents))
+
+
+def test_megatron_core_reads_sequences_and_masks(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    views = {which: served(which, dataset) for which in VIEWS}
+    for which, view in views.items():
+        export(view, "megatron", place / which, part_tokens=1000)
+    answers = ask("megatron_rows", *(place / which for which in VIEWS))
+    for view, found in zip(views.values(), answers, strict=True):
+        assert found["rows"] == listed(view)
+        assert found["documents"] == len(found["rows"])
+
+
+def test_axolotl_takes_the_rows_as_tokenized(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    view = dataset.view(max_length=90)
+    view.export("axolotl", place / "out", part_tokens=4000)
+    found = ask("axolotl_rows", place / "out")
+    assert found["prompter"] == "UnsupportedPrompter"  # what Axolotl gives to tokenized rows
+    assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
+    assert [row["labels"] for row in found["rows"]] == [item.labels.tolist() for item in view]
+
+
+def test_torchtune_packs_and_collates_the_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    view = dataset.view(max_length=90)
+    view.export("torchtune", place / "out", part_tokens=4000)
+    found = ask("torchtune_rows", place / "out", 128, place / "cache")
+    tokens, labels = [], []
+    for pack in found["packed"]:
+        used = [length for length in pack["seq_lens"] if length]
+        ends = np.cumsum(used).tolist()
+        tokens += [pack["tokens"][end - length : end] for length, end in zip(used, ends, strict=True)]
+        labels += [pack["labels"][end - length : end] for length, end in zip(used, ends, strict=True)]
+    kept = [n for n, mask in enumerate(labels) if set(mask) != {-100}]  # padding at a pack's end is a sequence to it
+    assert [tokens[n][: len(item)] for n, item in zip(kept, view, strict=True)] == [i.input_ids.tolist() for i in view]
+    assert [labels[n][: len(item)] for n, item in zip(kept, view, strict=True)] == [i.labels.tolist() for i in view]
+
+
+def test_skyrl_finds_the_rows_in_its_cache(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    settings = {
+        "dataset_name": "chats",
+        "dataset_split": "train",
+        "model_path": "tiny",
+        "max_length": 90,
+        "messages_key": "messages",
+        "train_on_what": "all_assistant_messages",
+        "tools_key": None,
+        "system_key": None,
+    }
+    where = Path(ask("skyrl_rows", place, json.dumps(settings))["path"])
+    view = dataset.view(max_length=90)
+    view.export("skyrl", where)
+    found = ask("skyrl_rows", place, json.dumps(settings))
+    assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
+    for row, item in zip(found["rows"], view, strict=True):
+        assert [0] * (len(item) - row["num_actions"]) + row["loss_mask"] == item.loss_mask.astype(int).tolist()
+    for sequence, mask, item in zip(found["batch"]["sequences"], found["batch"]["loss_mask"], view, strict=False):
+        assert sequence[-len(item) :] == item.input_ids.tolist()
+        trained = [token for token, counts in zip(sequence[-len(mask) :], mask, strict=True) if counts]
+        assert trained == item.input_ids[item.loss_mask].tolist()
+
+
+def test_verl_reads_the_rows_with_the_class_of_the_page(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    (place / "prepared.py").write_text(block("coming-from-verl.md"))
+    view = dataset.view(max_length=90)
+    view.export("verl", place / "out", part_tokens=4000)
+    found = ask("verl_rows", place / "prepared.py", place / "out")
+    assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
+    assert [row["loss_mask"] for row in found["rows"]] == [item.loss_mask.astype(int).tolist() for item in view]
+    first = [view[n].input_ids for n in range(3)]
+    assert found["flat"]["input_ids"] == np.concatenate(first).tolist()
+    assert found["flat"]["position_ids"] == [place for ids in first for place in range(len(ids))]
