@@ -22,7 +22,7 @@ from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 
-STAGES_VERSION = 2  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
+STAGES_VERSION = 3  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
 REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
 
