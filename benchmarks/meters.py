@@ -27,6 +27,7 @@ import xxhash
 
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
+from penstock.encode.engines import Engine, Gigatoken, Splintr
 from penstock.sources import model_folder
 
 
@@ -186,18 +187,20 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 
 
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
-    """The fast encoder alone."""
-    from gigatoken import Tokenizer
-
-    oracle, own = Oracle(Path(model)), model_folder.load(model).templates
-    encoder = Tokenizer.from_json(model_folder.load(model).tokenizer_json).backend
+    """The fast encoder alone: gigatoken, or the one that serves instead."""
+    folder = model_folder.load(model)
+    oracle, own = Oracle(Path(model)), dict(folder.templates)
+    try:
+        encoder: Engine = Gigatoken(folder.tokenizer_json)
+    except RuntimeError:  # it refuses the tokenizer
+        encoder = Splintr(folder.tokenizer_json)
 
     def work(request: Answer) -> Answer:
         lines, ready = conversations(model, stretch(request))
         texts = [oracle.render(conversation, chosen(own, conversation))[0].encode() for conversation in ready]
-        encoder.encode_batch(texts, parallel=False)
+        encoder.encode(texts)
         begin, cpu = time.perf_counter(), time.process_time()
-        encoder.encode_batch(texts, parallel=False)
+        encoder.encode(texts)
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
         return {**times, "bytes": sum(map(len, lines)), "text": sum(map(len, texts))}
 

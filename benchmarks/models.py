@@ -3,8 +3,9 @@
     python -m benchmarks.models --out FOLDER [MODEL … | NAME=PACKAGE[:TEMPLATE] …]
 
 Needs `npm` and the `trl` package. Without names it builds every model of `GRID`; `--list` prints what there is.
-`NAME=PACKAGE:TEMPLATE` builds any other: the tokenizer of npm's `@lenml/tokenizer-PACKAGE` with trl's
-`chat_templates/TEMPLATE.jinja`; without a template, the one in the package is kept. Each model becomes a folder with
+`NAME=PACKAGE:TEMPLATE` builds any other: the tokenizer of npm's `@lenml/tokenizer-PACKAGE`, or of a folder (a path with
+a slash), with trl's `chat_templates/TEMPLATE.jinja` or `turns`, which only needs `</s>`; without a template, the one in
+the package is kept. T5's tokenizer has no package: `t5=PATH:turns`. Each model becomes a folder with
 `tokenizer.json`, `tokenizer_config.json` and, where the template is trl's, `chat_template.jinja`. Existing folders are
 kept, and each package is downloaded once.
 
@@ -36,6 +37,11 @@ class Model:
     markers: tuple[str, ...] = ()  # tokens that the borrowed vocabulary lacks
 
 
+TURNS = "turns"  # a template of ours, for vocabularies that have no turn markers but </s>
+TURNS_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 GLM_MARKERS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 GRID = {
     "qwen2_5": Model("qwen2_5"),
@@ -47,10 +53,9 @@ GRID = {
     "gpt_oss": Model("gptoss", "gptoss"),
     "mistral_nemo": Model("mistral_nemo"),
     "nemotron_3": Model("qwen3", "nemotron_3_nano"),
-}
-OTHERS = {  # SentencePiece-style and other vocabularies, which gigatoken serves more slowly or not at all
+    # SentencePiece-style vocabularies and others, which are served more slowly.
     "gemma3": Model("gemma3"),
-    "llama2": Model("llama2"),
+    "mistral_v0_1": Model("llama2", TURNS),  # as the package has Mistral's tokenizer
     "yi": Model("yi", "qwen2_5"),
     "command_r_plus": Model("command_r_plus"),
 }
@@ -66,7 +71,9 @@ def trl_templates() -> dict[str, str]:
 
 
 def download(package: str, folder: Path) -> Path:
-    """The `models` folder of a package."""
+    """The `models` folder of a package; a path is itself."""
+    if "/" in package:
+        return Path(package)
     target = folder / package
     if not target.exists():
         name = f"@lenml/tokenizer-{package}"
@@ -87,8 +94,11 @@ def build(name: str, model: Model, out: Path, downloads: Path) -> None:
         shutil.copyfile(source / file, folder / file)
     if model.markers:
         add_markers(folder / "tokenizer.json", model.markers)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # AutoTokenizer rebuilds some: all go by the file here
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
     if model.template is not None:
-        templates = trl_templates()
+        templates = {**trl_templates(), TURNS: TURNS_TEMPLATE}
         if model.template not in templates:
             raise SystemExit(f"trl has no chat template {model.template!r}; it has: {', '.join(templates)}")
         (folder / "chat_template.jinja").write_text(templates[model.template])
@@ -111,10 +121,9 @@ def parse(text: str) -> tuple[str, Model]:
     if given:
         package, _, template = source.partition(":")
         return name, Model(package, template or None)
-    known = GRID | OTHERS
-    if name not in known:
-        raise SystemExit(f"model {name!r} is unknown; expected NAME=PACKAGE[:TEMPLATE] or one of: {', '.join(known)}")
-    return name, known[name]
+    if name not in GRID:
+        raise SystemExit(f"model {name!r} is unknown; expected NAME=PACKAGE[:TEMPLATE] or one of: {', '.join(GRID)}")
+    return name, GRID[name]
 
 
 def main() -> int:
@@ -124,7 +133,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list the known models")
     arguments = parser.parse_args()
     if arguments.list:
-        for name, model in (GRID | OTHERS).items():
+        for name, model in GRID.items():
             print(f"{name:16} @lenml/tokenizer-{model.package:16} {model.template or 'its own template'}")
         return 0
     if arguments.out is None:

@@ -93,8 +93,9 @@ class Builder:
         self.sources: SourceSet = discover(
             sources, split=options.split, config=options.config, revision=options.revision
         )
-        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
-        if options.tokenizer_as is TokenizerAs.AUTO:
+        by_auto = options.tokenizer_as is TokenizerAs.AUTO
+        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        if by_auto:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)

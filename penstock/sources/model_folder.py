@@ -9,7 +9,7 @@ transformers completes it; classes that rebuild a tokenizer are the subject of `
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
+from penstock.sources.auto_tokenizer import VOCABULARIES
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HUB_FILES = (
@@ -71,16 +72,19 @@ class ModelFolder:
             raise TemplateError(f"--template {choice}: no such file; the tokenizer's own templates: {names}") from error
 
 
-def load(spec: str | os.PathLike[str], *, revision: str | None = None) -> ModelFolder:
-    """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name."""
+def load(spec: str | os.PathLike[str], *, revision: str | None = None, for_auto: bool = False) -> ModelFolder:
+    """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name.
+
+    With `for_auto`, a folder may have another vocabulary that AutoTokenizer loads; then `tokenizer_json` is empty.
+    """
     try:
-        return _load(spec, revision)
+        return _load(spec, revision, for_auto)
     except OSError as error:
         where = error.filename or spec
         raise TokenizerError(f"{where}: the tokenizer can't be read: {error.strerror}. Run the same again.") from error
 
 
-def _load(spec: str | os.PathLike[str], revision: str | None) -> ModelFolder:
+def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> ModelFolder:
     path = local_path(spec, "--tokenizer")
     if path.is_file():
         folder = path.parent
@@ -88,12 +92,13 @@ def _load(spec: str | os.PathLike[str], revision: str | None) -> ModelFolder:
     else:
         folder = path if path.is_dir() else _from_hub(str(spec), revision)
         tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    convertible = for_auto and any((folder / name).is_file() for name in VOCABULARIES)
+    if not tokenizer.is_file() and not convertible:
         raise TokenizerError(_no_tokenizer_json(folder, str(spec)))
     config = _read_object(folder / "tokenizer_config.json")
     tokens = _special_tokens(_read_object(folder / "special_tokens_map.json"), config)
     try:
-        data, notes = _completed(tokenizer.read_bytes(), config, tokens)
+        data, notes = _completed(tokenizer.read_bytes(), config, tokens) if tokenizer.is_file() else (b"", [])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
@@ -125,10 +130,28 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def _no_tokenizer_json(folder: Path, spec: str) -> str:
-    present = sorted(p.name for p in folder.iterdir())[:12] if folder.is_dir() else []
+    present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    shown = ", ".join(present[:12]) or "nothing"
+    return f"{spec}: there is no tokenizer.json (found: {shown}). {_how_to_convert(present)}"
+
+
+def _how_to_convert(present: Sequence[str]) -> str:
+    if "tekken.json" in present:
+        return (
+            "tekken.json is Mistral's own format; most of these models have a repository with a converted "
+            "tokenizer.json (mistral-community on the hub). Check its ids against mistral-common's before you train."
+        )
+    if any(name.endswith(".tiktoken") or name == "tiktoken.model" for name in present):
+        return (
+            "A tiktoken file lacks the splitting rule and the special tokens, which are in the model's own code. Build "
+            "its tiktoken.Encoding with that code, then convert it: "
+            "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, FOLDER)."
+        )
+    if any(name in VOCABULARIES for name in present):
+        return "--tokenizer-as auto has transformers convert it, and takes the ids that AutoTokenizer gives."
     return (
-        f"{spec}: there is no tokenizer.json (found: {', '.join(present) or 'nothing'}). Penstock serves tokenizers in "
-        "that format only; save one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
+        "Penstock serves tokenizers in that format only; save one with "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
     )
 
 

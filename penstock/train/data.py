@@ -107,8 +107,8 @@ def _revision(model: ModelConfig) -> str | None:
 
 def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     dataset = open_dataset(path)
-    model = model_folder.load(tokenizer, revision=revision)
     by_auto = dataset.recipe.get("tokenizer_as") == TokenizerAs.AUTO
+    model = model_folder.load(tokenizer, revision=revision, for_auto=by_auto)
     if by_auto:
         model = auto_model(dataset.cache, model)
     if dataset.recipe["tokenizer"] != bytes_digest(model.tokenizer_json):

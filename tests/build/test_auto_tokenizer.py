@@ -212,3 +212,25 @@ def test_training_takes_only_datasets_of_its_tokenizer(rows: Path, gpt2: Path, t
         assert _opened(dataset.path, str(gpt2), None).key == dataset.key
         with pytest.raises(UsageError, match="prepared with another tokenizer"):
             _opened(dataset.path, str(tokenizer), None)
+
+
+def test_a_vocabulary_that_transformers_converts(rows: Path, gpt2: Path, tmp_path: Path) -> None:
+    file = gpt2 / "tokenizer.json"
+    model = json.loads(file.read_text())["model"]
+    (gpt2 / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (gpt2 / "merges.txt").write_text("".join(" ".join(merge) + "\n" for merge in model["merges"]))
+    file.unlink()
+    with pytest.raises(TokenizerError, match=r"there is no tokenizer.json \(found: .*--tokenizer-as auto"):
+        build(rows, gpt2, tmp_path / "cache")
+    dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as="auto").dataset
+    assert dataset.input_ids(0).tolist() == ids_of_auto(gpt2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("tekken.json", "mistral-common"), ("qwen.tiktoken", "convert_tiktoken_to_fast")]
+)
+def test_other_vocabularies_are_refused_with_a_remedy(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    for for_auto in (False, True):
+        with pytest.raises(TokenizerError, match=words):
+            model_folder.load(tmp_path, for_auto=for_auto)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.build.batch import encode_texts
 from penstock.encode import encoder as encoder_module
 from penstock.encode.align import segment_counts
 from penstock.encode.encoder import Encoded, Encoder
+from penstock.encode.engines import Gigatoken
 from penstock.encode.normalise import Normaliser
 from penstock.encode.unassigned import uncertain
 from penstock.encode.vocabulary import Normalizer, Vocabulary
@@ -186,6 +188,43 @@ def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:
     encoder.encode([b"a b"])
     assert "gigatoken refuses" in encoder.why_reference
     assert encoder.encode([b"a b c", b""]).ids.tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("splintr") is None, reason="splintr is optional")
+def test_the_second_engine_serves_what_the_first_refuses() -> None:
+    """Digits before bytes, as in Command-R, and Unigram, as in T5."""
+    digits = Tokenizer(models.BPE())
+    digits.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    digits.train_from_iterator(["Grüße aus Zürich 1234, café crème"] * 5, trainer)
+    data = digits.to_str().encode()
+    encoder = Encoder(data, Vocabulary(data))
+    texts = [text.encode() for text in ("Grüße 12345", "", "new \U000323b0 one")]
+    encoded = encoder.encode(texts)
+    assert encoder.why_reference == "" and encoder.engine.startswith("splintr 0.")
+    assert encoder.not_served.startswith("gigatoken refuses this tokenizer")
+    assert encoded.reference == {"text with code points newer than Unicode 14": 1}
+    assert encoded.ids.tolist() == encoder.reference(texts).ids.tolist()
+    assert encoder._fast is not None
+    encoder._fast.forget()
+    assert encoder.encode(texts).ids.tolist() == encoded.ids.tolist()
+
+
+def test_an_engine_that_differs_is_not_used(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(Gigatoken):
+        def encode(self, texts: list[bytes]) -> Any:
+            ids, offsets = super().encode(texts)
+            return np.where(ids == ids.max(initial=0), 0, ids), offsets
+
+    monkeypatch.setattr(encoder_module, "ENGINES", {"gigatoken": Wrong})
+    subject = encoder_of(tokenizer)
+    encoded = subject.encode([b"What is it?"])
+    assert subject.why_reference.startswith("gigatoken differs from tokenizers on ")
+    assert subject.engine.startswith("tokenizers ") and sum(encoded.reference.values()) == 1
 
 
 def test_switched_off(tokenizer: Path) -> None:

@@ -149,6 +149,60 @@ def machine() -> Machine:
     return Machine(Sandbox(DATE).parse_template(TEMPLATE), {}, DATE, LAYOUT)
 
 
+def counting() -> list[Any]:
+    """Arguments of `count_tokens`: two texts, four tokens, three segments."""
+    pieces = (
+        b"ab\xe2\x96\x81",
+        np.array([0, 1, 2, 5], np.uint32),
+        np.array([1, 1, 1], np.uint8),
+        np.zeros(128, bool),
+        1,
+    )
+    return [
+        [b"ab", b"a "],
+        np.array([0, 1, 0, 2], np.uint32),
+        np.array([0, 2, 4]),
+        np.array([1, 1, 1], np.uint8),
+        pieces,
+        np.array([0, 2, 3]),
+        np.array([1, 2, 2]),
+        np.zeros(3, bool),
+        np.zeros(3, np.int64),
+    ]
+
+
+def test_count_tokens() -> None:
+    assert native is not None
+    for rule in (0, 1):
+        given = counting()
+        given[4] = (*given[4][:4], rule)
+        assert native.count_tokens(*given) == b"\1\1"
+        assert given[-1].tolist() == [1, 2, 2]
+    given = counting()
+    given[1][1] = 99  # there is no such token
+    assert native.count_tokens(*given) == b"\0\1"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, [b"ab"]), (0, ["ab", "a "]), (1, np.zeros(4, np.int64)), (1, np.zeros(3, np.uint32)), (2, np.array([0, 4])),
+        (2, np.array([1, 2, 4])), (2, np.array([0, 5, 4])), (5, np.array([0, 2, 4])), (6, np.zeros(2, np.int64)),
+        (7, np.zeros(2, bool)), (8, np.zeros(2, np.int64)), (8, b"12345678" * 3),
+        (4, (b"ab", np.array([0, 1, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(128, bool), 1)),
+        (4, (b"abcde", np.array([0, 3, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(128, bool), 1)),
+        (4, (b"abcde", np.array([0, 1, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(5, bool), 1)),
+        (4, (b"abcde", np.array([0, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(128, bool), 1)),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_count_tokens(place: int, value: Any) -> None:
+    assert native is not None
+    given = counting()
+    given[place] = value
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        native.count_tokens(*given)
+
+
 def test_nothing_is_kept() -> None:
     assert native is not None
     refuses = Machine(Sandbox(DATE).parse_template("{{ raise_exception(messages[0].content) }}"), {}, DATE, LAYOUT)
@@ -160,6 +214,7 @@ def test_nothing_is_kept() -> None:
         subject.render([*ROWS, b"{", b"\xff", chat])
         refuses.render([chat] * 5)
         native.kinds(ROWS, TABLE)
+        native.count_tokens(*counting())
         native.split_lines(b"a\nb" * 100)
         with pytest.raises(TypeError):
             subject.render([b"", None])  # type: ignore[list-item]
