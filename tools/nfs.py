@@ -1,15 +1,17 @@
 """Runs a command where a real NFS server and the kernel's own NFS client are: in a machine that is one process.
 
-    python -m tools.nfs python -m benchmarks.crash --kills 200 --cache /mnt/a
+    python -m tools.nfs [--version 3] python -m benchmarks.crash --kills 200 --cache /mnt/a
 
 The machine is User-Mode Linux, a kernel that runs as an ordinary program and needs neither root's help nor hardware. It
 sees the files of this host read-only, and starts NFS-Ganesha, a server in user space, on a file system in its memory.
-`/mnt/a` and `/mnt/b` are NFS 4.1 mounts of it with caches of their own, as two hosts have them. Debian:
-`apt install user-mode-linux nfs-ganesha-vfs kmod`.
+`/mnt/a` and `/mnt/b` are mounts of it with caches of their own, as two hosts have them. NFS 3 is the harder test: its
+server knows nothing of open files, so a file that one host deletes is gone for a reader on the other, whereas a server
+of NFS 4.1 may keep it. Debian: `apt install user-mode-linux nfs-ganesha-vfs rpcbind kmod`.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -22,16 +24,22 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 MOUNTS = (Path("/mnt/a"), Path("/mnt/b"))
-PROGRAMS = {"linux.uml": "user-mode-linux", "ganesha.nfsd": "nfs-ganesha-vfs", "modprobe": "kmod", "ip": "iproute2"}
+PROGRAMS = {
+    "linux.uml": "user-mode-linux",
+    "ganesha.nfsd": "nfs-ganesha-vfs",
+    "rpcbind": "rpcbind",
+    "modprobe": "kmod",
+    "ip": "iproute2",
+}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 SERVER = """
-NFS_CORE_PARAM { Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }
+NFS_CORE_PARAM { Protocols = 3, 4; MNT_Port = 20048; Enable_NLM = false; Enable_RQUOTA = false; }
 NFSv4 {
   Graceless = true; RecoveryBackend = fs; RecoveryRoot = /run/recovery; Only_Numeric_Owners = true; Lease_Lifetime = 10;
 }
 EXPORT {
-  Export_Id = 1; Path = /run/export; Pseudo = /cache; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
+  Export_Id = 1; Path = /run/export; Pseudo = /run/export; Access_Type = RW; Squash = No_Root_Squash; SecType = sys;
   Transports = TCP; FSAL { Name = VFS; }
 }
 """
@@ -41,16 +49,23 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for folder in /run /mnt; do mount -t tmpfs memory $folder; done
 mkdir -p /dev/shm /run/base/lib /run/export /run/recovery /mnt/a /mnt/b /mnt/host
 mount -t tmpfs memory /dev/shm; mount -t hostfs -o {folder} host /mnt/host; ip link set lo up
-ln -s /usr/lib/uml/modules /run/base/lib/modules; modprobe -d /run/base nfsv4
+ln -s /usr/lib/uml/modules /run/base/lib/modules
+for module in nfsv3 nfsv4; do modprobe -d /run/base $module; done
+mkdir -p /run/rpcbind; rpcbind
 ganesha.nfsd -f /mnt/host/ganesha.conf -L /mnt/host/ganesha.log -p /run/ganesha.pid
 for try in 1 2 3 4 5 6 7 8 9 10; do
-  mount -i -t nfs4 -o vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,nosharecache 127.0.0.1:/cache /mnt/a && break
+  mount -i -t nfs -o {options} 127.0.0.1:/run/export /mnt/a && break
   sleep 0.5
 done
-mount -i -t nfs4 -o vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,nosharecache 127.0.0.1:/cache /mnt/b &&
+mount -i -t nfs -o {options} 127.0.0.1:/run/export /mnt/b &&
   {{ cd {root}; {command}; echo $? > /mnt/host/code; }} > /mnt/host/output 2>&1
 sync; echo o > /proc/sysrq-trigger; sleep 10
 """
+COMMON = "addr=127.0.0.1,proto=tcp,port=2049,nosharecache"
+OPTIONS = {
+    "3": f"vers=3,{COMMON},mountproto=tcp,mountport=20048,nolock",
+    "4.1": f"vers=4.1,{COMMON},clientaddr=127.0.0.1",
+}
 
 
 class Done(NamedTuple):
@@ -66,12 +81,13 @@ def missing() -> str | None:
     return f"needs Debian's {' '.join(absent)}" if absent else None
 
 
-def run(command: list[str], *, timeout: float, memory: str = "2G") -> Done:
+def run(command: list[str], *, timeout: float, version: str = "3", memory: str = "2G") -> Done:
     """Run a command in a new machine."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-nfs-"))
     try:
         (folder / "ganesha.conf").write_text(SERVER)
-        (folder / "start").write_text(START.format(folder=folder, root=ROOT, command=shlex.join(command)))
+        filled = START.format(folder=folder, root=ROOT, command=shlex.join(command), options=OPTIONS[version])
+        (folder / "start").write_text(filled)
         (folder / "start").chmod(0o755)
         variables = [f"PATH={PATH}", f"PYTHONPATH={ROOT}", "HOME=/run", "TMPDIR=/dev/shm", "PYTHONUNBUFFERED=1"]
         machine = ["linux.uml", f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", *variables]
@@ -101,11 +117,15 @@ def _finish(machine: subprocess.Popen[bytes], timeout: float) -> None:
 
 def main() -> None:
     """Run the command that is given; `python` is this interpreter."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", choices=OPTIONS, default="3")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
     why = missing()
     if why is not None:
         sys.exit(f"there is no NFS here: {why}")
-    command = [sys.executable if word == "python" else word for word in sys.argv[1:]]
-    done = run(command, timeout=24 * 3600)
+    command = [sys.executable if word == "python" else word for word in args.command]
+    done = run(command, timeout=24 * 3600, version=args.version)
     print(done.output)
     sys.exit(1 if done.code is None else done.code)
 

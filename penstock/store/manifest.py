@@ -96,10 +96,10 @@ def read_manifest(path: Path) -> Manifest:
         raise CorruptError(f"{path}: the manifest can't be read ({error})") from error
     if not isinstance(value, dict):
         raise CorruptError(f"{path}: the manifest is not a JSON object")
-    check_format(value.get("format"), path)
     try:
         if value.pop("digest", None) != digest(b"manifest", canonical(value)):
             raise CorruptError("it has changed since it was committed, for its digest is another")
+        check_format(value.get("format"), path)  # a damaged one says nothing about its format; the cache's marker does
         return _manifest(value)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"{path}: the manifest lacks a field or has a wrong one: {error}") from error

@@ -28,21 +28,39 @@ DATA, TOKENIZER = ROOT / "examples" / "data" / "chats.jsonl", ROOT / "examples" 
 WORK = Path("/dev/shm/work")
 ENDS = ("open", "write", "sync", "rename")
 READ = """
-import sys, time
+import ctypes, sys, time
 from pathlib import Path
 from penstock.store.dataset import open_dataset
 
+PAGE, DONTNEED = 4096, 4
 dataset, stop = open_dataset(sys.argv[1]), Path(sys.argv[2])
+libc = ctypes.CDLL(None)
+
+
+def forget(array):  # the pages of a mapped file, so that they are read from the server again
+    begin = array.ctypes.data // PAGE * PAGE
+    length = array.ctypes.data + array.nbytes - begin
+    assert libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), DONTNEED) == 0
+
+
+def summed(columns):
+    for shard in columns:
+        forget(shard.ids)
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    return [int(shard.ids.astype("int64").sum()) for shard in columns]
+
+
 columns = [dataset.columns(number) for number in range(len(dataset.shards))]
-sums = [int(shard.ids.astype("int64").sum()) for shard in columns]
+sums = summed(columns)
 print("mapped", flush=True)
 passes = 0
-while not stop.exists():
-    assert [int(shard.ids.astype("int64").sum()) for shard in columns] == sums
+while not passes or not stop.exists():
+    assert summed(columns) == sums
     fresh = open_dataset(sys.argv[1])
-    assert [int(fresh.columns(k).ids.astype("int64").sum()) for k in range(len(sums))] == sums
+    assert summed([fresh.columns(number) for number in range(len(sums))]) == sums
     passes += 1
     time.sleep(0.05)
+assert summed(columns) == sums
 print(passes)
 """
 

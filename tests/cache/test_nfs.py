@@ -1,4 +1,4 @@
-"""A real NFS server, and two mounts of it with caches of their own; see tools/nfs.py and nfs_guest.py."""
+"""A real NFS 3 server, and two mounts of it with caches of their own; see tools/nfs.py and nfs_guest.py."""
 
 from __future__ import annotations
 
