@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from penstock.build.batch import encode_texts
 from penstock.encode import encoder as encoder_module
+from penstock.encode import pieces
 from penstock.encode.align import segment_counts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.engines import Gigatoken
@@ -86,6 +87,7 @@ def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> N
     encoder: Encoder = request.getfixturevalue(name)
     without = Encoder(encoder._json, encoder._vocabulary, fast=False)
     added = [token.content for token in encoder._vocabulary.added]
+    assert len(encoder.pieces(f"a{added[0]}{added[0]}".encode())) == 3
 
     @settings(max_examples=100, deadline=None)
     @given(
@@ -101,6 +103,30 @@ def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> N
         ends = encoder.token_ends(data, ids)
         assert len(ends) == len(ids) and ends.tolist() == without.token_ends(data, ids).tolist()
         assert not len(ends) or ends[-1] == len(data)
+
+    law()
+
+
+WORDS = st.sampled_from(
+    ("a", "The", "中文", "привет", "한", "क", "é", "1", "don't", " ", "  ", "\n", "，", ".", "_", "\t")
+)
+
+
+@pytest.mark.parametrize("name", ["small", "large", "nfc"])
+def test_cuts_after_letters_change_no_token(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder: Encoder = request.getfixturevalue(name)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 8)
+    assert len(encoder.pieces(b"many words of a few letters each")) > 2
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.one_of(WORDS, WORDS, hostile), max_size=30))
+    def law(parts: list[str]) -> None:
+        text = "".join(parts).encode()
+        cut = encoder.pieces(text)
+        assert b"".join(cut) == text
+        assert encoder._by_reference(cut)[0].tolist() == encoder._by_reference([text])[0].tolist()
 
     law()
 
