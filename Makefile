@@ -49,7 +49,7 @@ exits: .exits/done
 	    ai2-olmo-core megatron-core transformers datasets peft trl accelerate ray tensordict torchdata hydra-core \
 	    codetiming dill pylatexenc loguru omegaconf addict colorama fire posthog numba art schedulefree tqdm
 	.exits/bin/pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-exits.txt \
-	    axolotl skyrl torchtune verl
+	    axolotl llamafactory skyrl torchtune verl
 	touch $@
 
 # make fuzz SECONDS=600

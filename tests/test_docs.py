@@ -77,6 +77,33 @@ def test_a_recipe_runs(workplace: Path, title: str, language: str, code: str) ->
     assert told.get(title, "") in done.stdout
 
 
+PAGES = [ROOT / "docs" / "export.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_an_export_page_run(workplace: Path, page: Path) -> None:
+    """Their other recipes run where the trainers' packages are: tests/export/test_packages.py."""
+    variables = environment(workplace)
+    for number, code in enumerate(blocks(page, "bash")):
+        place = workplace / str(number)
+        place.mkdir()
+        (place / "examples").symlink_to(workplace / "examples")
+        subprocess.run(["bash", "-euc", code], cwd=place, env=variables, check=True, capture_output=True)
+
+
+def test_the_recipes_for_trl_run(workplace: Path) -> None:
+    (workplace / "tiny").mkdir()
+    config = {"model_type": "llama", "vocab_size": 1024, "hidden_size": 16, "intermediate_size": 32}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    (workplace / "tiny" / "config.json").write_text(json.dumps(config))
+    variables = environment(workplace)
+    for code in blocks(ROOT / "docs" / "coming-from-trl.md", "python"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=workplace, env=variables, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
     code = f"""
 import sys

@@ -13,7 +13,7 @@ from penstock.native import native
 
 ROOT = Path(penstock.__file__).parent
 STAGES = ("sources", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train")
-BESIDE = ("report", "verify", "cli", "api")
+BESIDE = ("export", "adoption", "report", "verify", "cli", "api")
 
 
 def imports(path: Path) -> set[str]:
@@ -28,6 +28,13 @@ def test_a_stage_imports_only_what_is_to_its_left() -> None:
         for path in sorted((ROOT / stage).rglob("*.py")):
             wrong = imports(path) - {*STAGES[: number + 1], "addresses", "arrays", "errors", "native"}
             assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_exports_need_no_feed() -> None:
+    for stage, upto in (("export", "pack"), ("adoption", "view")):
+        for path in sorted((ROOT / stage).rglob("*.py")):
+            allowed = {*STAGES[: STAGES.index(upto) + 1], stage, "arrays", "errors"}
+            assert imports(path) <= allowed, f"{path.relative_to(ROOT)} imports {sorted(imports(path) - allowed)}"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")

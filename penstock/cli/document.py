@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from penstock.adoption.options import AdoptOptions
 from penstock.build.options import PrepareOptions
 from penstock.cli.flags import flag_of
+from penstock.export.options import ExportOptions
 
 INTRODUCTION = """# The command line
 
@@ -20,6 +22,19 @@ JSON object and progress goes to standard error.
 
 Sources are files, globs, folders or hub datasets ([sources](sources.md)); the row format is told from the columns
 ([formats](formats.md)).
+
+"""
+EXPORT = """
+## penstock export DATASET… --to FORMAT -o FOLDER
+
+Writes a prepared dataset in another trainer's format ([exports](export.md)). Several datasets, or `DATASET@PASSES`, are
+mixed.
+
+"""
+ADOPT = """
+## penstock adopt SOURCE… --tokenizer T
+
+Makes a dataset of rows that are tokenized already ([exports](export.md)).
 
 """
 REST = """
@@ -68,7 +83,8 @@ def _default(option: Field[Any]) -> str:
 
 def document() -> str:
     """The whole page."""
-    return INTRODUCTION + options_table(PrepareOptions) + REST
+    exporting, adopting = EXPORT + options_table(ExportOptions), ADOPT + options_table(AdoptOptions)
+    return INTRODUCTION + options_table(PrepareOptions) + exporting + adopting + REST
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from penstock.view.runs import Float32, Runs
 from penstock.view.view import View
 
 Ids = npt.NDArray[Any]  # of any unsigned type, or int64
-BLOCK_TOKENS: Final = 1 << 19  # some megabytes at a time
+BLOCK_TOKENS: Final = 1 << 20  # some megabytes at a time
 BLOCK_ROWS: Final = 1 << 15
 
 
@@ -107,15 +107,15 @@ class ExportRows:
             before = int(self.ends[first - 1]) if first else 0
             upto = int(np.searchsorted(self.ends, before + BLOCK_TOKENS, side="right"))
             stop = min(max(upto, first + 1), last, first + BLOCK_ROWS)
-            yield self._block(first, stop)
+            positions = np.arange(first, stop)
+            if self._plan is not None:
+                taken = self._plan.take(self.epoch, positions)
+                yield self._gathered(taken.items, taken.counts)
+            elif self._items is None:
+                yield from self._swept(positions)
+            else:
+                yield from self._swept(self._items[first:stop])
             first = stop
-
-    def _block(self, first: int, last: int) -> Block:
-        positions = np.arange(first, last)
-        if self._plan is not None:
-            taken = self._plan.take(self.epoch, positions)
-            return self._gathered(taken.items, taken.counts)
-        return self._swept(positions if self._items is None else self._items[first:last])
 
     def _packed_lengths(self, first: int, count: int) -> Int64:
         assert self._plan is not None
@@ -134,23 +134,34 @@ class ExportRows:
         sources = self._sources(items, found.places)
         return Block(found.ids, found.weights > 0, weights, found.lengths, counts, found.prompts, sources)
 
-    def _swept(self, items: Int64) -> Block:
-        """Sequences in dataset order, those of one shard together."""
+    def _swept(self, items: Int64) -> Iterator[Block]:
+        """Sequences in dataset order, those of one shard together: a block each, of pairs one for all."""
         sequences, prompts = self._gather.locate(items)
         changes = (np.diff(sequences.shards) != 0) | (np.diff(sequences.parts) != 0)
         cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(sequences.shards)]
-        runs = [self._shard_run(Located(*(field[a:b] for field in sequences))) for a, b in pairwise(cuts)]
-        ids, trained, weights, places = (_joined([run[n] for run in runs]) for n in range(4))
+        runs = [Located(*(field[a:b] for field in sequences)) for a, b in pairwise(cuts)]
         if self.is_preference:
-            lengths = sequences.lengths
-            prompt_starts = np.cumsum(lengths) - lengths
-            in_prompt, _ = ranges(prompt_starts, prompt_starts + np.minimum(np.tile(prompts, 2), lengths))
-            trained[in_prompt] = False
-            if self.weighted:
-                weights[in_prompt] = 0
+            yield self._pairs(items, runs, prompts)
+            return
+        for (first, last), run in zip(pairwise(cuts), runs, strict=True):
+            ids, trained, weights, places = self._shard_run(run)
+            sources = self._sources(items[first:last], places)
+            ones = np.ones(last - first, np.int64)
+            yield Block(ids, trained, weights if self.weighted else None, run.lengths, ones, prompts, sources)
+
+    def _pairs(self, items: Int64, runs: list[Located], prompts: Int64) -> Block:
+        """All chosen sides, then all rejected ones; nothing is trained in their common prompt."""
+        found = [self._shard_run(run) for run in runs]
+        ids, trained, weights, places = (_joined([run[n] for run in found]) for n in range(4))
+        lengths = np.concatenate([run.lengths for run in runs])
+        starts = np.cumsum(lengths) - lengths
+        in_prompt, _ = ranges(starts, starts + np.minimum(np.tile(prompts, 2), lengths))
+        trained[in_prompt] = False
+        if self.weighted:
+            weights[in_prompt] = 0
         sources = self._sources(items, places[: len(items)])
         ones = np.ones(len(items), np.int64)
-        return Block(ids, trained, weights if self.weighted else None, sequences.lengths, ones, prompts, sources)
+        return Block(ids, trained, weights if self.weighted else None, lengths, ones, prompts, sources)
 
     def _shard_run(self, sequences: Located) -> tuple[Ids, Bool, Float32, Int64]:
         """Ids, trained or not, weights (if any are fractions) and places of sequences of one shard."""
@@ -176,8 +187,13 @@ class ExportRows:
             None if columns.segment_weights is None else columns.segment_weights[chosen],
         )
         per_run = run_weights(part.policy, runs)
-        trained = cut_out(per_run > 0, runs, sequences)
-        weights = cut_out(per_run, runs, sequences) if self.weighted else per_run[:0]
+        if np.array_equal(sequences.lengths, runs.sizes):  # whole rows
+            spread = runs.lengths
+            trained = (per_run > 0).repeat(spread)
+            weights = per_run.repeat(spread) if self.weighted else per_run[:0]
+        else:
+            trained = cut_out(per_run > 0, runs, sequences)
+            weights = cut_out(per_run, runs, sequences) if self.weighted else per_run[:0]
         places = np.full((len(numbers), 2), source, np.int64)
         return ids, trained, weights, places
 

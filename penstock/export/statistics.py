@@ -29,17 +29,14 @@ class Tally:
             yield block
 
     def _add(self, block: Block) -> None:
-        ends = np.cumsum(block.lengths)
-        upto = np.concatenate(([0], np.cumsum(block.trained, dtype=np.int64)))
-        trained = upto[ends] - upto[ends - block.lengths]
-        lengths = block.lengths
-        if len(block.prompts):
-            lengths, trained = (array.reshape(2, -1).sum(axis=0) for array in (lengths, trained))
-        for source in np.unique(block.sources).tolist():
-            own = block.sources == source
-            counts = self.sources.setdefault(source, [0, 0, 0])
-            for place, amount in enumerate((own.sum(), lengths[own].sum(), trained[own].sum())):
-                counts[place] += int(amount)
+        sources = np.unique(block.sources).tolist()
+        if len(sources) == 1:
+            amounts = [(len(block.sources), len(block.ids), int(np.count_nonzero(block.trained)))]
+        else:
+            amounts = _by_source(block, sources)
+        for source, counted in zip(sources, amounts, strict=True):
+            known = self.sources.get(source, [0, 0, 0])
+            self.sources[source] = [a + b for a, b in zip(known, counted, strict=True)]
         self.longest = max(self.longest, int(block.lengths.max(initial=0)))
         self.histogram += np.bincount(np.frexp(block.lengths)[1], minlength=64)
 
@@ -48,6 +45,16 @@ class Tally:
         histogram = {str(bits): int(count) for bits, count in enumerate(self.histogram) if count}
         sources = {str(source): counts for source, counts in sorted(self.sources.items())}
         return {"sources": sources, "longest": self.longest, "histogram": histogram}
+
+
+def _by_source(block: Block, sources: list[int]) -> list[tuple[int, int, int]]:
+    """Documents, tokens and trained tokens of each source."""
+    trained = np.add.reduceat(block.trained, block.starts, dtype=np.int64)  # a served sequence has a token
+    lengths = block.lengths
+    if len(block.prompts):
+        lengths, trained = (array.reshape(2, -1).sum(axis=0) for array in (lengths, trained))
+    chosen = [block.sources == source for source in sources]
+    return [(int(own.sum()), int(lengths[own].sum()), int(trained[own].sum())) for own in chosen]
 
 
 def summed(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 import penstock as ps
 from penstock.chat.conversation import Role
 from penstock.export.export import export
 from penstock.view.memory import MemoryExamples
 from penstock.view.view import View
-from tests.export.conftest import ROOT, Ask
+from tests.export.conftest import EXITS, ROOT, Ask
 from tests.view.rows import chat
 
 
@@ -100,10 +102,26 @@ def test_megatron_core_reads_sequences_and_masks(dataset: ps.Dataset, ask: Ask, 
 def test_axolotl_takes_the_rows_as_tokenized(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     view = dataset.view(max_length=90)
     view.export("axolotl", place / "out", part_tokens=4000)
-    found = ask("axolotl_rows", place / "out")
+    (entry,) = yaml.safe_load(block("coming-from-axolotl.md", "yaml"))["datasets"]
+    found = ask("axolotl_rows", json.dumps({**entry, "path": str(place / "out")}))
     assert found["prompter"] == "UnsupportedPrompter"  # what Axolotl gives to tokenized rows
     assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
     assert [row["labels"] for row in found["rows"]] == [item.labels.tolist() for item in view]
+
+
+def test_llama_factory_takes_the_same_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    view = dataset.view(max_length=90)
+    view.export("axolotl", place / "out")
+    rows = ask("llama_factory_rows", place / "out")
+    assert [row["input_ids"] for row in rows] == [item.input_ids.tolist() for item in view]
+    assert [row["labels"] for row in rows] == [item.labels.tolist() for item in view]
+
+
+def test_the_recipe_for_olmo_core_runs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+    dataset.view(max_length=4096).export("olmo", place / "chats-olmo")
+    (place / "recipe.py").write_text(block("coming-from-open-instruct.md"))
+    done = subprocess.run([EXITS, "recipe.py"], cwd=place, capture_output=True, text=True, check=True)
+    assert f"{dataset.view().ledger.trained} trained tokens" in done.stdout
 
 
 def test_torchtune_packs_and_collates_the_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:

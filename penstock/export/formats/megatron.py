@@ -12,6 +12,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from penstock.arrays import Int64
 from penstock.export.folder import Folder
 from penstock.export.format import Part, Takes
 from penstock.export.formats import nemo
@@ -19,7 +20,7 @@ from penstock.export.rows import Block, ExportRows
 
 CODES: Final = {"uint8": 1, "int32": 4, "uint16": 8}
 UINT16_BELOW: Final = 65500  # the vocabulary size from which Megatron itself writes int32
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 16
 
 
 def id_type(largest: int) -> np.dtype[Any]:
@@ -65,15 +66,18 @@ def _write_index(file: IO[bytes], rows: ExportRows, dtype: np.dtype[Any]) -> Non
     count, ends = len(rows), rows.ends
     file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype.name], count, count + 1))
     pieces = [slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
-    befores = [
-        ends[piece] - np.diff(ends[piece], prepend=ends[piece.start - 1] if piece.start else 0) for piece in pieces
-    ]
-    for piece, before in zip(pieces, befores, strict=True):
-        file.write((ends[piece] - before).astype("<i4").data)
-    for before in befores:
-        file.write((before * dtype.itemsize).astype("<i8").data)
+    for piece in pieces:
+        file.write((ends[piece] - _begins(ends, piece)).astype("<i4").data)
+    for piece in pieces:
+        file.write((_begins(ends, piece) * dtype.itemsize).astype("<i8").data)
     for first in range(0, count + 1, CHUNK):
         file.write(np.arange(first, min(first + CHUNK, count + 1), dtype="<i8").data)
+
+
+def _begins(ends: Int64, piece: slice) -> Int64:
+    """The tokens before each sequence of a piece."""
+    first = ends[piece.start - 1] if piece.start else 0
+    return np.concatenate(([first], ends[piece.start : piece.stop - 1]))
 
 
 FORMAT = Megatron()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Olmo:
                 ends.append(_lines(block, before))
                 before += len(block.ids)
         packed = io.BytesIO()
-        with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=6) as zipped:
+        with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as zipped:
             for lines in ends:
                 zipped.write(lines)
         with folder.new(bounds) as file:
@@ -70,9 +71,8 @@ def _names(part: Part) -> tuple[str, str, str]:
 
 
 def _lines(block: Block, before: int) -> bytes:
-    ends = np.cumsum(block.lengths) + before
-    starts = ends - block.lengths
-    return b"".join(b"%d,%d\n" % bounds for bounds in zip(starts.tolist(), ends.tolist(), strict=True))
+    bounds = [str(before), *map(str, (np.cumsum(block.lengths) + before).tolist())]
+    return ("\n".join(map(",".join, pairwise(bounds))) + "\n").encode()
 
 
 FORMAT = Olmo()

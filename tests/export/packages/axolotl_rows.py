@@ -1,4 +1,4 @@
-"""Loads an export as Axolotl's own data loading does: axolotl_rows.py FOLDER."""
+"""Loads an export as Axolotl's own data loading does: axolotl_rows.py DATASET-ENTRY-AS-JSON."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from axolotl.utils.data.wrappers import get_dataset_wrapper
 from axolotl.utils.dict import DictDefault
 
 if __name__ == "__main__":
-    config = DictDefault({"path": sys.argv[1], "type": None})
+    config = DictDefault(json.loads(sys.argv[1]))
     dataset = load_dataset_with_config(config, use_auth_token=False)
     wrapped, prompter = get_dataset_wrapper(
         config, tokenizer=None, cfg=DictDefault({}), dataset_base_type=None, dataset=dataset

@@ -1,0 +1,17 @@
+"""Loads an export as LLaMA-Factory does for its tokenized_path: llama_factory_rows.py FOLDER.
+
+The package pins a stack of its own, so the function that takes the data is compiled from its source.
+"""
+
+import json
+import sys
+from typing import Union
+
+from bare import functions
+from datasets import DatasetDict, load_from_disk
+
+if __name__ == "__main__":
+    known = {"DatasetDict": DatasetDict, "DatasetModule": dict, "Union": Union}
+    names = functions("llamafactory.data.data_utils", {"get_dataset_module"}, known)
+    module = names["get_dataset_module"](load_from_disk(sys.argv[1]))
+    print(json.dumps(module["train_dataset"].to_list()))
