@@ -1,6 +1,6 @@
 """What happens on two NFS mounts of one folder; run by test_nfs.py inside the machine of tools/nfs.py.
 
-    python -m tools.nfs python -m tests.cache.nfs_guest 10
+    python -m tools.nfs python -m tests.cache.nfs_guest 10 [SCENARIO…]
 
 Each function is a scenario of some rounds that raises if something is wrong. Alpha and beta are hosts by their names,
 and have a mount each. The last line of output is JSON: what each scenario counted, or its traceback.
@@ -181,11 +181,13 @@ SCENARIOS = (three_race, kills, gc_and_force_beside_a_reader, gc_beside_a_builde
 
 
 def main() -> None:
-    """All scenarios, one after the other."""
+    """All scenarios, or those that are named, one after the other."""
     rounds = int(sys.argv[1])
     hosts = Hosts()
     found: dict[str, Any] = {}
     for scenario in SCENARIOS:
+        if sys.argv[2:] and scenario.__name__ not in sys.argv[2:]:
+            continue
         began = time.monotonic()
         try:
             found[scenario.__name__] = scenario(hosts, rounds) | {"seconds": round(time.monotonic() - began, 1)}
