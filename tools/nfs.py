@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 MOUNTS = (Path("/mnt/a"), Path("/mnt/b"))
@@ -94,8 +94,9 @@ def run(command: list[str], *, timeout: float, version: str = "3", memory: str =
         machine = ["linux.uml", f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", *variables]
         consoles = ["con=null", "con0=null,fd:1", f"init={folder}/start"]
         with (folder / "console").open("wb") as console:
-            too_long = _finish(subprocess.Popen([*machine, *consoles], stdout=console, stderr=console, stdin=subprocess.DEVNULL,
-                                     start_new_session=True), timeout)  # fmt: skip
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console}
+            started = subprocess.Popen([*machine, *consoles], start_new_session=True, **streams)
+            too_long = _finish(started, timeout)
         code, output = folder / "code", folder / "output"
         if not output.exists() or not code.exists():
             told = [path for path in (folder / "console", folder / "ganesha.log", output) if path.exists()]
