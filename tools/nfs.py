@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 MOUNTS = (Path("/mnt/a"), Path("/mnt/b"))
@@ -69,10 +69,11 @@ OPTIONS = {
 
 
 class Done(NamedTuple):
-    """How a command ended; `code` is None where the machine did not come so far."""
+    """How a command ended; `code` is None where the machine did not come so far, or it took too long."""
 
     code: int | None
     output: str
+    too_long: bool = False
 
 
 def missing() -> str | None:
@@ -93,22 +94,25 @@ def run(command: list[str], *, timeout: float, version: str = "3", memory: str =
         machine = ["linux.uml", f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", *variables]
         consoles = ["con=null", "con0=null,fd:1", f"init={folder}/start"]
         with (folder / "console").open("wb") as console:
-            _finish(subprocess.Popen([*machine, *consoles], stdout=console, stderr=console, stdin=subprocess.DEVNULL,
-                                     start_new_session=True), timeout)  # fmt: skip
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console}
+            started = subprocess.Popen([*machine, *consoles], start_new_session=True, **streams)
+            too_long = _finish(started, timeout)
         code, output = folder / "code", folder / "output"
         if not output.exists() or not code.exists():
             told = [path for path in (folder / "console", folder / "ganesha.log", output) if path.exists()]
-            return Done(None, "\n".join(path.read_text(errors="replace")[-3000:] for path in told))
+            return Done(None, "\n".join(path.read_text(errors="replace")[-3000:] for path in told), too_long)
         return Done(int(code.read_text()), output.read_text(errors="replace"))
     finally:
         shutil.rmtree(folder)
 
 
-def _finish(machine: subprocess.Popen[bytes], timeout: float) -> None:
+def _finish(machine: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for the machine to end; whether that took too long."""
     try:
         machine.wait(timeout)
+        return False
     except subprocess.TimeoutExpired:
-        pass
+        return True
     finally:  # the processes of the machine are processes of its group
         if machine.poll() is None:
             os.killpg(machine.pid, signal.SIGKILL)

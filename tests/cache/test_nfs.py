@@ -21,8 +21,9 @@ def found() -> dict[str, Any]:
     if why is not None:
         pytest.skip(why)
     done = nfs.run([sys.executable, "-m", nfs_guest.__name__, str(ROUNDS)], timeout=400)
+    assert not done.too_long, done.output
     if done.code is None:
-        pytest.skip(f"no NFS mount could be made: {done.output[-500:]}")
+        pytest.skip(f"the machine did not start, or died itself: {done.output[-500:]}")
     assert done.code == 0, done.output
     value: dict[str, Any] = json.loads(done.output.splitlines()[-1])
     return value
