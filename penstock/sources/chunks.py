@@ -23,7 +23,7 @@ from penstock.errors import SourceError
 CHUNK_BYTES = 1 << 18
 ZSTD_HEADER_BYTES = 18  # of a frame, at most
 SMALL_BYTES = 1 << 9  # of a gzip member that are unpacked first
-NOT_ZERO = re.compile(rb"[^\0]")
+NOTHING = re.compile(rb"(?:\0|\x1f\x8b\x08\0.{6}\x03\0{9})+", re.DOTALL)  # padding and empty gzip members
 GZIP_WINDOW = 31  # zlib's number for "expect a gzip header"
 
 
@@ -68,11 +68,11 @@ def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
             if not packed:
                 break
         if unpacker is None:
-            begin = NOT_ZERO.search(packed, at)
-            if begin is None:
-                at = len(packed)
+            nothing = NOTHING.match(packed, at)
+            at = nothing.end() if nothing else at
+            if at == len(packed):
                 continue
-            at, window, unpacker = begin.start(), SMALL_BYTES, zlib.decompressobj(GZIP_WINDOW)
+            window, unpacker = SMALL_BYTES, zlib.decompressobj(GZIP_WINDOW)
         piece = packed[at : at + window]  # a small one at first: what follows the end of a member is copied
         try:
             chunk = unpacker.decompress(piece, size)
