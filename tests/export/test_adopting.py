@@ -96,7 +96,7 @@ def test_a_view_says_what_is_unknown(rows: Path, tokenizer: Path, place: Path) -
         ),
         ({"input_ids": [1], "loss_mask": [1]}, {"mask": "labels"}, UsageError, "--mask labels: .* no such column"),
         ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "row 0 has the id 99999, and the tokenizer"),
-        ({"input_ids": [48, 81, 84], "labels": [-100] * 3}, {}, TokenizerError, "encode to other ids"),
+        ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "encode to other ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
         ({"input_ids": [1]}, {"tokeniser": "x"}, UsageError, "unknown option 'tokeniser'. Did you mean 'tokenizer'"),
         ({"input_ids": [1]}, {"check_tokenizer": "no"}, UsageError, "check_tokenizer: "),

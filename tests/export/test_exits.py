@@ -136,15 +136,21 @@ def test_blocks_do_not_depend_on_their_size(monkeypatch: pytest.MonkeyPatch) -> 
     from tests.feed.data import mixture, pair_view, view
 
     for served in (view(50), pair_view(), mixture()):
-        whole = next(export_rows.ExportRows(served).blocks(0, 10**6))
-        for tokens in (1, 100):
+        found = []
+        for tokens in (10**6, 100, 1):
             monkeypatch.setattr(export_rows, "BLOCK_TOKENS", tokens)
-            blocks = list(export_rows.ExportRows(served).blocks(0, len(served.epoch_indices(0))))
-            assert sum(len(block.ids) for block in blocks) == len(whole.ids)
-            if not served.is_preference:
-                assert np.concatenate([block.ids for block in blocks]).tolist() == whole.ids.tolist()
-                assert np.concatenate([block.trained for block in blocks]).tolist() == whole.trained.tolist()
-        monkeypatch.undo()
+            rows = export_rows.ExportRows(served)
+            found.append([row for block in rows.blocks(0, len(rows)) for row in _sequences(block)])
+        assert found[0] == found[1] == found[2]
+        assert len(found[0]) == len(rows)
+
+
+def _sequences(block: export_rows.Block) -> list[Any]:
+    """The ids and masks of each row; of pairs, of both sides, which are apart in a block."""
+    ids, masks = (np.split(array, np.cumsum(block.lengths)[:-1]) for array in (block.ids, block.trained))
+    made = [(own.tolist(), mask.tolist()) for own, mask in zip(ids, masks, strict=True)]
+    count = len(block.prompts)
+    return list(zip(made[:count], made[count:], strict=True)) if count else made
 
 
 def test_fractional_weights_travel_where_they_can(tmp_path: Path) -> None:
