@@ -90,7 +90,7 @@ def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[
 
 def chosen(templates: dict[str, str], conversation: dict[str, Any]) -> str:
     """The template that transformers uses for a conversation, of a tokenizer with several."""
-    return templates["tool_use" if conversation["tools"] and "tool_use" in templates else "default"]
+    return templates["tool_use" if conversation["tools"] is not None and "tool_use" in templates else "default"]
 
 
 def stretch(request: Answer) -> list[bytes]:

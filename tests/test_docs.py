@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.exactness import table
 from penstock.cli.document import document
 
 ROOT = Path(__file__).parent.parent
@@ -135,3 +136,9 @@ def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_table_of_tokenizers_is_the_measured_one() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "exactness.json").read_text())
+    assert table(figures) in (ROOT / "docs" / "tokenizers.md").read_text()
+    assert all(one["ids"] == one["masks"] == 0 and one["hostile"] >= 20_000 for one in figures.values())
