@@ -27,7 +27,7 @@ def memory() -> Iterator[Path]:
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="penstock-export-", dir=base))
     yield folder
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # other runs clean up here, too
 
 
 @pytest.fixture
