@@ -1,6 +1,6 @@
 """Cuts a text where the cut changes no token: before added tokens, and in long texts after a letter before a space.
 
-The reference encoder keeps 100 to 200 bytes for each byte that it is given at once, so long texts go to it in pieces of
+The reference encoder keeps 100 to 250 bytes for each byte that it is given at once, so long texts go to it in pieces of
 about `PIECE_BYTES`. A cut after a letter is used only where no token of the vocabulary lies across one and the
 reference gives the same for probes as for their pieces; without that, and in text without such a place, a piece may be
 as long as the text. Both checks run when the first long text comes.
