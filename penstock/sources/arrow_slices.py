@@ -1,12 +1,13 @@
 """Arrow files (`save_to_disk`, the `datasets` cache, Feather): record batches as units, and the rows of a slice.
 
 The stream and the file format are both read as a stream of messages: the file format is one with a few bytes before it.
-Files are mapped, so slicing touches each byte once, for the digests, and a worker only what its slice holds.
+Files are mapped, so slicing touches each byte once, for the digests, and a worker only what its slice holds. Slicing
+unpacks nothing; a compressed batch says how large it is, and one that unpacks to very much is refused before it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +16,19 @@ import pyarrow as pa
 from blake3 import blake3
 
 from penstock.errors import SourceError
+from penstock.sources.arrow_messages import batch_header, unpacked_size
 from penstock.sources.arrow_rows import unit_rows, with_names
 from penstock.sources.slices import Columns, Rows, Slice, SourceFile
 from penstock.sources.units import Unit, check_units, cut_units, trim_units
 
 FILE_MAGIC = b"ARROW1\0\0"
+MOST_UNPACKED, MOST_RATIO = 256 << 20, 200  # a record batch beyond both is refused: it is unpacked whole
 
 
 class _Stream(NamedTuple):
     """A mapped file, at its first record batch."""
 
+    name: str
     file: pa.MemoryMappedFile
     schema: pa.Schema
     columns: str  # the schema as text, for digests
@@ -33,34 +37,35 @@ class _Stream(NamedTuple):
 def cut_arrow(file: SourceFile) -> Iterator[Slice]:
     """The slices of an Arrow file."""
     with _opened(file.path, file.name) as stream:
-        units = (unit for unit, _ in _batches(stream, stream.file.tell(), None))
+        units = (unit for unit, _ in _messages(stream, stream.file.tell(), None))
         yield from cut_units(file, units, stream.columns)
 
 
 def trim_arrow(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of this slice."""
     with _opened(path, str(path)) as stream:
-        units = [unit for unit, _ in _batches(stream, part.start, part.end)]
+        units = [unit for unit, _ in _messages(stream, part.start, part.end)]
         return trim_units(part, stream.columns, units, first, stop)
 
 
 def head_of_arrow(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Batches from the start of a file, with the values of those of its columns that are asked for."""
     with _opened(file.path, file.name) as stream:
-        for _, batch in _batches(stream, stream.file.tell(), None):
+        for _, message in _messages(stream, stream.file.tell(), None):
+            batch = _batch(message, stream)
             yield with_names(_selected(batch, columns), batch.schema.names)
 
 
 def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
     """The rows of a slice, from a file that is checked to be the one that was cut."""
     with _opened(path, str(path)) as stream:
-        found = list(_batches(stream, part.start, part.end))
+        found = list(_messages(stream, part.start, part.end))
         if not check_units(part, stream.columns, [unit for unit, _ in found]):
             raise SourceError(
                 f"{path}: changed while it was read (bytes {part.start} to {part.end}). "
                 "Run again once nothing writes to it; finished slices are kept."
             )
-        batches = [_selected(batch, columns) for _, batch in found]
+        batches = (_selected(_batch(message, stream), columns) for _, message in found)
         return unit_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
 
 
@@ -70,7 +75,7 @@ def _selected(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
     return chosen if names else with_names(chosen, batch.schema.names)  # for an error that names what there is
 
 
-def _wanted(batches: list[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
+def _wanted(batches: Iterable[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
     """Rows skip:skip + rows of the batches."""
     position = 0
     for batch in batches:
@@ -88,25 +93,29 @@ def _opened(path: Path, name: str) -> Iterator[_Stream]:
                 file.seek(0)
             schema = pa.ipc.read_schema(pa.ipc.read_message(file))
             for field in schema:
-                if _has_dictionary(field.type):
+                encoding = _encoding(field.type)
+                if encoding is not None:
                     raise SourceError(
-                        f"{name}: column {field.name!r} is dictionary-encoded, which is not read from Arrow files. "
+                        f"{name}: column {field.name!r} is {encoding}, which is not read from Arrow files. "
                         "Write it as a plain column, or as Parquet."
                     )
             columns = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
-            yield _Stream(file, schema, columns)
+            yield _Stream(name, file, schema, columns)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise SourceError(f"{name}: not a readable Arrow file: {error}. It may be cut off; write it again.") from error
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
+def _encoding(kind: pa.DataType) -> str | None:
+    """The encoding of a column, or of a part of it, that stores a value once for many rows."""
     if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(index).type) for index in range(kind.num_fields))
+        return "dictionary-encoded"
+    if pa.types.is_run_end_encoded(kind):
+        return "run-end-encoded"
+    return next(filter(None, (_encoding(kind.field(index).type) for index in range(kind.num_fields))), None)
 
 
-def _batches(stream: _Stream, start: int, end: int | None) -> Iterator[tuple[Unit, pa.RecordBatch]]:
-    """The record batches that stand at start:end (None: up to the end of the stream)."""
+def _messages(stream: _Stream, start: int, end: int | None) -> Iterator[tuple[Unit, pa.Message]]:
+    """The record batches that stand at start:end (None: up to the end of the stream), as they are stored."""
     file = stream.file
     position = start
     size = file.size()
@@ -117,8 +126,19 @@ def _batches(stream: _Stream, start: int, end: int | None) -> Iterator[tuple[Uni
         except EOFError:  # the mark that ends a stream
             return
         after = file.tell()
-        batch = pa.ipc.read_record_batch(message, stream.schema)
+        rows = batch_header(message).rows
         file.seek(position)
         digest = blake3(file.read_buffer(after - position)).digest()
-        yield Unit(position, after, batch.num_rows, after - position, digest), batch
+        yield Unit(position, after, rows, after - position, digest), message
         position = after
+
+
+def _batch(message: pa.Message, stream: _Stream) -> pa.RecordBatch:
+    """A record batch, unpacked."""
+    size, packed = unpacked_size(message), message.body.size
+    if size > MOST_UNPACKED and size > MOST_RATIO * packed:
+        raise SourceError(
+            f"{stream.name}: a record batch unpacks from {packed:,} to {size:,} bytes. "
+            "Write the file again in smaller record batches."
+        )
+    return pa.ipc.read_record_batch(message, stream.schema)

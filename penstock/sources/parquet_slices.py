@@ -150,15 +150,21 @@ def _words(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) ->
 
 
 def _batch_size(parquet: pq.ParquetFile, group: int, names: list[str]) -> int:
-    """How many rows to decode at once. JSON columns are written out whatever their dictionary, so it limits them."""
+    """How many rows to decode at once.
+
+    Two encodings may unpack to far more than the chunk: a dictionary of a JSON column, which is always written out, and
+    strings that share a prefix with the one before. Of both, a value is at most as large as the whole chunk.
+    """
     meta = parquet.metadata.row_group(group)
     chunks = _chunks(parquet, group, names)
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
     limits: list[int] = [BATCH_ROWS, meta.num_rows * BATCH_BYTES // max(1, size)]
     types = {field.name: field.type for field in parquet.schema_arrow}
     for chunk in chunks:
-        if isinstance(types.get(chunk.path_in_schema), pa.JsonType) and _has_dictionary(chunk):
-            limits.append(64 * BATCH_BYTES // max(1, chunk.total_uncompressed_size))
+        is_json = isinstance(types.get(chunk.path_in_schema), pa.JsonType)
+        if (is_json and _has_dictionary(chunk)) or "DELTA_BYTE_ARRAY" in chunk.encodings:
+            values_per_row = -(-chunk.num_values // max(1, meta.num_rows))
+            limits.append(64 * BATCH_BYTES // max(1, chunk.total_uncompressed_size * values_per_row))
     return max(1, min(limits))
 
 
