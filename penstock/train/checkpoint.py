@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 VERSION = 2
+SEED_STRIDE = 1_000_003  # between the seeds of one rank at successive steps; more than there are ranks
 _NAME = re.compile(r"step-\d{8,}")
 # A run may go on with other values of these: they decide when and where things happen, not what is computed.
 FREE = (
@@ -99,6 +100,7 @@ class Checkpoints:
     def restore(self, saved: Saved) -> None:
         """Put model, optimiser and random numbers back."""
         self._accelerator.load_state(str(saved.path))
+        seed_new_rank(saved, self._accelerator.process_index, self._config.seed)
 
     def save(self, step: int, feed: Mapping[str, Any]) -> None:
         """Write a checkpoint after so many steps; all ranks call it."""
@@ -132,6 +134,16 @@ class Checkpoints:
             removed = old.with_name(f".removing-{old.name}")  # so that a half-removed one is never taken for whole
             old.rename(removed)
             shutil.rmtree(removed)
+
+
+def seed_new_rank(saved: Saved, rank: int, seed: int) -> None:
+    """Seed a rank that the saved run did not have. Its random numbers follow from seed, rank and step."""
+    from accelerate.utils import set_seed
+
+    if not (saved.path / f"random_states_{rank}.pkl").exists():
+        words = "%s was saved with fewer ranks: rank %d has no saved random state, and is seeded for step %d"
+        log.warning(words, saved.path, rank, saved.step)
+        set_seed((seed + rank + SEED_STRIDE * saved.step) % 2**32)
 
 
 def steps(folder: Path) -> list[Path]:
