@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -24,13 +25,14 @@ from penstock.errors import UsageError
 from penstock.export.folder import Folder, explained
 from penstock.export.format import Format, Part, find_format
 from penstock.export.options import Weights
-from penstock.export.rows import ExportRows
+from penstock.export.rows import Block, ExportRows
 from penstock.export.statistics import Tally, readable, summed
 from penstock.export.tokenizer import write_tokenizer
 from penstock.store.files import fault
 from penstock.view.mixture import Count, Mixture
 from penstock.view.view import View
 
+TELL_EVERY = 0.2  # seconds between calls of `on_progress`
 VERSION = 1  # raise it when the same rows give other bytes
 
 
@@ -43,7 +45,7 @@ class ExportProgress:
     workers: int
     parts_done: int = 0
     parts_reused: int = 0
-    tokens: int = 0  # of parts written by this run
+    tokens: int = 0  # written by this run, unfinished parts included
     tokens_reused: int = 0
     started: float = field(default_factory=time.monotonic)
 
@@ -157,6 +159,7 @@ class _Run:
     ) -> None:
         self._rows, self._format, self._folder, self._parts = rows, chosen, folder, parts
         self._tell = tell
+        self._counting = threading.Lock()
         self.progress = ExportProgress(len(parts), rows.tokens, workers)
 
     def write(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -190,11 +193,10 @@ class _Run:
             running: set[Future[tuple[int, dict[str, Any]]]] = {pool.submit(self._write_part, part) for part in missing}
             try:
                 while running:
-                    done, running = wait(running, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    done, running = wait(running, timeout=TELL_EVERY, return_when=FIRST_EXCEPTION)
                     for future in done:
                         number, found[number] = future.result()
                         self.progress.parts_done += 1
-                        self.progress.tokens += self._parts[number].tokens
                     if self._tell is not None:
                         self._tell(self.progress)
             except BaseException:
@@ -204,12 +206,19 @@ class _Run:
 
     def _write_part(self, part: Part) -> tuple[int, dict[str, Any]]:
         tally = Tally()
-        blocks = tally.watch(self._rows.blocks(part.first, part.last))
+        blocks = tally.watch(self._counted(self._rows.blocks(part.first, part.last)))
         files = self._format.write(part, blocks, self._rows, self._folder)
         record = {"files": files, **tally.to_json()}
         fault("part.done")
         self._folder.put_record(part.number, record)
         return part.number, record
+
+    def _counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The same blocks; progress counts each once it is written."""
+        for block in blocks:
+            yield block
+            with self._counting:
+                self.progress.tokens += len(block.ids)
 
     def _write_statistics(self, statistics: dict[str, Any]) -> None:
         with self._folder.new("statistics.json") as file:
@@ -289,9 +298,9 @@ def _amount(amount: float | Count) -> Any:
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
     """Refuse a folder that holds an export of something else, and name the difference."""
     found, wanted = _flat(there), _flat(here)
-    found.pop("digest", None)
-    wanted.pop("digest", None)
     different = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    if different != ["digest"]:  # which follows from the others
+        different = [name for name in different if name != "digest"]
     if different:
         named = "; ".join(f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} here" for name in different)
         raise UsageError(f"{path} holds another export ({named}). Choose another folder with -o, or remove that one.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.build.options import nearest
 from penstock.errors import UsageError
-from penstock.export import formats
 from penstock.export.folder import Folder
+from penstock.export.formats import format_names
 from penstock.export.rows import Block, ExportRows
 
 
@@ -38,7 +37,6 @@ class Takes:
 class Format(Protocol):
     """How rows become the files of a trainer."""
 
-    summary: str  # one line for people
     takes: Takes
     part_tokens: int  # of a part, unless the user says otherwise
 
@@ -53,11 +51,6 @@ class Format(Protocol):
     def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
         """Write what describes all parts together; gives facts for the manifest."""
         ...
-
-
-def format_names() -> list[str]:
-    """All formats there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 
 
 def find_format(name: str) -> Format:

@@ -12,7 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
-from penstock.export.format import find_format, format_names
+from penstock.export.format import find_format
+from penstock.export.formats import format_names
 from penstock.store.verify import verify_cache
 from tests.export.reading import read
 
