@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.build.progress import OnProgress
     from penstock.export.export import ExportArguments, Exported
-    from penstock.store.origin import Origin
+    from penstock.store.conversations import Origin
 
 
 class View(view.View):
@@ -84,7 +84,7 @@ class Dataset(StoredDataset):
     @cached_property
     def origin(self) -> Origin:
         """The way back from examples to their rows."""
-        from penstock.store.origin import Origin  # needs the template engines
+        from penstock.store.conversations import Origin  # needs the template engines
 
         return Origin(self)
 

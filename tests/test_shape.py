@@ -12,7 +12,20 @@ import penstock
 from penstock.native import native
 
 ROOT = Path(penstock.__file__).parent
-STAGES = ("sources", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train")
+STAGES = (
+    "sources",
+    "tokenizer",
+    "chat",
+    "template",
+    "regions",
+    "encode",
+    "store",
+    "build",
+    "view",
+    "pack",
+    "feed",
+    "train",
+)
 BESIDE = ("export", "adoption", "report", "verify", "cli", "api")
 
 

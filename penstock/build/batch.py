@@ -15,7 +15,7 @@ from penstock.chat.conversation import Conversation, Part, Role
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import Normaliser
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.regions.segments import Segments, gathered
 from penstock.store.columns import Columns

@@ -37,7 +37,7 @@ from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import Normaliser
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments

@@ -32,15 +32,16 @@ from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError
 from penstock.native import native
-from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
+from penstock.sources import Keep, Slice, SourceSet, discover
 from penstock.store.cache import Cache
+from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_there
-from penstock.store.leases import lease
+from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.orphans import clean_orphans
 from penstock.store.trust import Checked, Trust
+from penstock.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -94,7 +95,7 @@ class Builder:
             sources, split=options.split, config=options.config, revision=options.revision
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
-        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
         if by_auto:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings

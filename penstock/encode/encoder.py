@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, code_points, inspect_texts, is_composed, utf8_widths
-from penstock.encode.engines import ENGINES, Engine, not_trusted
+from penstock.encode.engines import ENGINES, Engine, not_trusted, panics_are_errors
 from penstock.encode.memory import GrowthWatch
-from penstock.encode.panics import panics_are_errors
-from penstock.encode.pieces import PIECE_BYTES, Cutter, probe_texts
+from penstock.encode.splitter import PIECE_BYTES, Cutter, probe_texts
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from penstock.errors import EncoderPanic, TokenizerError
 

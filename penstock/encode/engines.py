@@ -6,7 +6,8 @@ decided by trial, in `Encoder`. Both keep every word that they have seen until t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.encode.memory import release
 from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.errors import EncoderPanic
 
 UInt32 = npt.NDArray[np.uint32]
 
@@ -92,3 +94,17 @@ def not_trusted(engine: str, vocabulary: Vocabulary) -> str:
     if vocabulary.normalizer is Normalizer.OTHER and not (engine == "splintr" and charsmap):
         return f"the tokenizer normalises text in a way that {engine} is not trusted with"
     return ""
+
+
+@contextmanager
+def panics_are_errors(engine: str) -> Iterator[None]:
+    """Raises EncoderPanic where the engine panics."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which has no importable name
+            raise
+        words = f"{engine} panics: {str(error).splitlines()[0] if str(error) else 'without a reason'}"
+    else:
+        return
+    raise EncoderPanic(words)  # here, so that it does not hold the panic's frames

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from penstock.errors import SourceError
-from penstock.sources.chunks import Compression, chunks
+from penstock.sources.text.chunks import Compression, chunks
 
 HEAD_BYTES = 65_536
 WHITE = b" \t\r\n"

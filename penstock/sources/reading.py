@@ -12,11 +12,20 @@ from enum import Enum, auto
 from pathlib import Path
 
 from penstock.errors import SourceError
-from penstock.sources.cutting import SLICE_SIZES
 from penstock.sources.kinds import Kind
-from penstock.sources.slices import MAX_ROW_BYTES, Columns, Lines, Rows, Slice, SlicePlan, SourceFile, identity
-from penstock.sources.text_rows import Giant
-from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
+from penstock.sources.slices import (
+    MAX_ROW_BYTES,
+    SLICE_SIZES,
+    Columns,
+    Lines,
+    Rows,
+    Slice,
+    SlicePlan,
+    SourceFile,
+    identity,
+)
+from penstock.sources.text.rows import Giant
+from penstock.sources.text.slicing import cut_text, read_text, text_runs, trim_text
 
 HEAD_BYTES = 8 << 20  # of first rows, at most, to tell their format by
 
@@ -34,11 +43,11 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = K
     before = identity(file.path)
     match file.kind:
         case Kind.PARQUET:
-            from penstock.sources.parquet_slices import cut_parquet
+            from penstock.sources.columnar.parquet import cut_parquet
 
             yield from cut_parquet(file)
         case Kind.ARROW:
-            from penstock.sources.arrow_slices import cut_arrow
+            from penstock.sources.columnar.arrow import cut_arrow
 
             yield from cut_arrow(file)
         case _:
@@ -63,11 +72,11 @@ def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of a slice, with its own digest."""
     match part.kind:
         case Kind.PARQUET:
-            from penstock.sources.parquet_slices import trim_parquet
+            from penstock.sources.columnar.parquet import trim_parquet
 
             return trim_parquet(part, path, first, stop)
         case Kind.ARROW:
-            from penstock.sources.arrow_slices import trim_arrow
+            from penstock.sources.columnar.arrow import trim_arrow
 
             return trim_arrow(part, path, first, stop)
         case _:
@@ -88,11 +97,11 @@ def read_rows(
     """
     match part.kind:
         case Kind.PARQUET:
-            from penstock.sources.parquet_slices import read_parquet
+            from penstock.sources.columnar.parquet import read_parquet
 
             return read_parquet(part, path, max_row_bytes, columns)
         case Kind.ARROW:
-            from penstock.sources.arrow_slices import read_arrow
+            from penstock.sources.columnar.arrow import read_arrow
 
             return read_arrow(part, path, max_row_bytes, columns)
         case _:
@@ -144,14 +153,14 @@ def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, co
 
 def _first_rows(file: SourceFile, max_row_bytes: int, columns: Columns) -> Iterator[bytes]:
     if file.kind in (Kind.PARQUET, Kind.ARROW):
-        from penstock.sources.arrow_rows import first_rows
+        from penstock.sources.columnar.rows import first_rows
 
         if file.kind is Kind.PARQUET:
-            from penstock.sources.parquet_slices import head_of_parquet
+            from penstock.sources.columnar.parquet import head_of_parquet
 
             yield from first_rows(head_of_parquet(file, columns), max_row_bytes)
         else:
-            from penstock.sources.arrow_slices import head_of_arrow
+            from penstock.sources.columnar.arrow import head_of_arrow
 
             yield from first_rows(head_of_arrow(file, columns), max_row_bytes)
         return

@@ -19,6 +19,22 @@ MAX_ROW_BYTES = 32_000_000
 Columns = frozenset[str] | None  # those to read of files that have columns; None: all
 
 
+class SliceSizes(NamedTuple):
+    """Bounds of a slice in bytes. A single row larger than `largest` makes a slice of its own."""
+
+    smallest: int = 1_000_000
+    mean: int = 4_000_000
+    largest: int = 8_000_000
+
+    @property
+    def rate(self) -> int:
+        """An item of n bytes ends a slice if its 64-bit hash is below n times this: one end in `mean - smallest`."""
+        return max(1, (1 << 64) // (self.mean - self.smallest))
+
+
+SLICE_SIZES = SliceSizes()
+
+
 class Lines(NamedTuple):
     """Rows of text as they stand, and where among the lines: blank lines are no rows, but count as lines.
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from penstock.store.files import fault, writer_is_dead, writer_name
-from penstock.store.tree import Tree
+from penstock.store.files import explained, fault, writer_is_dead, writer_name
+from penstock.store.tree import Tree, temporary_name
 
 HEARTBEAT = 5.0  # seconds between touches
 EXPIRY = 120.0  # seconds without a touch; generous, because NFS clients cache attributes for up to a minute
 NAMELESS_EXPIRY = 5.0  # of a claim whose maker died, or so it seems, before it wrote its name
+LEASE_EXPIRY = 86400.0  # seconds; a lease left by a build that died on a host we can't query
 CLOCK_EVERY = 30.0  # seconds between looks at the file server's clock
 
 
@@ -139,3 +141,38 @@ def _owner(tree: Tree, path: Path) -> str | None:
         return tree.read(path).decode(errors="replace")
     except PermissionError:
         return None
+
+
+@contextlib.contextmanager
+def lease(tree: Tree, names: Iterable[str]) -> Iterator[None]:
+    """Keep shards and tokenizers, given by their names, from `gc`."""
+    path = tree.root / "leases" / temporary_name()
+    tree.write(path, "\n".join(names).encode(), "lease")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            tree.remove(path)
+
+
+def leased(tree: Tree) -> set[str]:
+    """All names under lease. Raises where a lease can't be read: what it keeps must not be deleted."""
+    clock, folder = ServerClock(tree), tree.root / "leases"
+    found: set[str] = set()
+    with explained(folder, "can't be read"), contextlib.suppress(FileNotFoundError):  # no build ever came this far
+        for path in map(folder.joinpath, tree.names(folder)):
+            if not tree.owns(path) or writer_is_dead(path.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # released meanwhile
+                if clock.age(path) < LEASE_EXPIRY:
+                    found.update(tree.read(path).decode(errors="replace").split("\n"))
+    return found
+
+
+def clean_leases(tree: Tree) -> None:
+    """Remove what dead builds have left."""
+    clock = ServerClock(tree)
+    for path in tree.files(tree.root / "leases"):
+        with contextlib.suppress(OSError):
+            if writer_is_dead(path.name) or clock.age(path) > LEASE_EXPIRY:
+                tree.remove(path)

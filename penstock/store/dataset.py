@@ -23,10 +23,9 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import StoreError
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.marker import has_marker
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.claims import EXPIRY, ServerClock
-from penstock.store.files import fault, writer_name
-from penstock.store.leases import leased
+from penstock.store.claims import EXPIRY, ServerClock, clean_claims, clean_leases, leased
+from penstock.store.files import fault, writer_is_dead, writer_name
 from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
 from penstock.store.manifest import read_manifest
-from penstock.store.orphans import clean_orphans, remove_orphan, temporary_files
+from penstock.store.tree import ASIDE
 
 DAY = 86400.0
 RETIRED_AGE = 30 * DAY  # a replaced shard stays this long for those who had mapped it
@@ -241,3 +240,29 @@ def _shard_bytes(cache: Cache) -> int:
             with contextlib.suppress(OSError):
                 total += path.lstat().st_size
     return total
+
+
+def temporary_files(cache: Cache) -> list[Path]:
+    """All files that are being written, or were when their writer died."""
+    return [*cache.tree.files(cache.root), *cache.tree.files(cache.tree.tmp)]
+
+
+def clean_orphans(cache: Cache) -> int:
+    """Remove what dead processes of this host have left; returns how many temporary files that were."""
+    removed = 0
+    for path in temporary_files(cache):
+        if writer_is_dead(path.name):
+            with contextlib.suppress(OSError):  # another process cleans up too, or it is not ours to remove
+                removed += remove_orphan(cache, path)
+    clean_claims(cache.tree)
+    clean_leases(cache.tree)
+    return removed
+
+
+def remove_orphan(cache: Cache, path: Path) -> bool:
+    """Remove a temporary file of a dead writer. What gc put aside goes back: a dataset may have come to need it."""
+    aside = ASIDE.fullmatch(path.name)
+    if aside and aside["suffix"] != ".bad":
+        place = cache.shard_path(aside["name"]).with_suffix(aside["suffix"])
+        return not cache.tree.move(path, place, keep=True)
+    return cache.tree.remove(path)

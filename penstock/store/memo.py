@@ -15,10 +15,9 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, has_marker
 from penstock.store.files import digest, read_regular
 from penstock.store.format import canonical, seal, unseal
-from penstock.store.marker import has_marker
 from penstock.store.trust import Checked, Trust
 
 GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms

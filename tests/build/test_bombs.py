@@ -16,10 +16,11 @@ import pytest
 import penstock as ps
 from penstock.encode import encoder as encoders
 from penstock.encode.encoder import Encoder
-from penstock.encode.pieces import PIECE_BYTES
+from penstock.encode.splitter import PIECE_BYTES
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError, SourceError
-from penstock.sources import discover, parquet_slices
+from penstock.sources import discover
+from penstock.sources.columnar import parquet
 
 CHILD = """
 import json, resource, sys
@@ -80,7 +81,7 @@ def test_rows_of_lists_are_measured_before_they_are_unpacked(tmp_path: Path, tok
 
 
 def test_a_column_that_unpacks_to_very_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_slices, "MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(parquet, "MOST_UNPACKED", 1 << 20)
     pq.write_table(pa.table({"text": ["x" * 4_000_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(SourceError, match=r"a\.parquet: text in row group 0 unpacks from .* to 4,000,052 bytes"):
         discover([tmp_path / "a.parquet"]).peek()

@@ -16,12 +16,13 @@ from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.prepare import Builder
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
-from penstock.sources import Rows, model_folder
+from penstock.sources import Rows
+from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import assistant, calls, returns, user
 
 
 def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) -> Pipeline:
-    model = model_folder.load(str(tokenizer))
+    model = load_tokenizer(str(tokenizer))
     chosen = prepare_options({"tokenizer": str(tokenizer), **options})
     sample = [json.loads(lines[0])]
     return Pipeline(make_recipe(chosen, detect(sample, chosen), model), model.tokenizer_json, fast=fast)

@@ -19,8 +19,9 @@ from penstock.build.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect
 from penstock.native import RenderedBatch
-from penstock.sources import Rows, model_folder
+from penstock.sources import Rows
 from penstock.template.machine import Machine
+from penstock.tokenizer import load_tokenizer
 
 TURNS: Final = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven, e\u0301."}]
 CHATS: Final[list[Any]] = [
@@ -60,7 +61,7 @@ class Slice:
     """Rows, the pipeline that they went through, and what became of them."""
 
     def __init__(self, tokenizer: Path, rows: list[Any], **more: Any) -> None:
-        model = model_folder.load(str(tokenizer))
+        model = load_tokenizer(str(tokenizer))
         options = prepare_options({"tokenizer": str(tokenizer), **more})
         recipe = make_recipe(options, detect(rows[:1], options), model)
         self.lines = [json.dumps(row, ensure_ascii=False).encode() for row in rows]

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.build import recipe as recipes
 from penstock.build.explain import explain
 from penstock.build.options import prepare_options
-from penstock.sources import text_slices
+from penstock.sources.text import slicing
 from tests.cache.conftest import Prepare, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -36,7 +36,7 @@ def why(cache: Path, model: Path) -> Callable[..., list[str]]:
 def test_a_hit_reads_and_makes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(data)
     assert (first.hit, first.progress.slices_done) == (False, len(first.dataset.shards))
-    monkeypatch.setattr(text_slices, "cut_text", None)
+    monkeypatch.setattr(slicing, "cut_text", None)
     second = prepare(data)
     assert second.hit
     assert second.dataset.key == first.dataset.key

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from penstock.build.batch import encode_texts
 from penstock.encode import encoder as encoder_module
-from penstock.encode import pieces
+from penstock.encode import splitter
 from penstock.encode.align import segment_counts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.engines import Gigatoken
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import Normaliser
 from penstock.encode.unassigned import uncertain
 from penstock.encode.vocabulary import Normalizer, Vocabulary
 from tests.encode.test_align import segments
@@ -117,7 +117,7 @@ def test_cuts_after_letters_change_no_token(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder: Encoder = request.getfixturevalue(name)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 8)
+    monkeypatch.setattr(splitter, "PIECE_BYTES", 8)
     assert len(encoder.pieces(b"many words of a few letters each")) > 2
 
     @settings(max_examples=200, deadline=None)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import SourceError
 from penstock.sources import SLICING_VERSION, Kind, Slice, SlicePlan, SourceFile, discover, identity, plan, read_rows
-from penstock.sources.arrays import element_runs
-from penstock.sources.cutting import SliceSizes
-from penstock.sources.lines import line_runs
-from penstock.sources.text_slices import cut_text
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text.json_array import element_runs
+from penstock.sources.text.json_lines import line_runs
+from penstock.sources.text.slicing import cut_text
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
 

@@ -13,9 +13,8 @@ import pytest
 from penstock.errors import StoreError
 from penstock.store import claims, files, tree
 from penstock.store.cache import Cache
-from penstock.store.claims import Claims, clean_claims
-from penstock.store.leases import lease
-from penstock.store.orphans import clean_orphans
+from penstock.store.claims import Claims, clean_claims, lease
+from penstock.store.gc import clean_orphans
 from penstock.store.tree import Tree
 from tests.cache.conftest import leftovers
 

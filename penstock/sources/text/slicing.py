@@ -16,18 +16,17 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import SourceError
-from penstock.sources.chunks import CHUNK_BYTES, chunks
-from penstock.sources.cutting import SLICE_SIZES, SliceSizes
-from penstock.sources.lines import line_runs
-from penstock.sources.slices import Lines, Rows, Slice, SourceFile
-from penstock.sources.text_rows import Giant, Run, digest_of
+from penstock.sources.slices import SLICE_SIZES, Lines, Rows, Slice, SliceSizes, SourceFile
+from penstock.sources.text.chunks import CHUNK_BYTES, chunks
+from penstock.sources.text.json_lines import line_runs
+from penstock.sources.text.rows import Giant, Run, digest_of
 
 
 def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | Giant]:
     """The rows of a text file, streamed."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
     if file.kind.is_array:
-        from penstock.sources.arrays import element_runs  # needs numpy
+        from penstock.sources.text.json_array import element_runs  # needs numpy
 
         return element_runs(stream, file.name, largest, limit)
     return line_runs(stream, largest, limit)

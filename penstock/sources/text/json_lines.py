@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.native import native
 from penstock.sources.kinds import UTF8_BOM
-from penstock.sources.text_rows import BLANK, Giant, PartialRow, Run
+from penstock.sources.text.rows import BLANK, Giant, PartialRow, Run
 
 
 def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int = 0) -> Iterator[Run | Giant]:

@@ -3,7 +3,7 @@
 Some of its classes take only the vocabulary from the file and build normaliser and pre-tokenizer themselves, so that
 code which loads a model with `AutoTokenizer` may see other ids than the file says. Remote code is never run.
 
-    python -m penstock.sources.auto_tokenizer FOLDER TOKENIZER_JSON    prints a comparison as JSON
+    python -m penstock.tokenizer.auto FOLDER TOKENIZER_JSON    prints a comparison as JSON
 
 Importing transformers takes seconds and memory, so a build compares in a process of its own beside its work, and keeps
 the result in the cache. Where `takes_the_file` says so, there is nothing to compare. Loading a large tokenizer twice
@@ -27,13 +27,11 @@ from typing import Any, Final
 import orjson
 
 from penstock.errors import TokenizerError
+from penstock.tokenizer.files import VOCABULARY_FILES
 
 PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Files beside tokenizer.json that AutoTokenizer may look at.
-CONFIGS: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-VOCABULARIES: Final = (
-    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-)
+CONFIG_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 MERGES, ADDED = 2000, 100  # of these, so many are tried
 PARTS: Final = ("normalizer", "pre_tokenizer")
 FLAGS: Final = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "unk_id")
@@ -77,7 +75,7 @@ def takes_the_file(folder: Path) -> bool:
 
 def compare(folder: Path, tokenizer_json: bytes) -> Comparison:
     """Compare AutoTokenizer's ids of a folder with those of its tokenizer.json, completed."""
-    small = None if any((folder / name).exists() for name in VOCABULARIES) else _reduced(tokenizer_json)
+    small = None if any((folder / name).exists() for name in VOCABULARY_FILES) else _reduced(tokenizer_json)
     if small is not None:
         with tempfile.TemporaryDirectory() as scratch:
             _copy_configs(folder, Path(scratch), small)
@@ -90,7 +88,7 @@ def compare(folder: Path, tokenizer_json: bytes) -> Comparison:
 
 def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
     """The configurations, without the added tokens that the small tokenizer does not have."""
-    for name in CONFIGS:
+    for name in CONFIG_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
     config = _read(folder / "tokenizer_config.json")

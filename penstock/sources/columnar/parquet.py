@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import BATCH_BYTES, unit_rows, with_names
+from penstock.sources.columnar.rows import BATCH_BYTES, unit_rows, with_names
+from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
 from penstock.sources.slices import Columns, FileIdentity, Rows, Slice, SourceFile, identity
-from penstock.sources.units import Unit, check_units, cut_units, trim_units
 
 READ_BYTES = 1 << 20
 BATCH_ROWS = 4096

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.sources.kinds import UTF8_BOM, WHITE
-from penstock.sources.text_rows import Giant, PartialRow, Run
+from penstock.sources.text.rows import Giant, PartialRow, Run
 
 QUOTE, CASE_BIT, OPEN, CLOSE = 0x22, 0x20, 0x7B, 0x7D  # with the case bit set, [ is { and ] is }
 

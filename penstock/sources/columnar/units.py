@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from penstock.sources.cutting import SLICE_SIZES, SliceSizes
-from penstock.sources.slices import Slice, SourceFile
+from penstock.sources.slices import SLICE_SIZES, Slice, SliceSizes, SourceFile
 
 LEAST_ROW_BYTES = 256  # a row counts at least this: encoded sizes say little where dictionaries compress
 

@@ -18,8 +18,10 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
-from penstock.sources.auto_tokenizer import VOCABULARIES
 
+VOCABULARY_FILES = (
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HUB_FILES = (
     "tokenizer.json",
@@ -33,7 +35,7 @@ HUB_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFolder:
+class TokenizerFiles:
     """What a tokenizer's files say."""
 
     name: str
@@ -72,7 +74,9 @@ class ModelFolder:
             raise TemplateError(f"--template {choice}: no such file; the tokenizer's own templates: {names}") from error
 
 
-def load(spec: str | os.PathLike[str], *, revision: str | None = None, for_auto: bool = False) -> ModelFolder:
+def load_tokenizer(
+    spec: str | os.PathLike[str], *, revision: str | None = None, for_auto: bool = False
+) -> TokenizerFiles:
     """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name.
 
     With `for_auto`, a folder may have another vocabulary that AutoTokenizer loads; then `tokenizer_json` is empty.
@@ -84,7 +88,7 @@ def load(spec: str | os.PathLike[str], *, revision: str | None = None, for_auto:
         raise TokenizerError(f"{where}: the tokenizer can't be read: {error.strerror}. Run the same again.") from error
 
 
-def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> ModelFolder:
+def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> TokenizerFiles:
     path = local_path(spec, "--tokenizer")
     if path.is_file():
         folder = path.parent
@@ -92,7 +96,7 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     else:
         folder = path if path.is_dir() else _from_hub(str(spec), revision)
         tokenizer = folder / "tokenizer.json"
-    convertible = for_auto and any((folder / name).is_file() for name in VOCABULARIES)
+    convertible = for_auto and any((folder / name).is_file() for name in VOCABULARY_FILES)
     if not tokenizer.is_file() and not convertible:
         raise TokenizerError(_no_tokenizer_json(folder, str(spec)))
     config = _read_object(folder / "tokenizer_config.json")
@@ -102,7 +106,7 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
-    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, _end_ids(folder))
+    return TokenizerFiles(str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, _end_ids(folder))
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
@@ -147,7 +151,7 @@ def _how_to_convert(present: Sequence[str]) -> str:
             "its tiktoken.Encoding with that code, then convert it: "
             "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, FOLDER)."
         )
-    if any(name in VOCABULARIES for name in present):
+    if any(name in VOCABULARY_FILES for name in present):
         return "--tokenizer-as auto has transformers convert it, and takes the ids that AutoTokenizer gives."
     return (
         "Penstock serves tokenizers in that format only; save one with "

@@ -15,9 +15,9 @@ import pyarrow as pa
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import unit_rows, with_names
+from penstock.sources.columnar.rows import unit_rows, with_names
+from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
 from penstock.sources.slices import Columns, Rows, Slice, SourceFile
-from penstock.sources.units import Unit, check_units, cut_units, trim_units
 
 FILE_MAGIC = b"ARROW1\0\0"
 
