@@ -31,7 +31,7 @@ from penstock.build.pipeline import Pipeline
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.regions.segments import Segments
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 
 SHARE = 0.7
@@ -55,7 +55,7 @@ def batches(model: Path, file: Path) -> tuple[Pipeline, list[Batch]]:
     pipeline_module.encode_texts = recorded  # type: ignore[assignment]
     for first in range(0, len(lines), SLICE_ROWS):
         rows = lines[first : first + SLICE_ROWS]
-        pipeline.run(Rows(rows, list(range(len(rows)))))
+        pipeline.run(SliceRows(rows, list(range(len(rows)))))
     pipeline_module.encode_texts = encode_texts
     return pipeline, kept
 

@@ -31,7 +31,7 @@ from penstock.encode import encoder as encoder_module
 from penstock.encode.align import segment_counts
 from penstock.encode.code_points import code_points, utf8_widths
 from penstock.encode.encoder import Encoder
-from penstock.encode.nfc import Normaliser
+from penstock.encode.nfc import NfcNormalizer
 from penstock.encode.vocabulary import Vocabulary
 from penstock.regions.segments import Segments
 from penstock.store.files import bytes_digest
@@ -153,7 +153,7 @@ class Subject:
         data = load_tokenizer(folder).tokenizer_json
         self.vocabulary = Vocabulary(data)
         self.encoder = Encoder(data, self.vocabulary)
-        self.normaliser = Normaliser(self.vocabulary)
+        self.normaliser = NfcNormalizer(self.vocabulary)
         self._reference = Tokenizer.from_str(data.decode())
         self._reference.no_truncation()
         self._reference.no_padding()

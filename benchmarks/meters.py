@@ -27,7 +27,7 @@ import xxhash
 
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
-from penstock.encode.engines import Engine, Gigatoken, Splintr
+from penstock.encode.engines import FastEngine, Gigatoken, Splintr
 from penstock.tokenizer import load_tokenizer
 
 
@@ -191,7 +191,7 @@ def gigatoken(model: str) -> Callable[[Answer], Answer]:
     folder = load_tokenizer(model)
     oracle, own = Oracle(Path(model)), dict(folder.templates)
     try:
-        encoder: Engine = Gigatoken(folder.tokenizer_json)
+        encoder: FastEngine = Gigatoken(folder.tokenizer_json)
     except RuntimeError:  # it refuses the tokenizer
         encoder = Splintr(folder.tokenizer_json)
 

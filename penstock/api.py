@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.build.progress import OnProgress
     from penstock.export.export import ExportArguments, Exported
-    from penstock.store.conversations import Origin
+    from penstock.store.conversations import ConversationReader
 
 
 class View(view.View):
@@ -82,11 +82,11 @@ class Dataset(StoredDataset):
         return self.origin.conversation(index)
 
     @cached_property
-    def origin(self) -> Origin:
+    def origin(self) -> ConversationReader:
         """The way back from examples to their rows."""
-        from penstock.store.conversations import Origin  # needs the template engines
+        from penstock.store.conversations import ConversationReader  # needs the template engines
 
-        return Origin(self)
+        return ConversationReader(self)
 
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
         return open_, (str(self.path),)

@@ -87,7 +87,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     if not slices:
         raise SourceError(f"{', '.join(map(str, paths))}: there are no rows.")
     warnings = sample.verdict(options.check_tokenizer)
-    cache.keep_tokenizer(model.tokenizer_json)
+    cache.store_tokenizer(model.tokenizer_json)
     key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
     with lease(cache.tree, [*names, str(recipe["tokenizer"])]):
         manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})

@@ -135,7 +135,7 @@ def auto_model(cache: Cache, model: TokenizerFiles) -> TokenizerFiles:
     if memo is not None:
         try:
             known = {
-                "tokenizer": cache.keep_tokenizer(made.tokenizer_json),
+                "tokenizer": cache.store_tokenizer(made.tokenizer_json),
                 "special_tokens": dict(auto.special_tokens),
             }
             _write(cache, memo, known)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.encode.unassigned import uncertain
+from penstock.encode.unassigned import unassigned
 from penstock.native import native
 
 NEWER: Final = 1
@@ -123,16 +123,20 @@ def _kinds_of(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
 
 
 def _kind(code_point: int) -> int:
-    if uncertain()[code_point]:
+    if unassigned()[code_point]:
         return NEWER | COMPOSES
     character = chr(code_point)
-    if code_point in _seconds() or 0x1100 <= code_point < 0x1200 or not unicodedata.is_normalized("NFC", character):
+    if (
+        code_point in _second_code_points()
+        or 0x1100 <= code_point < 0x1200
+        or not unicodedata.is_normalized("NFC", character)
+    ):
         return COMPOSES
     return REORDERS if unicodedata.combining(character) else 0
 
 
 @cache
-def _seconds() -> frozenset[int]:
+def _second_code_points() -> frozenset[int]:
     """Every second part of a character with two; conjoining jamo, which follow a rule, are left out."""
     parts = (unicodedata.decomposition(chr(code_point)).split() for code_point in chain(*_COMPOSED))
     return frozenset(int(pair[1], 16) for pair in parts if len(pair) == 2 and not pair[0].startswith("<"))

@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, code_points, inspect_texts, is_composed, utf8_widths
-from penstock.encode.engines import ENGINES, Engine, not_trusted, panics_are_errors
+from penstock.encode.engines import ENGINES, FastEngine, convert_panics, why_untrusted
 from penstock.encode.memory import GrowthWatch
-from penstock.encode.splitter import PIECE_BYTES, Cutter, probe_texts
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.splitter import PIECE_BYTES, TextSplitter, probe_texts
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.errors import EncoderPanic, TokenizerError
 
 SMALL_INPUT = 1_500_000  # bytes that the reference encodes in the time that the fast engine takes to start
 GROUP_BYTES = 1 << 20  # of texts that the reference is given at once
-LONGEST_PIECE = 4_000_000  # bytes of text that can't be cut; more would take the reference gigabytes
+MAX_PIECE_BYTES = 4_000_000  # bytes of text that can't be cut; more would take the reference gigabytes
 GROWTH_LIMIT = 64_000_000  # bytes that it keeps; on ordinary text reached after 0.8 GB, before a table of it doubles
 
 Int64 = npt.NDArray[np.int64]
@@ -56,23 +56,23 @@ class Encoder:
         self._json = tokenizer_json
         self._vocabulary = vocabulary
         try:
-            with panics_are_errors("tokenizers"):
+            with convert_panics("tokenizers"):
                 self._reference = Tokenizer.from_str(tokenizer_json.decode())
         except Exception as error:
             raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
         self._reference.no_truncation()
         self._reference.no_padding()
-        self.prefix, self.suffix = self._added_around()
+        self.prefix, self.suffix = self._special_tokens_added()
         # Templates write their own special tokens; and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
-        self._cutter = Cutter(vocabulary, lambda texts: self._by_reference(texts)[0])
-        self._fast: Engine | None = None
+        self._splitter = TextSplitter(vocabulary, lambda texts: self._by_reference(texts)[0])
+        self._fast: FastEngine | None = None
         self._watch: GrowthWatch | None = None
         self._seen = 0  # bytes encoded before the fast engine was started
         self.not_served = ""  # why a faster engine than the one that serves does not
         self.why_reference = "" if fast else "the fast encoder is switched off"
 
-    def _added_around(self) -> tuple[list[int], list[int]]:
+    def _special_tokens_added(self) -> tuple[list[int], list[int]]:
         """What the tokenizer itself adds before and after a plain text (its BOS and EOS rule)."""
         found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         for probe in ("a", "Hello there", ""):
@@ -95,7 +95,7 @@ class Encoder:
         """Make a fast engine and try it; the reasons why none can serve, or ''."""
         reasons: list[str] = []
         for name in ENGINES:
-            engine, reason = self._tried(name)
+            engine, reason = self._try_engine(name)
             if engine is not None:
                 self._fast, self._watch = engine, GrowthWatch(GROWTH_LIMIT)
                 self.not_served = "; ".join(reasons)
@@ -103,12 +103,12 @@ class Encoder:
             reasons.append(reason)
         return "; ".join(reasons)
 
-    def _tried(self, name: str) -> tuple[Engine | None, str]:
+    def _try_engine(self, name: str) -> tuple[FastEngine | None, str]:
         """An engine that has passed its trial, or why there is none."""
-        if reason := not_trusted(name, self._vocabulary):
+        if reason := why_untrusted(name, self._vocabulary):
             return None, reason
         try:
-            with panics_are_errors(name):
+            with convert_panics(name):
                 engine = ENGINES[name](self._json)
         except ImportError as error:
             return None, f"{name} is not available ({error})"
@@ -117,7 +117,7 @@ class Encoder:
         probes = [probe.encode() for probe in probe_texts(self._vocabulary)]
         expected, ends = self._by_reference(probes)
         try:
-            with panics_are_errors(name):
+            with convert_panics(name):
                 ids, offsets = engine.encode(probes)
         except EncoderPanic as error:
             return None, str(error)
@@ -133,7 +133,7 @@ class Encoder:
             return self._fast.name
         return f"tokenizers {version('tokenizers')}"
 
-    def new_engine(self) -> Engine:
+    def new_engine(self) -> FastEngine:
         """Another engine of the kind that serves, which has seen no text (for benchmarks)."""
         assert self._fast is not None, self.why_reference
         return ENGINES[self._fast.name.split()[0]](self._json)
@@ -141,7 +141,7 @@ class Encoder:
     def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         assert self._fast is not None
         try:
-            with panics_are_errors(self._fast.name):
+            with convert_panics(self._fast.name):
                 return self._fast.encode(texts)
         except EncoderPanic as panic:
             self._fast, self.why_reference = None, str(panic)  # its tables may be left in any state
@@ -161,7 +161,7 @@ class Encoder:
         assert self._fast is not None
         assert self._watch is not None
         if self._watch.exceeded():  # only here, so that a batch is encoded by one engine from end to end
-            self._fast.forget()
+            self._fast.clear_cache()
             self._watch.restart()
         try:
             return self._encode_fast(texts, self._guarded(inspect_texts(texts) if findings is None else findings))
@@ -193,14 +193,14 @@ class Encoder:
 
     def pieces(self, text: bytes) -> list[bytes]:
         """A text cut where the reference gives the same for the pieces, if it is long into many."""
-        return self._cutter.pieces(text)
+        return self._splitter.pieces(text)
 
-    def unbroken(self, text: bytes) -> int:
-        """How long the longest piece of a text is, where it is longer than `LONGEST_PIECE`; else 0."""
-        if len(text) <= LONGEST_PIECE:
+    def oversized_piece_bytes(self, text: bytes) -> int:
+        """How long the longest piece of a text is, where it is longer than `MAX_PIECE_BYTES`; else 0."""
+        if len(text) <= MAX_PIECE_BYTES:
             return 0
         longest = max(map(len, self.pieces(text)))
-        return longest if longest > LONGEST_PIECE else 0
+        return longest if longest > MAX_PIECE_BYTES else 0
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
         """The same, all by the reference engine; long texts in pieces. Raises EncoderPanic."""
@@ -213,7 +213,7 @@ class Encoder:
         found: list[UInt32] = []
         lengths: list[int] = []
         for group in _groups(texts):
-            with panics_are_errors("tokenizers"):
+            with convert_panics("tokenizers"):
                 encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
             lengths += map(len, encodings)
             found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
@@ -228,7 +228,7 @@ class Encoder:
         encoded = self._pieces_encoded(pieces)
         if not np.array_equal(encoded.ids, ids):
             return self._reference_ends(text)
-        nfc = self._vocabulary.normalizer is Normalizer.NFC
+        nfc = self._vocabulary.normalizer is NormalizerKind.NFC
         ends: list[Int64] = []
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
@@ -250,7 +250,7 @@ class Encoder:
     def _reference_ends(self, text: bytes) -> Int64:
         """The same, by the reference's offsets alone."""
         decoded = text.decode()
-        with panics_are_errors("tokenizers"):
+        with convert_panics("tokenizers"):
             encoding = self._reference.encode(decoded, add_special_tokens=False)
         ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
         ends = np.maximum.accumulate(ends) if len(ends) else ends
@@ -261,7 +261,7 @@ class Encoder:
     def _guarded(self, findings: Findings) -> dict[int, str]:
         """Texts the fast engine is not trusted with: number -> reason."""
         slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
-        if self._vocabulary.normalizer is Normalizer.NFC:
+        if self._vocabulary.normalizer is NormalizerKind.NFC:
             slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
 

@@ -1,7 +1,7 @@
 """The fast engines: gigatoken, and splintr (optional) for tokenizers that gigatoken does not serve.
 
 Both are young. Which tokenizers they are tried on is decided by shape (`engines_for`); whether they serve one is
-decided by trial, in `Encoder`. Both keep every word that they have seen until told to `forget` them.
+decided by trial, in `Encoder`. Both keep every word that they have seen until told to `clear_cache` them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int64
-from penstock.encode.memory import release
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.memory import release_free_memory
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.errors import EncoderPanic
 
 UInt32 = npt.NDArray[np.uint32]
 
 
-class Engine(Protocol):
+class FastEngine(Protocol):
     """Encodes texts as tokenizers does with `add_special_tokens=False`."""
 
     name: str
@@ -30,7 +30,7 @@ class Engine(Protocol):
     def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         """Ids of all texts, and where each text's begin, with the end of the last one behind."""
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Give back the memory of the words seen so far."""
 
 
@@ -41,7 +41,7 @@ class Gigatoken:
         self.name = f"gigatoken {version('gigatoken')}"
         self._json = tokenizer_json
         self._backend: Any = None
-        self.forget()
+        self.clear_cache()
 
     def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         """On the calling thread: parallelism belongs to our worker processes."""
@@ -49,12 +49,12 @@ class Gigatoken:
         # Copied, because the engine's own array has room for half as many ids again.
         return np.array(layout.content.data), np.array(layout.offsets.data, dtype=np.int64)
 
-    def forget(self) -> None:
-        """It has no way to forget: it is built anew, in 0.1 to 1.2 s."""
+    def clear_cache(self) -> None:
+        """It has no way to clear_cache: it is built anew, in 0.1 to 1.2 s."""
         from gigatoken import Tokenizer
 
         self._backend = None
-        release()  # or the new one would grow on top of the old one's memory
+        release_free_memory()  # or the new one would grow on top of the old one's memory
         self._backend = Tokenizer.from_json(self._json).backend
         self._backend.encode_batch([b"warm"], parallel=False)
 
@@ -76,28 +76,28 @@ class Splintr:
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return np.concatenate([np.zeros(0, np.uint32), *(np.array(row, np.uint32) for row in rows)]), offsets
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Empty its cache."""
         self._backend.clear_cache()
 
 
-EngineFactory = Callable[[bytes], Engine]
+EngineFactory = Callable[[bytes], FastEngine]
 ENGINES: Final[dict[str, EngineFactory]] = {"gigatoken": Gigatoken, "splintr": Splintr}
 
 
-def not_trusted(engine: str, vocabulary: Vocabulary) -> str:
+def why_untrusted(engine: str, vocabulary: Vocabulary) -> str:
     """Why an engine is not even tried on a tokenizer, or ''.
 
     Other normalisers were tried: with NFKC, 3 of 41,830 texts had other ids by splintr.
     """
     charsmap = [step.get("type") for step in vocabulary.normalizer_steps] == ["Precompiled"]
-    if vocabulary.normalizer is Normalizer.OTHER and not (engine == "splintr" and charsmap):
+    if vocabulary.normalizer is NormalizerKind.OTHER and not (engine == "splintr" and charsmap):
         return f"the tokenizer normalises text in a way that {engine} is not trusted with"
     return ""
 
 
 @contextmanager
-def panics_are_errors(engine: str) -> Iterator[None]:
+def convert_panics(engine: str) -> Iterator[None]:
     """Raises EncoderPanic where the engine panics."""
     try:
         yield

@@ -49,27 +49,27 @@ class GrowthWatch:
 
     def restart(self) -> None:
         """Count from now on."""
-        release()  # what is free and resident could be filled unseen
+        release_free_memory()  # what is free and resident could be filled unseen
         self._allocated, self._resident = allocated_bytes(), resident_bytes()
 
     def exceeded(self) -> bool:
         """Whether the limit is reached."""
         if resident_bytes() - self._resident < self._limit:
             return False
-        release()
+        release_free_memory()
         grown = max(0, allocated_bytes() - self._allocated)
         self._resident = resident_bytes() - grown
         return grown >= self._limit
 
 
-def release() -> None:
+def release_free_memory() -> None:
     """Give freed memory back to the system."""
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:  # without glibc, memory goes back when the allocator sees fit
         trim(0)
 
 
-def keep_large_apart() -> None:
+def map_large_blocks() -> None:
     """Let the largest blocks of memory always be apart from the others, so that they go back to the system when they
     are freed. Left to itself, glibc puts them among the others as soon as it has seen one freed."""
     mallopt = getattr(_libc(), "mallopt", None)

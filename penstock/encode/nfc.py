@@ -16,16 +16,16 @@ from dataclasses import replace
 from tokenizers.normalizers import NFC
 
 from penstock.encode.code_points import Findings, is_composed, may_compose
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.regions.segments import Segments
 
 
-class Normaliser:
+class NfcNormalizer:
     """Brings texts to the form in which the tokenizer will look at them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         contents = sorted((t.content for t in vocabulary.added if t.content), key=len, reverse=True)
-        self._active = vocabulary.normalizer is Normalizer.NFC and is_composed("".join(contents))
+        self._active = vocabulary.normalizer is NormalizerKind.NFC and is_composed("".join(contents))
         self._normalise: Callable[[str], str] = NFC().normalize_str
         self._added = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
 

@@ -32,7 +32,7 @@ _ACROSS = re.compile(rb"(?:" + _LETTER + rb"|^[\x80-\xbf]{1,2})(?= |\xef(?:\xbc(
 Ids = npt.NDArray[np.uint32]
 
 
-class Cutter:
+class TextSplitter:
     """Cuts texts for one tokenizer, whose reference encoder gives the ids of all texts together."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[list[bytes]], Ids]) -> None:
@@ -52,7 +52,7 @@ class Cutter:
     def _added(self) -> re.Pattern[bytes] | None:
         """Finds added tokens as tokenizers does, where a text may be cut before each of them."""
         tokens = [token for token in self._vocabulary.added if token.content and not token.normalized]
-        if not tokens or any(token.choosy for token in tokens):
+        if not tokens or any(token.context_sensitive for token in tokens):
             return None
         contents = sorted((token.content.encode() for token in tokens), key=len, reverse=True)
         pattern = re.compile(b"|".join(map(re.escape, contents)))

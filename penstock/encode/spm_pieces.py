@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.encode.vocabulary import BYTE_TOKEN, AddedToken, Normalizer, Vocabulary
+from penstock.encode.vocabulary import BYTE_TOKEN, AddedToken, NormalizerKind, Vocabulary
 
 
 class Rule(IntFlag):
@@ -28,7 +28,7 @@ class Rule(IntFlag):
     DROPS_SPACE = 16  # before each word; white space around words is dropped
 
 
-class _Kind(IntEnum):
+class _PieceKind(IntEnum):
     UNKNOWN = 0  # a text with such a token takes the reference's offsets
     PIECE = 1
     BYTE = 2
@@ -37,7 +37,7 @@ class _Kind(IntEnum):
     UNK = 5  # stands for a run of characters without pieces
 
 
-class Pieces(NamedTuple):
+class TokenPieces(NamedTuple):
     """The bytes of token i are bytes[starts[i]:starts[i+1]]."""
 
     bytes: bytes
@@ -47,46 +47,46 @@ class Pieces(NamedTuple):
     rule: int
 
 
-def pieces_of(vocabulary: Vocabulary) -> Pieces:
+def token_pieces(vocabulary: Vocabulary) -> TokenPieces:
     """The pieces of a tokenizer. `Vocabulary.pieces` keeps them."""
     rule = _rule(vocabulary)
     if not rule:
-        return Pieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), np.zeros(128, np.bool_), 0)
+        return TokenPieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), np.zeros(128, np.bool_), 0)
     contents, kinds = [b""] * vocabulary.size, np.zeros(vocabulary.size, np.uint8)
     for text, number in vocabulary.tokens.items():
         byte = BYTE_TOKEN.fullmatch(text) if vocabulary.byte_fallback else None
         contents[number] = bytes([int(byte[1], 16)]) if byte else text.encode()
-        kinds[number] = _Kind.BYTE if byte else _Kind.PIECE
+        kinds[number] = _PieceKind.BYTE if byte else _PieceKind.PIECE
     for token in vocabulary.added:
         contents[token.id] = token.content.encode()
         kinds[token.id] = _added_kind(token, sections=rule != Rule.BY_PIECES)
     if vocabulary.unk_id is not None:
-        kinds[vocabulary.unk_id] = _Kind.UNK
+        kinds[vocabulary.unk_id] = _PieceKind.UNK
     foreign = [0x20 < point < 0x7F and chr(point) not in vocabulary.tokens for point in range(128)]
     starts = np.zeros(vocabulary.size + 1, np.uint32)
     np.cumsum([len(content) for content in contents], out=starts[1:])
-    return Pieces(b"".join(contents), starts, kinds, np.array(foreign), rule)
+    return TokenPieces(b"".join(contents), starts, kinds, np.array(foreign), rule)
 
 
-def _added_kind(token: AddedToken, *, sections: bool) -> _Kind:
+def _added_kind(token: AddedToken, *, sections: bool) -> _PieceKind:
     """What the tokenizer prepends belongs to a section, so there it must be certain that the token ends one."""
     unclear = token.normalized or "▁" in token.content
-    if not token.content or token.choosy or token.greedy or (sections and unclear):
-        return _Kind.UNKNOWN
-    return _Kind.ADDED_OR_PIECE if "▁" in token.content else _Kind.ADDED
+    if not token.content or token.context_sensitive or token.rstrip or (sections and unclear):
+        return _PieceKind.UNKNOWN
+    return _PieceKind.ADDED_OR_PIECE if "▁" in token.content else _PieceKind.ADDED
 
 
 def _rule(vocabulary: Vocabulary) -> int:
     """How pieces relate to the text; 0 where that is not known."""
     if vocabulary.byte_level:
         return 0
-    types = [step.get("type") for step in vocabulary.splitting]
-    prepending = vocabulary.normalizer is Normalizer.SPACES_PREPENDED
+    types = [step.get("type") for step in vocabulary.pre_tokenizer_steps]
+    prepending = vocabulary.normalizer is NormalizerKind.SPACES_PREPENDED
     if any(step.get("type") == "Prepend" for step in vocabulary.normalizer_steps) and not prepending:
         return 0
     rule = Rule.BY_PIECES | (Rule.PREPENDS if prepending else 0)
     if "Metaspace" in types:
-        found = _metaspace_rule(vocabulary.splitting[types.index("Metaspace")])
+        found = _metaspace_rule(vocabulary.pre_tokenizer_steps[types.index("Metaspace")])
         if found is None or prepending or types[-1] != "Metaspace":
             return 0
         rule |= found

@@ -72,7 +72,7 @@ fe6c-fe6f fe75 fefd-fefe ff00 ffbf-ffc1 ffc8-ffc9 ffd0-ffd1 ffd8-ffd9 ffdd-ffdf 
 
 
 @cache
-def uncertain() -> npt.NDArray[np.bool_]:
+def unassigned() -> npt.NDArray[np.bool_]:
     """For each code point: may engines disagree about it? (1.1 MB, built once in 2 ms)"""
     table = np.zeros(0x110000, np.bool_)
     for entry in _RANGES.split():

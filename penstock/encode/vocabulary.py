@@ -21,13 +21,13 @@ import orjson
 from penstock.errors import TokenizerError
 
 if TYPE_CHECKING:
-    from penstock.encode.spm_pieces import Pieces
+    from penstock.encode.spm_pieces import TokenPieces
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
-class Normalizer(StrEnum):
+class NormalizerKind(StrEnum):
     """How the tokenizer changes text before it looks at it."""
 
     NONE = "none"
@@ -45,8 +45,8 @@ class AddedToken:
     content: str
     special: bool
     normalized: bool  # matched only after the text was normalised
-    choosy: bool  # what stands before it matters: it takes white space along, or is no part of a word
-    greedy: bool  # takes white space behind it along
+    context_sensitive: bool  # what stands before it matters: it takes white space along, or is no part of a word
+    rstrip: bool  # takes white space behind it along
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -75,8 +75,8 @@ class Vocabulary:
                 content=str(t["content"]),
                 special=bool(t.get("special")),
                 normalized=bool(t.get("normalized")),
-                choosy=bool(t.get("lstrip") or t.get("single_word")),
-                greedy=bool(t.get("rstrip")),
+                context_sensitive=bool(t.get("lstrip") or t.get("single_word")),
+                rstrip=bool(t.get("rstrip")),
             )
             for t in added
         )
@@ -113,18 +113,18 @@ class Vocabulary:
         return table
 
     @cached_property
-    def normalizer(self) -> Normalizer:
+    def normalizer(self) -> NormalizerKind:
         """What the tokenizer does to text first, as far as it matters here."""
         steps = self.normalizer_steps
         if not steps:
-            return Normalizer.NONE
+            return NormalizerKind.NONE
         if steps == [{"type": "NFC"}]:
-            return Normalizer.NFC
+            return NormalizerKind.NFC
         if steps == [_SPACES] and not self.ignores_merges:
-            return Normalizer.SPACES
+            return NormalizerKind.SPACES
         if steps == [{"type": "Prepend", "prepend": "▁"}, _SPACES] and not self.ignores_merges:
-            return Normalizer.SPACES_PREPENDED
-        return Normalizer.OTHER
+            return NormalizerKind.SPACES_PREPENDED
+        return NormalizerKind.OTHER
 
     @cached_property
     def normalizer_steps(self) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ class Vocabulary:
         return _steps(self._config.get("normalizer"), "normalizers")
 
     @cached_property
-    def splitting(self) -> list[dict[str, Any]]:
+    def pre_tokenizer_steps(self) -> list[dict[str, Any]]:
         """The steps of the pre-tokenizer, in their order."""
         return _steps(self._config.get("pre_tokenizer"), "pretokenizers")
 
@@ -140,13 +140,13 @@ class Vocabulary:
     def byte_level(self) -> bool:
         """Whether tokens are written in the alphabet of bytes."""
         decoding = _steps(self._config.get("decoder"), "decoders")
-        return any(step.get("type") == "ByteLevel" for step in (*decoding, *self.splitting))
+        return any(step.get("type") == "ByteLevel" for step in (*decoding, *self.pre_tokenizer_steps))
 
     @cached_property
     def byte_lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """For each id, how many bytes of text it stands for (0: not known). As small as can be, to stay in caches."""
         lengths = np.zeros(self.size, np.int32)
-        if self.byte_level and self.normalizer is not Normalizer.OTHER:  # which may keep a text's length by chance
+        if self.byte_level and self.normalizer is not NormalizerKind.OTHER:  # which may keep a text's length by chance
             alphabet = _byte_alphabet().keys()
             pure = alphabet >= set("".join(self._tokens))
             length: Callable[[str], int] = len if pure else lambda text: len(text) if alphabet >= set(text) else 0
@@ -162,11 +162,11 @@ class Vocabulary:
         return self._tokens
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TokenPieces:
         """The texts of SentencePiece-style tokens."""
-        from penstock.encode.spm_pieces import pieces_of  # which is written in terms of this class
+        from penstock.encode.spm_pieces import token_pieces  # which is written in terms of this class
 
-        return pieces_of(self)
+        return token_pieces(self)
 
     @cached_property
     def token_bytes(self) -> list[bytes]:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from penstock.addresses import scheme_of
 from penstock.errors import SourceError
-from penstock.sources.folders import DEFAULT_SPLIT, Found, read_folder
+from penstock.sources.folders import DEFAULT_SPLIT, FoundFile, read_folder
 from penstock.sources.hub import HubDataset
-from penstock.sources.kinds import has_data_suffix, kind_of
+from penstock.sources.kinds import detect_kind, has_data_suffix
 from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
@@ -30,7 +30,7 @@ class _Source(NamedTuple):
 
     name: str
     splits: list[str]
-    files: Callable[[str], list[Found]]
+    files: Callable[[str], list[FoundFile]]
     ignored: list[str]
     is_expanded: bool = False  # a glob or a folder: the user did not write the files' names
 
@@ -48,7 +48,7 @@ def discover(
         raise SourceError("no source given. Name a file, a folder, a pattern such as 'data/*.jsonl', or a dataset.")
     parsed = None if split is None else parse_split(split)
     found = [_source(str(source), config, revision) for source in given]
-    files: list[Found] = []
+    files: list[FoundFile] = []
     ignored: list[str] = []
     for source in found:
         wanted = _wanted(source, parsed)
@@ -57,7 +57,7 @@ def discover(
         ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
     _check_repeats(files, found)
     listed = [
-        SourceFile(ordinal, file.path, kind_of(file.path, file.name), file.name, file.split)
+        SourceFile(ordinal, file.path, detect_kind(file.path, file.name), file.name, file.split)
         for ordinal, file in enumerate(files)
     ]
     return SourceSet(tuple(listed), parsed, tuple(ignored))
@@ -92,7 +92,7 @@ def _source(text: str, config: str | None, revision: str | None) -> _Source:
     if path.exists() and not path.is_file():
         raise SourceError(f"{text}: a pipe or device, which can be read only once. Write the rows to a file first.")
     if path.exists():
-        return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, text)], [])
+        return _Source(text, [DEFAULT_SPLIT], lambda _: [FoundFile(path, text)], [])
     if WILD.search(text):
         return _glob(path, text)
     raise SourceError(f"{text}: no such file or folder.{_nearest(path)}")
@@ -119,7 +119,7 @@ def _glob(pattern: Path, text: str) -> _Source:
     paths = [path for path in matches if path.is_file() and path.name.startswith(".") == hidden]
     if not paths:
         raise SourceError(f"{text}: no file matches this pattern. Check it, and that your shell did not need quotes.")
-    return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, str(path)) for path in paths], [], True)
+    return _Source(text, [DEFAULT_SPLIT], lambda _: [FoundFile(path, str(path)) for path in paths], [], True)
 
 
 def _may_be_hub_name(text: str) -> bool:
@@ -141,7 +141,7 @@ def _nearest(path: Path) -> str:
     return f" The folder {path.parent} holds {', '.join(names[:5]) or 'nothing'}."
 
 
-def _check_repeats(files: list[Found], sources: list[_Source]) -> None:
+def _check_repeats(files: list[FoundFile], sources: list[_Source]) -> None:
     """A file may be named twice on purpose, but not be met twice by chance."""
     if len(sources) < 2 or not any(source.is_expanded for source in sources):
         return

@@ -27,7 +27,7 @@ SPLIT_OF_WORD = (
 )
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file that a source stands for."""
 
     path: Path
@@ -35,24 +35,28 @@ class Found(NamedTuple):
     split: str = DEFAULT_SPLIT
 
 
-class Folder(NamedTuple):
+class FolderContents(NamedTuple):
     """The data files of a folder, and the files beside them that are none."""
 
-    files: list[Found]
+    files: list[FoundFile]
     ignored: list[str]
 
 
-def read_folder(folder: Path, name: str) -> Folder:
+def read_folder(folder: Path, name: str) -> FolderContents:
     """The files of a folder, in order of their names within a split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json", name)["splits"]
-        return Folder([file for split in splits for file in _saved(folder / split, f"{name}/{split}", split)], [])
+        return FolderContents(
+            [file for split in splits for file in _saved(folder / split, f"{name}/{split}", split)], []
+        )
     if (folder / "state.json").is_file():
-        return Folder(_saved(folder, name, _json(folder / "state.json", name).get("_split") or DEFAULT_SPLIT), [])
+        return FolderContents(
+            _saved(folder, name, _json(folder / "state.json", name).get("_split") or DEFAULT_SPLIT), []
+        )
     return _data_files(folder, name)
 
 
-def _saved(folder: Path, name: str, split: str) -> list[Found]:
+def _saved(folder: Path, name: str, split: str) -> list[FoundFile]:
     """The Arrow files of a Dataset written by `save_to_disk`."""
     if not (folder / "state.json").is_file():
         raise SourceError(f"{name}: state.json is missing, so the dataset was not saved completely. Save it again.")
@@ -66,7 +70,7 @@ def _saved(folder: Path, name: str, split: str) -> list[Found]:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise SourceError(f"{name}: {missing[0]} is missing, which state.json names. Copy or save the dataset again.")
-    return [Found(folder / file, f"{name}/{file}", split) for file in files]
+    return [FoundFile(folder / file, f"{name}/{file}", split) for file in files]
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def _json(path: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _data_files(folder: Path, name: str) -> Folder:
+def _data_files(folder: Path, name: str) -> FolderContents:
     inside = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     visible = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
     data = [path for path in visible if has_data_suffix(path) and path.name not in DESCRIPTIONS]
@@ -100,9 +104,9 @@ def _data_files(folder: Path, name: str) -> Folder:
             "Name the files to read, or give a pattern such as 'folder/*.jsonl'."
         )
     named = zip(data, splits, strict=True)
-    files = [Found(folder / path, f"{name}/{path}", split or DEFAULT_SPLIT) for path, split in named]
+    files = [FoundFile(folder / path, f"{name}/{path}", split or DEFAULT_SPLIT) for path, split in named]
     order = list(dict.fromkeys(file.split for file in files))
-    return Folder(sorted(files, key=lambda file: order.index(file.split)), ignored)
+    return FolderContents(sorted(files, key=lambda file: order.index(file.split)), ignored)
 
 
 def _first(splits: list[str | None]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.sources.folders import Found
+from penstock.sources.folders import FoundFile
 
 
 class HubDataset(NamedTuple):
@@ -29,7 +29,7 @@ class HubDataset(NamedTuple):
         except Exception as error:  # `datasets` raises whatever its readers raise
             raise self._failure(error) from error
 
-    def load(self, split: str) -> list[Found]:
+    def load(self, split: str) -> list[FoundFile]:
         """The files of one split, downloaded and prepared if they are not there yet."""
         datasets = _datasets(self.name)
         try:
@@ -42,7 +42,7 @@ class HubDataset(NamedTuple):
                 "Save it first, dataset.flatten_indices().save_to_disk('folder'), and give the folder."
             )
         paths = [Path(entry["filename"]) for entry in dataset.cache_files]
-        return [Found(path, f"{self.name}/{path.name}", split) for path in paths]
+        return [FoundFile(path, f"{self.name}/{path.name}", split) for path in paths]
 
     def _failure(self, error: Exception) -> SourceError:
         config = f" with config {self.config!r}" if self.config else ""

@@ -1,4 +1,4 @@
-"""What a file is: decided by its first bytes, with the name as a cross-check. Enters a path, leaves a `Kind`.
+"""What a file is: decided by its first bytes, with the name as a cross-check. Enters a path, leaves a `FileKind`.
 
 Costs one small read. The bytes decide because names lie: a `.json` file is often JSON lines, a `.jsonl` file
 sometimes an array. Where name and bytes contradict each other in a way that can't be meant, that is an error.
@@ -15,7 +15,7 @@ from penstock.errors import SourceError
 from penstock.sources.text.chunks import Compression, chunks
 
 HEAD_BYTES = 65_536
-WHITE = b" \t\r\n"
+WHITESPACE = b" \t\r\n"
 UTF8_BOM = b"\xef\xbb\xbf"
 
 TEXT_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -25,7 +25,7 @@ BINARY_SUFFIXES = ARROW_SUFFIXES + PARQUET_SUFFIXES
 COMPRESSED_SUFFIXES: dict[str, Compression] = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """How the rows lie in a file. The values appear in stored plans, so they never change."""
 
     JSONL = "jsonl"
@@ -52,12 +52,12 @@ class Kind(StrEnum):
     @property
     def is_text(self) -> bool:
         """Rows are JSON text."""
-        return self not in (Kind.PARQUET, Kind.ARROW)
+        return self not in (FileKind.PARQUET, FileKind.ARROW)
 
     @property
     def is_streamed(self) -> bool:
         """Only a reader that starts at the beginning finds the rows, so slices carry their data."""
-        return self.is_text and self is not Kind.JSONL
+        return self.is_text and self is not FileKind.JSONL
 
 
 def has_data_suffix(path: Path) -> bool:
@@ -73,7 +73,7 @@ def data_stem(path: Path) -> Path:
     return _without_compression(path).with_suffix("")
 
 
-def kind_of(path: Path, name: str) -> Kind:
+def detect_kind(path: Path, name: str) -> FileKind:
     """The kind of a file, or a SourceError that says why it can't be read."""
     try:
         with path.open("rb") as file:
@@ -90,21 +90,21 @@ def kind_of(path: Path, name: str) -> Kind:
     is_array = _is_array(path, name, packing)
     match packing:
         case Compression.NONE:
-            return Kind.JSON_ARRAY if is_array else Kind.JSONL
+            return FileKind.JSON_ARRAY if is_array else FileKind.JSONL
         case Compression.GZIP:
-            return Kind.JSON_ARRAY_GZ if is_array else Kind.JSONL_GZ
+            return FileKind.JSON_ARRAY_GZ if is_array else FileKind.JSONL_GZ
         case Compression.ZSTD:
-            return Kind.JSON_ARRAY_ZST if is_array else Kind.JSONL_ZST
+            return FileKind.JSON_ARRAY_ZST if is_array else FileKind.JSONL_ZST
 
 
 def _without_compression(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
-def _binary_kind(head: bytes) -> Kind | None:
+def _binary_kind(head: bytes) -> FileKind | None:
     if head.startswith(b"PAR1"):
-        return Kind.PARQUET
-    return Kind.ARROW if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")) else None
+        return FileKind.PARQUET
+    return FileKind.ARROW if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")) else None
 
 
 def _compression(head: bytes) -> Compression:
@@ -113,12 +113,12 @@ def _compression(head: bytes) -> Compression:
     return Compression.ZSTD if head.startswith(b"\x28\xb5\x2f\xfd") else Compression.NONE
 
 
-def _check_suffix(path: Path, name: str, kind: Kind | None, head: bytes) -> None:
+def _check_suffix(path: Path, name: str, kind: FileKind | None, head: bytes) -> None:
     """Refuse a file whose name promises a binary kind that its bytes are not."""
     suffix = path.suffix.lower()
     promises = {
-        "a Parquet": (suffix in PARQUET_SUFFIXES, kind is Kind.PARQUET),
-        "an Arrow": (suffix in ARROW_SUFFIXES, kind is Kind.ARROW),
+        "a Parquet": (suffix in PARQUET_SUFFIXES, kind is FileKind.PARQUET),
+        "an Arrow": (suffix in ARROW_SUFFIXES, kind is FileKind.ARROW),
         "a gzip": (suffix == ".gz", _compression(head) is Compression.GZIP),
         "a zstd": (suffix == ".zst", _compression(head) is Compression.ZSTD),
     }
@@ -137,7 +137,7 @@ def _is_array(path: Path, name: str, packing: Compression) -> bool:
     stream.close()
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise SourceError(f"{name}: UTF-16 text. Convert it: iconv -f UTF-16 -t UTF-8 {path.name} > utf8.jsonl")
-    text = head.removeprefix(UTF8_BOM).lstrip(WHITE)
+    text = head.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
     if text.startswith(b"["):
         return True
     named_json = _without_compression(path).suffix.lower() in TEXT_SUFFIXES
@@ -146,7 +146,7 @@ def _is_array(path: Path, name: str, packing: Compression) -> bool:
             f"{name}: neither JSON lines, a JSON array, Parquet nor Arrow: it starts with {text[:12]!r}. "
             "Convert it to JSON lines: one JSON object a line."
         )
-    if _is_spread_object(text):
+    if _is_multiline_object(text):
         raise SourceError(
             f"{name}: one JSON object spread over several lines, not a list of rows. Write one row a line: "
             f"jq -c '.data[]' {path.name} > rows.jsonl, with the key that holds the rows in place of 'data' "
@@ -155,7 +155,7 @@ def _is_array(path: Path, name: str, packing: Compression) -> bool:
     return False
 
 
-def _is_spread_object(text: bytes) -> bool:
+def _is_multiline_object(text: bytes) -> bool:
     """A first line that is no JSON value, continued by a line that can't start a row."""
     first, newline, rest = text.partition(b"\n")
     following = rest.lstrip(b"\r\n")

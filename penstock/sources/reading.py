@@ -12,25 +12,25 @@ from enum import Enum, auto
 from pathlib import Path
 
 from penstock.errors import SourceError
-from penstock.sources.kinds import Kind
+from penstock.sources.kinds import FileKind
 from penstock.sources.slices import (
     MAX_ROW_BYTES,
     SLICE_SIZES,
     Columns,
-    Lines,
-    Rows,
     Slice,
     SlicePlan,
+    SliceRows,
     SourceFile,
+    TextRows,
     identity,
 )
-from penstock.sources.text.rows import Giant
+from penstock.sources.text.rows import HugeRow
 from penstock.sources.text.slicing import cut_text, read_text, text_runs, trim_text
 
 HEAD_BYTES = 8 << 20  # of first rows, at most, to tell their format by
 
 
-class Keep(Enum):
+class KeepData(Enum):
     """Of which kinds of text the data is kept with the slices."""
 
     NONE = auto()
@@ -38,20 +38,22 @@ class Keep(Enum):
     ALL = auto()
 
 
-def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = Keep.STREAMED) -> Iterator[Slice]:
+def scan(
+    file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: KeepData = KeepData.STREAMED
+) -> Iterator[Slice]:
     """The slices of a file, in order, in one pass; of text with their data, if it is to be kept."""
     before = identity(file.path)
     match file.kind:
-        case Kind.PARQUET:
+        case FileKind.PARQUET:
             from penstock.sources.columnar.parquet import cut_parquet
 
             yield from cut_parquet(file)
-        case Kind.ARROW:
+        case FileKind.ARROW:
             from penstock.sources.columnar.arrow import cut_arrow
 
             yield from cut_arrow(file)
         case _:
-            keep_data = keep is Keep.ALL or (keep is Keep.STREAMED and file.kind.is_streamed)
+            keep_data = keep is KeepData.ALL or (keep is KeepData.STREAMED and file.kind.is_streamed)
             runs = text_runs(file, max_row_bytes if keep_data else 0, SLICE_SIZES.largest)
             yield from cut_text(file, runs, keep_data=keep_data)
     after = identity(file.path)
@@ -62,20 +64,20 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = K
         )
 
 
-def plan(file: SourceFile) -> SlicePlan:
+def plan_slices(file: SourceFile) -> SlicePlan:
     """How a file is cut, to be remembered under its identity."""
     before = identity(file.path)
-    return SlicePlan(before, file.kind, tuple(scan(file, keep=Keep.NONE)))
+    return SlicePlan(before, file.kind, tuple(scan(file, keep=KeepData.NONE)))
 
 
 def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
     """The slice of rows first:stop of a slice, with its own digest."""
     match part.kind:
-        case Kind.PARQUET:
+        case FileKind.PARQUET:
             from penstock.sources.columnar.parquet import trim_parquet
 
             return trim_parquet(part, path, first, stop)
-        case Kind.ARROW:
+        case FileKind.ARROW:
             from penstock.sources.columnar.arrow import trim_arrow
 
             return trim_arrow(part, path, first, stop)
@@ -87,20 +89,20 @@ def read_rows(
     part: Slice,
     path: Path,
     *,
-    data: Lines | None = None,
+    data: TextRows | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     columns: Columns = None,
-) -> Rows:
+) -> SliceRows:
     """The rows of a slice, of Parquet and Arrow with these columns only.
 
     `data` is what came with the slice; those of a streamed kind can't be read without.
     """
     match part.kind:
-        case Kind.PARQUET:
+        case FileKind.PARQUET:
             from penstock.sources.columnar.parquet import read_parquet
 
             return read_parquet(part, path, max_row_bytes, columns)
-        case Kind.ARROW:
+        case FileKind.ARROW:
             from penstock.sources.columnar.arrow import read_arrow
 
             return read_arrow(part, path, max_row_bytes, columns)
@@ -108,14 +110,14 @@ def read_rows(
             return read_text(part, path, data, max_row_bytes)
 
 
-def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> Lines | None:
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> TextRows | None:
     """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
     return next(fetch_each([part], file, max_row_bytes=max_row_bytes))
 
 
 def fetch_each(
     parts: Sequence[Slice], file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES
-) -> Iterator[Lines | None]:
+) -> Iterator[TextRows | None]:
     """The data of slices of one file, in their order there, as `fetch_data` gives it; in one pass."""
     if not file.kind.is_streamed:
         yield from [None] * len(parts)
@@ -152,18 +154,18 @@ def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, co
 
 
 def _first_rows(file: SourceFile, max_row_bytes: int, columns: Columns) -> Iterator[bytes]:
-    if file.kind in (Kind.PARQUET, Kind.ARROW):
+    if file.kind in (FileKind.PARQUET, FileKind.ARROW):
         from penstock.sources.columnar.rows import first_rows
 
-        if file.kind is Kind.PARQUET:
-            from penstock.sources.columnar.parquet import head_of_parquet
+        if file.kind is FileKind.PARQUET:
+            from penstock.sources.columnar.parquet import parquet_head
 
-            yield from first_rows(head_of_parquet(file, columns), max_row_bytes)
+            yield from first_rows(parquet_head(file, columns), max_row_bytes)
         else:
-            from penstock.sources.columnar.arrow import head_of_arrow
+            from penstock.sources.columnar.arrow import arrow_head
 
-            yield from first_rows(head_of_arrow(file, columns), max_row_bytes)
+            yield from first_rows(arrow_head(file, columns), max_row_bytes)
         return
     for run in text_runs(file, max_row_bytes, SLICE_SIZES.largest):
-        rows = [run.data or b""] if isinstance(run, Giant) else run.rows
+        rows = [run.data or b""] if isinstance(run, HugeRow) else run.rows
         yield from (row for row in rows if row and len(row) <= max_row_bytes)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.sources.kinds import Kind
+from penstock.sources.kinds import FileKind
 
 SLICING_VERSION = 3  # raise it when the same bytes are cut or digested differently: stored plans become void
 MAX_ROW_BYTES = 32_000_000
@@ -35,7 +35,7 @@ class SliceSizes(NamedTuple):
 SLICE_SIZES = SliceSizes()
 
 
-class Lines(NamedTuple):
+class TextRows(NamedTuple):
     """Rows of text as they stand, and where among the lines: blank lines are no rows, but count as lines.
 
     An anchor (row, line) says that from this row on, lines are counted from this one; that of the first row is 0.
@@ -45,7 +45,7 @@ class Lines(NamedTuple):
     anchors: Sequence[tuple[int, int]] = ()  # none: the rows are consecutive lines
 
     @classmethod
-    def numbered(cls, rows: list[bytes], numbers: Sequence[int]) -> Lines:
+    def numbered(cls, rows: list[bytes], numbers: Sequence[int]) -> TextRows:
         """Rows with the numbers of their lines."""
         jumps = [k for k, number in enumerate(numbers) if not k or number != numbers[k - 1] + 1]
         return cls(rows, [(k, numbers[k] - numbers[0]) for k in jumps])
@@ -63,7 +63,7 @@ class SourceFile(NamedTuple):
 
     ordinal: int
     path: Path
-    kind: Kind
+    kind: FileKind
     name: str
     split: str = "train"
 
@@ -90,7 +90,7 @@ class Slice:
     """
 
     file: int
-    kind: Kind
+    kind: FileKind
     start: int
     end: int
     first_row: int
@@ -101,7 +101,7 @@ class Slice:
     unit: int = 0
     units: int = 0
     skip: int = 0
-    data: Lines | None = field(default=None, repr=False)
+    data: TextRows | None = field(default=None, repr=False)
 
     def without_data(self) -> Slice:
         """The same slice, to be kept."""
@@ -116,7 +116,7 @@ class Slice:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Slice:
         """The slice that `to_json` wrote."""
-        return cls(**(values | {"kind": Kind(values["kind"])}))
+        return cls(**(values | {"kind": FileKind(values["kind"])}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class SlicePlan:
     """How one file is cut, to be remembered under its identity."""
 
     identity: FileIdentity
-    kind: Kind
+    kind: FileKind
     slices: tuple[Slice, ...]
     version: int = SLICING_VERSION
 
@@ -151,14 +151,14 @@ class SlicePlan:
         """The plan that `to_json` wrote; ask `holds_for` before using it."""
         return cls(
             identity=FileIdentity(*values["identity"]),
-            kind=Kind(values["kind"]),
+            kind=FileKind(values["kind"]),
             slices=tuple(Slice.from_json(part) for part in values["slices"]),
             version=values["version"],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SliceRows:
     """The rows of one slice. `lines` are 1-based: line numbers for JSON lines, row numbers for other kinds.
 
     A row larger than the limit stands as b"" in `rows`, with its size in `oversize`.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.sources.reading import Keep, head, scan, trim
+from penstock.sources.reading import KeepData, head, scan, trim
 from penstock.sources.slices import MAX_ROW_BYTES, Columns, Slice, SourceFile
 from penstock.sources.splits import Split, SplitPart
 
@@ -31,7 +31,7 @@ class SourceSet:
         *,
         max_row_bytes: int = MAX_ROW_BYTES,
         known: Mapping[int, tuple[Slice, ...]] | None = None,
-        keep: Keep = Keep.STREAMED,
+        keep: KeepData = KeepData.STREAMED,
     ) -> Iterator[Slice]:
         """The slices of the selected rows, lazily. `known` has the slices of whole files that need not be cut again."""
         cut: Known = dict(known or {})
@@ -63,13 +63,13 @@ class SourceSet:
     def _parts(self) -> tuple[SplitPart, ...]:
         return (SplitPart(""),) if self.split is None else self.split.parts
 
-    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int, keep: Keep) -> Iterator[Slice]:
+    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterator[Slice]:
         files = [file for file in self.files if not part.name or file.split == part.name]
         total = None
         if part.needs_total:
             for file in files:
                 if file.ordinal not in cut:
-                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep=Keep.NONE))
+                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep=KeepData.NONE))
             total = sum(_rows(cut[file.ordinal]) for file in files)
         first, stop = part.bounds(total)
         row = 0  # in the files, one after the other
@@ -87,7 +87,7 @@ class SourceSet:
                     return
 
 
-def _slices(file: SourceFile, cut: Known, max_row_bytes: int, keep: Keep) -> Iterable[Slice]:
+def _slices(file: SourceFile, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterable[Slice]:
     if file.ordinal in cut and not file.kind.is_streamed:
         return cut[file.ordinal]
     return scan(file, max_row_bytes=max_row_bytes, keep=keep)

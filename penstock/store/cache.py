@@ -27,15 +27,23 @@ import orjson
 
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder, read_regular
+from penstock.store.files import (
+    bytes_digest,
+    explain_os_errors,
+    fault,
+    file_digest,
+    is_readable_file,
+    make_folder,
+    read_regular,
+)
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
 from penstock.store.trust import Trust
 
 MARKER = "penstock-cache.json"
 FOLDERS = {"claims", "datasets", "leases", "memo", "retired", "shards", "tmp", "tokenizers"}
-NOBODYS = {"lost+found", ".snapshot"}  # what file systems themselves put into an empty one
-_LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has just made
+FILE_SYSTEM_ENTRIES = {"lost+found", ".snapshot"}  # what file systems themselves put into an empty one
+_RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has just made
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 
 
@@ -48,7 +56,7 @@ def default_cache() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "penstock"
 
 
-def checked_name(name: object) -> str:
+def validate_name(name: object) -> str:
     """A digest from a file, fit to become part of a path; anything else is refused."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
@@ -71,7 +79,7 @@ class Cache:
 
     def shard_path(self, name: str) -> Path:
         """Where the shard of that name is, or will be."""
-        return self.root / "shards" / checked_name(name)[3:5] / f"{name}.arrow"
+        return self.root / "shards" / validate_name(name)[3:5] / f"{name}.arrow"
 
     def note_path(self, name: str) -> Path:
         """Where counts, digest and engines of a shard are noted."""
@@ -83,22 +91,22 @@ class Cache:
 
     def dataset_path(self, key: str) -> Path:
         """The folder of the dataset of that key."""
-        return self.root / "datasets" / checked_name(key)
+        return self.root / "datasets" / validate_name(key)
 
     def tokenizer_path(self, digest: str) -> Path:
         """Where the tokenizer.json with that digest is kept."""
-        return self.root / "tokenizers" / f"{checked_name(digest)}.json"
+        return self.root / "tokenizers" / f"{validate_name(digest)}.json"
 
     def check_marker(self) -> bool:
         """Is the folder marked as a cache? One that is missing or empty is not, yet; any other is a StoreError."""
-        return is_marked(self.tree)
+        return is_cache_folder(self.tree)
 
     def prepare_root(self) -> None:
         """Make and mark the cache folder; a StoreError with the remedy where that can't be."""
         make_folder(self.root)
         if not self.check_marker():
-            mark(self.tree)
-        with explained(self.root, "can't be written"):
+            write_marker(self.tree)
+        with explain_os_errors(self.root, "can't be written"):
             self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
@@ -106,7 +114,7 @@ class Cache:
     def has_shard(self, name: str) -> bool:
         """Is the shard there for this user, and not known to be bad?"""
         path = self.shard_path(name)
-        return is_there(path) and not self.bad_path(name).exists() and not self._is_refused(path)
+        return is_readable_file(path) and not self.bad_path(name).exists() and not self._is_refused(path)
 
     def _is_refused(self, path: Path) -> bool:
         return self.trust is Trust.OWN and self.tree.is_foreign(path)
@@ -132,7 +140,7 @@ class Cache:
         and one that has to be replaced is kept under another name until `gc` finds it old.
         """
         path, made = self.shard_path(name), bytes_digest(data)
-        with explained(path, "can't be replaced"):
+        with explain_os_errors(path, "can't be replaced"):
             stays = self._found_digest(path, len(data)) == made and not self._is_refused(path)
             if not stays or self._noted_digest(name) != made:
                 noted = {**note, "digest": made, "bytes": len(data), "host": socket.gethostname()}
@@ -144,13 +152,13 @@ class Cache:
                 with contextlib.suppress(FileNotFoundError):
                     self.tree.move(path, self.root / "retired" / f"{name}.{secrets.token_hex(6)}.arrow")
                 fault("shard.retire")
-                self.tree.write(path, data, "shard", keep=True)
-        with explained(self.bad_path(name), "can't be removed, though the shard has been made again"):
+                self.tree.write(path, data, "shard", keep_existing=True)
+        with explain_os_errors(self.bad_path(name), "can't be removed, though the shard has been made again"):
             self.tree.remove(self.bad_path(name))
 
     def _found_digest(self, path: Path, size: int) -> str | None:
         try:
-            return file_digest(path) if is_there(path) and path.stat().st_size == size else None
+            return file_digest(path) if is_readable_file(path) and path.stat().st_size == size else None
         except OSError:
             return None
 
@@ -194,7 +202,7 @@ class Cache:
             raise CorruptError(f"{path}: the tokenizer's bytes have changed. Delete it, then prepare again.")
         return data
 
-    def keep_tokenizer(self, tokenizer_json: bytes) -> str:
+    def store_tokenizer(self, tokenizer_json: bytes) -> str:
         """Keep a tokenizer.json by its digest, so that datasets can be shown without its folder."""
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
@@ -203,9 +211,9 @@ class Cache:
         return name
 
 
-def is_marked(tree: Tree) -> bool:
+def is_cache_folder(tree: Tree) -> bool:
     """Is the folder a cache? False where it is missing or empty, so that it can become one; others are refused."""
-    for pause in (*_LOOK_AGAIN, None):
+    for pause in (*_RECHECK_PAUSES, None):
         if has_marker(tree):
             return True
         names = _content(tree)
@@ -220,18 +228,18 @@ def is_marked(tree: Tree) -> bool:
     )
 
 
-def mark(tree: Tree) -> None:
+def write_marker(tree: Tree) -> None:
     """Make an empty folder a cache. Processes may do so at once: they write the same bytes."""
-    with explained(tree.root, "can't be read"):
+    with explain_os_errors(tree.root, "can't be read"):
         readers = tree.root.stat().st_mode & 0o444  # everybody who may use the cache must see what it is
     data = canonical({"format": FORMAT_VERSION})
-    tree.write(tree.root / MARKER, data, "marker", beside=True, mode=readers | 0o200)
+    tree.write(tree.root / MARKER, data, "marker", in_root=True, mode=readers | 0o200)
 
 
 def has_marker(tree: Tree) -> bool:
     """Is there a marker, of the format that this Penstock reads?"""
     path = tree.root / MARKER
-    with explained(path, "can't be read"):
+    with explain_os_errors(path, "can't be read"):
         try:
             data = tree.read(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -250,9 +258,9 @@ def has_marker(tree: Tree) -> bool:
 
 
 def _content(tree: Tree) -> set[str]:
-    with explained(tree.root, "can't be read"):
+    with explain_os_errors(tree.root, "can't be read"):
         try:
             names = set(tree.names(tree.root))
         except (FileNotFoundError, NotADirectoryError):
             return set()
-    return {name for name in names - NOBODYS if not TEMPORARY.fullmatch(name)}
+    return {name for name in names - FILE_SYSTEM_ENTRIES if not TEMPORARY.fullmatch(name)}

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from penstock.store.files import explained, fault, writer_is_dead, writer_name
+from penstock.store.files import explain_os_errors, fault, writer_is_dead, writer_name
 from penstock.store.tree import Tree, temporary_name
 
 HEARTBEAT = 5.0  # seconds between touches
 EXPIRY = 120.0  # seconds without a touch; generous, because NFS clients cache attributes for up to a minute
-NAMELESS_EXPIRY = 5.0  # of a claim whose maker died, or so it seems, before it wrote its name
+UNSIGNED_EXPIRY = 5.0  # of a claim whose maker died, or so it seems, before it wrote its name
 LEASE_EXPIRY = 86400.0  # seconds; a lease left by a build that died on a host we can't query
-CLOCK_EVERY = 30.0  # seconds between looks at the file server's clock
+CLOCK_INTERVAL = 30.0  # seconds between looks at the file server's clock
 
 
 class Claims:
@@ -80,7 +80,7 @@ class Claims:
             owner = _owner(self._tree, path)
             if owner and writer_is_dead(owner):
                 return True
-            expiry = NAMELESS_EXPIRY if owner == "" else EXPIRY
+            expiry = UNSIGNED_EXPIRY if owner == "" else EXPIRY
             return self._clock.age(path) > expiry
         except OSError:  # gone, or no file that Penstock made
             return True
@@ -110,7 +110,7 @@ class ServerClock:
     def now(self) -> float:
         """The time now, in seconds."""
         ours = time.monotonic()
-        if self._read_at is None or ours - self._read_at > CLOCK_EVERY:
+        if self._read_at is None or ours - self._read_at > CLOCK_INTERVAL:
             self._offset, self._read_at = self._look() - ours, ours
         return ours + self._offset
 
@@ -155,11 +155,14 @@ def lease(tree: Tree, names: Iterable[str]) -> Iterator[None]:
             tree.remove(path)
 
 
-def leased(tree: Tree) -> set[str]:
+def leased_names(tree: Tree) -> set[str]:
     """All names under lease. Raises where a lease can't be read: what it keeps must not be deleted."""
     clock, folder = ServerClock(tree), tree.root / "leases"
     found: set[str] = set()
-    with explained(folder, "can't be read"), contextlib.suppress(FileNotFoundError):  # no build ever came this far
+    with (
+        explain_os_errors(folder, "can't be read"),
+        contextlib.suppress(FileNotFoundError),
+    ):  # no build ever came this far
         for path in map(folder.joinpath, tree.names(folder)):
             if not tree.owns(path) or writer_is_dead(path.name):
                 continue

@@ -18,14 +18,14 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.chat.rows import RowReader
 from penstock.errors import SourceError
-from penstock.sources import Rows, Slice, SourceFile, fetch_data, read_rows
+from penstock.sources import Slice, SliceRows, SourceFile, fetch_data, read_rows
 from penstock.store.dataset import StoredDataset
 from penstock.template.reference import Reference
 
 NO_DATE = "1970-01-01"  # for templates that print none
 
 
-class Origin:
+class ConversationReader:
     """Where a dataset's examples come from."""
 
     def __init__(self, dataset: StoredDataset) -> None:
@@ -34,7 +34,7 @@ class Origin:
         self._dataset = dataset
         self._recipe = dataset.recipe
         self._adapter = cache(self._make_adapter)
-        self._rows: tuple[int, Rows] | None = None
+        self._rows: tuple[int, SliceRows] | None = None
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation of an example; of a pair, those of both sides."""
@@ -69,7 +69,7 @@ class Origin:
 
     # -- the source -----------------------------------------------------------------------------------------------
 
-    def _slice_rows(self, shard: int) -> Rows:
+    def _slice_rows(self, shard: int) -> SliceRows:
         if self._rows is None or self._rows[0] != shard:
             place, path = self._noted(shard)
             limit = self._recipe["max_row_bytes"]

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from penstock.store.columns import Columns
     from penstock.store.shard import ShardMeta
 
-MARK_EVERY = 3600.0  # seconds; often enough to tell what is in use, seldom enough to cost nothing
+USED_INTERVAL = 3600.0  # seconds; often enough to tell what is in use, seldom enough to cost nothing
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """Where an example comes from: ordinal of the source file and number of the row in it, from 0."""
 
     source: int
@@ -97,7 +97,7 @@ class StoredDataset:
 
     def mark_used(self) -> None:
         """Note that the dataset is in use, for `cache ls` and `cache gc`; where we may not write, nothing is noted."""
-        if self._marked and time.monotonic() - self._marked < MARK_EVERY:
+        if self._marked and time.monotonic() - self._marked < USED_INTERVAL:
             return
         self._marked = time.monotonic()
         mark = self.path / "used"
@@ -105,7 +105,7 @@ class StoredDataset:
             if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - mark.lstat().st_mtime <= MARK_EVERY:
+                if time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
                     return
             try:
                 self.cache.tree.touch(mark, create=True)
@@ -162,11 +162,11 @@ class StoredDataset:
         shard = bisect_right(self._ends, example)
         return shard, example - self._ends[shard] + self.manifest.shards.examples[shard]
 
-    def locate(self, example: int) -> Place:
+    def locate(self, example: int) -> RowLocation:
         """Where an example comes from."""
         shard, number = self.find(example)
         table = self.manifest.shards
-        return Place(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
+        return RowLocation(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
 
     def input_ids(self, example: int) -> npt.NDArray[Any]:
         """The tokens of an example."""

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def retried(act: Callable[P, T]) -> Callable[P, T]:
+def retry_transient(act: Callable[P, T]) -> Callable[P, T]:
     """Repeat an operation a few times where a network file system fails for the moment."""
 
     @functools.wraps(act)
@@ -54,7 +54,7 @@ def digest(*parts: bytes) -> str:
     return f"b3-{hasher.hexdigest()}"
 
 
-@retried
+@retry_transient
 def file_digest(path: Path) -> str:
     """The digest of a file's bytes, read in pieces."""
     hasher = blake3.blake3()
@@ -82,7 +82,7 @@ def fault(point: str) -> None:
 
 
 @cache
-def host() -> str:
+def host_id() -> str:
     """Where process numbers mean the same: this host, since it booted, in this container; safe in file names.
 
     Hosts may share a name, and containers a host's name; neither may be taken for the other.
@@ -128,19 +128,19 @@ def _is_running(pid: int) -> bool:
 def writer_name() -> str:
     """Who writes: host, process and its start, fit for a file name."""
     pid = os.getpid()
-    return f"{host()}.{pid}.{process_start(pid)}"
+    return f"{host_id()}.{pid}.{process_start(pid)}"
 
 
 def writer_is_dead(name: str) -> bool:
     """Is the writer in a name of this host, and gone? Writers of other hosts are never said to be dead."""
     parts = name.split(".")
-    if len(parts) < 3 or parts[0] != host() or not parts[1].isdigit():
+    if len(parts) < 3 or parts[0] != host_id() or not parts[1].isdigit():
         return False
     start = process_start(int(parts[1]))
     return start is None or ("unknown" not in (start, parts[2]) and start != parts[2])
 
 
-def is_there(path: Path) -> bool:
+def is_readable_file(path: Path) -> bool:
     """Is it a regular file that we can read? NFS clients cache absence; listing the folder makes them look again."""
     if _is_readable(path):
         return True
@@ -156,7 +156,7 @@ def _is_readable(path: Path) -> bool:
         return False
 
 
-@retried
+@retry_transient
 def read_regular(path: Path) -> bytes:
     """The bytes of a regular file; a link or a pipe is an OSError."""
     return read_opened(os.open(path, READ_FLAGS), path)
@@ -172,7 +172,7 @@ def read_opened(descriptor: int, path: Path) -> bytes:
 
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it."""
-    with explained(path, "can't be created"):
+    with explain_os_errors(path, "can't be created"):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -195,7 +195,7 @@ def sync_descriptor(folder: int) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Path, what: str) -> Iterator[None]:
+def explain_os_errors(path: Path, what: str) -> Iterator[None]:
     """Turn the system's errors into ours, with the remedy."""
     try:
         yield

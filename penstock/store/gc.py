@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.claims import EXPIRY, ServerClock, clean_claims, clean_leases, leased
+from penstock.store.claims import EXPIRY, ServerClock, clean_claims, clean_leases, leased_names
 from penstock.store.files import fault, writer_is_dead, writer_name
-from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
+from penstock.store.listing import dataset_folders, has_manifest, key_folders, last_use
 from penstock.store.manifest import read_manifest
 from penstock.store.tree import ASIDE
 
@@ -36,7 +36,7 @@ class Garbage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Collected:
+class GcReport:
     """What was deleted, or would be."""
 
     datasets: list[str] = field(default_factory=list)
@@ -48,38 +48,38 @@ class Collected:
     refused: int = 0  # files that belong to others
 
 
-def collect(
+def collect_garbage(
     cache: Cache,
     *,
     older_than: float = DAY,
     max_bytes: int | None = None,
     drop_unused: float | None = None,
     dry_run: bool = False,
-) -> Collected:
+) -> GcReport:
     """Delete what no manifest reaches and is older than so many seconds; with `max_bytes` no more than needed.
 
     `drop_unused`: first drop datasets that were not opened for so many seconds.
     """
-    return _Run(cache, older_than, dry_run).all(max_bytes, drop_unused)
+    return _Collector(cache, older_than, dry_run).all(max_bytes, drop_unused)
 
 
-class _Run:
+class _Collector:
     def __init__(self, cache: Cache, older_than: float, dry_run: bool) -> None:
         self._cache = cache
         self._older_than = older_than
         self._dry_run = dry_run
         self._tree = cache.tree
         self._clock = ServerClock(cache.tree)
-        self.result = Collected()
+        self.result = GcReport()
 
-    def all(self, max_bytes: int | None, drop_unused: float | None) -> Collected:
+    def all(self, max_bytes: int | None, drop_unused: float | None) -> GcReport:
         """The whole of it."""
         if not self._cache.check_marker():
             raise StoreError(f"{self._cache.root}: there is no cache here. Name it with --cache or PENSTOCK_CACHE.")
         dropped = set() if drop_unused is None else self._drop(drop_unused)
-        shards, tokenizers = reached(self._cache, leave_out=dropped)
-        loose = sorted(self._loose_shards(shards), key=lambda garbage: -garbage.age)
-        self._delete_shards(self._enough(loose, max_bytes))
+        shards, tokenizers = referenced(self._cache, leave_out=dropped)
+        loose = sorted(self._unreferenced_shards(shards), key=lambda garbage: -garbage.age)
+        self._delete_shards(self._oldest_over_limit(loose, max_bytes))
         self._leftovers(tokenizers)
         self.result.kept_bytes = _shard_bytes(self._cache) - (self.result.bytes if self._dry_run else 0)
         return self.result
@@ -94,14 +94,14 @@ class _Run:
             self._remove_folder(folder)
         return {folder.name for folder in old}
 
-    def _loose_shards(self, reached_names: set[str]) -> Iterator[Garbage]:
+    def _unreferenced_shards(self, referenced_names: set[str]) -> Iterator[Garbage]:
         """Shards that no manifest reaches, with what stands beside them."""
         for folder in self._tree.folders(self._cache.root / "shards"):
             groups: dict[str, list[Path]] = {}
             for path in self._tree.files(folder):
                 groups.setdefault(path.stem, []).append(path)
             for name, paths in groups.items():
-                if name not in reached_names:
+                if name not in referenced_names:
                     garbage = self._garbage(paths)
                     if garbage is not None and garbage.age > self._older_than:
                         yield garbage
@@ -113,7 +113,7 @@ class _Run:
         except OSError:
             return None  # somebody else removes it
 
-    def _enough(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:
+    def _oldest_over_limit(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:
         """The oldest ones, as many as it takes to come below the limit."""
         if max_bytes is None:
             return loose
@@ -134,11 +134,11 @@ class _Run:
             if moved or self._dry_run:
                 aside.append((group, moved))
         fault("gc.aside")
-        again, _ = reached(self._cache) if aside and not self._dry_run else (set(), set())
+        again, _ = referenced(self._cache) if aside and not self._dry_run else (set(), set())
         for group, moved in aside:
             if group.paths[0].stem in again:
                 for place, hidden in moved:
-                    self._tree.move(hidden, place, keep=True)
+                    self._tree.move(hidden, place, keep_existing=True)
                 continue
             for _, hidden in moved:
                 self._tree.remove(hidden)
@@ -170,7 +170,7 @@ class _Run:
             with contextlib.suppress(OSError):
                 if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it got its present name
                     self.result.leftovers += self._unlink(path)
-        if not self._someone_builds():
+        if not self._build_in_progress():
             for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):
                     self.result.tokenizers += self._unlink(path)
@@ -178,12 +178,12 @@ class _Run:
             for path in self._tree.files(folder):
                 if self._is_old(path, max(self._older_than, MEMO_AGE)):
                     self.result.leftovers += self._unlink(path)
-        for folder in dataset_places(self._cache):
+        for folder in key_folders(self._cache):
             if not has_manifest(folder) and self._is_old(folder, max(self._older_than, EXPIRY)):
                 self.result.leftovers += 1
                 self._remove_folder(folder)
 
-    def _someone_builds(self) -> bool:
+    def _build_in_progress(self) -> bool:
         return bool(self._tree.files(self._cache.root / "claims"))
 
     def _is_old(self, path: Path, age: float) -> bool:
@@ -212,9 +212,9 @@ class _Run:
             self._tree.remove_folder(folder)
 
 
-def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
+def referenced(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
     """Names of the shards and tokenizers that a lease or manifest reaches. Leases first: manifests replace them."""
-    shards = leased(cache.tree)
+    shards = leased_names(cache.tree)
     tokenizers = set(shards)
     for folder in dataset_folders(cache):
         if folder.name in leave_out:
@@ -264,5 +264,5 @@ def remove_orphan(cache: Cache, path: Path) -> bool:
     aside = ASIDE.fullmatch(path.name)
     if aside and aside["suffix"] != ".bad":
         place = cache.shard_path(aside["name"]).with_suffix(aside["suffix"])
-        return not cache.tree.move(path, place, keep=True)
+        return not cache.tree.move(path, place, keep_existing=True)
     return cache.tree.remove(path)

@@ -10,14 +10,14 @@ from pathlib import Path
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import explained
+from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
 from penstock.store.tree import NAME
 from penstock.store.trust import shard_writer
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class DatasetEntry:
     """A dataset in a cache. `prepared` and `used` are times; `problem` says why it can't be opened, if so."""
 
     key: str
@@ -33,7 +33,7 @@ class Listed:
     problem: str | None = None
 
 
-def list_datasets(cache: Cache) -> list[Listed]:
+def list_datasets(cache: Cache) -> list[DatasetEntry]:
     """All datasets of a cache."""
     cache.check_marker()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
@@ -41,7 +41,7 @@ def list_datasets(cache: Cache) -> list[Listed]:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedShard:
+class ShardEntry:
     """A shard in a cache. `host` is what its writer noted; empty where unknown. `datasets` need it."""
 
     name: str
@@ -54,7 +54,7 @@ class ListedShard:
     datasets: tuple[str, ...]
 
 
-def list_shards(cache: Cache) -> list[ListedShard]:
+def list_shards(cache: Cache) -> list[ShardEntry]:
     """All shards of a cache, with who wrote them."""
     cache.check_marker()
     needed: dict[str, list[str]] = {}
@@ -70,9 +70,9 @@ def list_shards(cache: Cache) -> list[ListedShard]:
     ]
 
 
-def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ListedShard:
+def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardEntry:
     found, writer = path.lstat(), shard_writer(cache, path.stem)
-    return ListedShard(
+    return ShardEntry(
         name=path.stem,
         path=path,
         bytes=found.st_size,
@@ -86,13 +86,13 @@ def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> Listed
 
 def dataset_folders(cache: Cache) -> list[Path]:
     """The folders that hold a manifest."""
-    return [folder for folder in dataset_places(cache) if has_manifest(folder)]
+    return [folder for folder in key_folders(cache) if has_manifest(folder)]
 
 
-def dataset_places(cache: Cache) -> list[Path]:
+def key_folders(cache: Cache) -> list[Path]:
     """What is named by a key. Raises where that can't be seen: `gc` must not take it for nothing."""
     path = cache.root / "datasets"
-    with explained(path, "can't be read"):
+    with explain_os_errors(path, "can't be read"):
         try:
             return [path / name for name in cache.tree.names(path) if re.fullmatch(NAME, name)]
         except FileNotFoundError:
@@ -116,14 +116,14 @@ def last_use(folder: Path) -> float:
     return max(times)
 
 
-def _listed(cache: Cache, folder: Path) -> Listed:
+def _listed(cache: Cache, folder: Path) -> DatasetEntry:
     manifest_time = _modified(folder / "manifest.json")
     try:
         dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
     except StoreError as error:
-        return Listed(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
+        return DatasetEntry(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
     table = dataset.manifest.shards
-    return Listed(
+    return DatasetEntry(
         key=dataset.key,
         path=folder,
         name=_name(dataset),

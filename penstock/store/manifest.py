@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.cache import Cache, checked_name
+from penstock.store.cache import Cache, validate_name
 from penstock.store.files import digest, read_regular
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 
@@ -53,7 +53,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON, with a digest of itself."""
-        return sealed({"format": FORMAT_VERSION, **asdict(self)})
+        return seal_manifest({"format": FORMAT_VERSION, **asdict(self)})
 
     def commit(self, cache: Cache) -> Path:
         """Put the manifest in place, last of all."""
@@ -77,7 +77,7 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
     return digest(b"recipe", canonical(recipe))
 
 
-def sealed(value: Mapping[str, Any]) -> bytes:
+def seal_manifest(value: Mapping[str, Any]) -> bytes:
     """The bytes of a manifest with this content."""
     return seal(b"manifest", value, "digest")
 
@@ -111,7 +111,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
     """A manifest whose every field has the right type, and whose names and key follow from the rest."""
     table = _table(value["shards"])
     recipe, ledger = _typed(value, "recipe", dict), _typed(value, "ledger", dict)
-    checked_name(recipe["tokenizer"])
+    validate_name(recipe["tokenizer"])
     for name in COUNTS:
         _typed(ledger, name, int)
     for name in ("rejected", "notes"):
@@ -120,7 +120,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
     _typed(ledger, "warnings", list)
     made = recipe_digest(recipe)
     key = dataset_key(made, zip(table.sources, table.first_rows, table.slices, strict=True))
-    if checked_name(value["key"]) != key or table.names != [shard_name(made, part) for part in table.slices]:
+    if validate_name(value["key"]) != key or table.names != [shard_name(made, part) for part in table.slices]:
         raise CorruptError("its key or its shards' names are not those of its recipe and slices")
     for name in ("rows", "examples", "tokens"):
         if sum(getattr(table, name)) != ledger[name]:
@@ -139,7 +139,7 @@ def _table(value: Any) -> ShardTable:
         if kind is int and min(entries, default=0) < 0:
             raise ValueError(f"'{name}' has a negative number")
     for name in table.names:
-        checked_name(name)
+        validate_name(name)
     lengths = {len(entries) for entries in columns.values()}
     if len(lengths) != 1:
         raise ValueError(f"columns of different lengths: {sorted(lengths)}")

@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store.columns import Columns
-from penstock.store.files import is_there, retried
+from penstock.store.files import is_readable_file, retry_transient
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
 _META = b"penstock"
-_LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has renamed
+_RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
 
 def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
     """Open a shard; raises CorruptError when it is not a whole shard file."""
-    for pause in _LOOK_AGAIN:
-        if is_there(path):
+    for pause in _RECHECK_PAUSES:
+        if is_readable_file(path):
             break
         time.sleep(pause)
     try:
@@ -147,7 +147,7 @@ def _check_segments(columns: Columns) -> None:
         raise CorruptError("its segments do not cover its examples")
 
 
-@retried
+@retry_transient
 def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)

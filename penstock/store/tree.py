@@ -22,7 +22,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.store.files import READ_FLAGS, explained, fault, read_opened, retried, sync_descriptor, writer_name
+from penstock.store.files import (
+    READ_FLAGS,
+    explain_os_errors,
+    fault,
+    read_opened,
+    retry_transient,
+    sync_descriptor,
+    writer_name,
+)
 
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
@@ -63,7 +71,7 @@ class Tree:
         """Is this a path that Penstock gives to a file?"""
         return OWN.fullmatch(path.relative_to(self.root).as_posix()) is not None
 
-    @retried
+    @retry_transient
     def is_foreign(self, path: Path) -> bool:
         """Did another user write a file? A file server may map users: ours are those it gives our new files to."""
         try:
@@ -95,13 +103,13 @@ class Tree:
         finally:
             os.close(descriptor)
 
-    @retried
+    @retry_transient
     def make_folder(self, path: Path) -> None:
         """Make a folder, if it is not there."""
         with self.folder(path, create=True):
             pass
 
-    @retried
+    @retry_transient
     def names(self, path: Path) -> list[str]:
         """All names in a folder; OSError where it can't be listed."""
         with self.folder(path) as folder, os.scandir(folder) as entries:
@@ -121,7 +129,7 @@ class Tree:
         except OSError:
             return []
 
-    @retried
+    @retry_transient
     def _listed(self, path: Path, wanted: Callable[[int], bool]) -> list[Path]:
         found: list[Path] = []
         with self.folder(path) as folder, os.scandir(folder) as entries:
@@ -131,7 +139,7 @@ class Tree:
                         found.append(path / entry.name)
         return sorted(found)
 
-    @retried
+    @retry_transient
     def read(self, path: Path) -> bytes:
         """The bytes of a regular file."""
         with self.folder(path.parent) as folder:
@@ -146,21 +154,21 @@ class Tree:
         point: str,
         *,
         durable: bool = True,
-        keep: bool = False,
-        beside: bool = False,
+        keep_existing: bool = False,
+        in_root: bool = False,
         mode: int | None = None,
     ) -> None:
-        """Put a whole file in place. With `keep`, a file that is already there stays instead.
+        """Put a whole file in place. With `keep_existing`, a file that is already there stays instead.
 
         A convenience need not be `durable`: after a power failure it may be empty, which its reader notices. With
-        `beside` the temporary file is in the root; `mode` overrides the umask.
+        `in_root` the temporary file is in the root; `mode` overrides the umask.
         """
-        with explained(path, "can't be written"):
-            self._write(path, data, point, durable, keep, self.root if beside else self.tmp, mode)
+        with explain_os_errors(path, "can't be written"):
+            self._write(path, data, point, durable, keep_existing, self.root if in_root else self.tmp, mode)
 
-    @retried
+    @retry_transient
     def _write(
-        self, path: Path, data: Any, point: str, durable: bool, keep: bool, temporaries: Path, mode: int | None
+        self, path: Path, data: Any, point: str, durable: bool, keep_existing: bool, temporaries: Path, mode: int | None
     ) -> None:
         with self.folder(path.parent, create=True) as folder, self.folder(temporaries, create=True) as tmp:
             temporary = temporary_name()
@@ -175,7 +183,7 @@ class Tree:
                     if durable:
                         os.fsync(file.fileno())
                 fault(f"{point}.sync")
-                _rename(tmp, temporary, folder, path.name, keep=keep)
+                _rename(tmp, temporary, folder, path.name, keep_existing=keep_existing)
                 fault(f"{point}.rename")
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -186,14 +194,14 @@ class Tree:
 
     def create(self, path: Path, data: bytes, point: str) -> bool:
         """Create a small file; False where there is one."""
-        with explained(path, "can't be written"):
+        with explain_os_errors(path, "can't be written"):
             try:
                 self._create(path, data, point)
             except FileExistsError:
                 return False
         return True
 
-    @retried
+    @retry_transient
     def _create(self, path: Path, data: bytes, point: str) -> None:
         with self.folder(path.parent, create=True) as folder:
             descriptor = os.open(path.name, _NEW_FILE, 0o666, dir_fd=folder)
@@ -206,7 +214,7 @@ class Tree:
                 raise
             fault(f"{point}.write")
 
-    @retried
+    @retry_transient
     def touch(self, path: Path, *, create: bool = False) -> None:
         """Set a file's modification time to now, by the file server's clock."""
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
@@ -221,7 +229,7 @@ class Tree:
         """The time now by the file server's clock: the one it gives to a new file."""
         return self._probe().st_mtime
 
-    @retried
+    @retry_transient
     def _probe(self) -> os.stat_result:
         """What the file server makes of a new file of ours."""
         with self.folder(self.tmp) as folder:
@@ -238,16 +246,19 @@ class Tree:
 
     # -- moving and removing --------------------------------------------------------------------------------------
 
-    @retried
-    def move(self, source: Path, target: Path, *, keep: bool = False) -> bool:
-        """Rename one of Penstock's files. With `keep`, a file at the target stays, the source goes: then it's False."""
+    @retry_transient
+    def move(self, source: Path, target: Path, *, keep_existing: bool = False) -> bool:
+        """Rename one of Penstock's files.
+
+        With `keep_existing`, an existing target wins: the source is removed and the result is False.
+        """
         with self.folder(source.parent) as from_, self.folder(target.parent, create=True) as to:
             self._check(source, from_)
             if not self.owns(target):
                 raise _not_ours(target)
-            return _rename(from_, source.name, to, target.name, keep=keep)
+            return _rename(from_, source.name, to, target.name, keep_existing=keep_existing)
 
-    @retried
+    @retry_transient
     def remove(self, path: Path) -> bool:
         """Remove one of Penstock's files; False where it is gone. Anything else is a FileExistsError."""
         try:
@@ -296,9 +307,9 @@ def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
     return made
 
 
-def _rename(from_: int, source: str, to: int, target: str, *, keep: bool) -> bool:
+def _rename(from_: int, source: str, to: int, target: str, *, keep_existing: bool) -> bool:
     """Rename; where the answer got lost on the way (NFS retries), look at what is there."""
-    if keep:
+    if keep_existing:
         return _rename_to_new(from_, source, to, target)
     size = os.stat(source, dir_fd=from_, follow_symlinks=False).st_size
     try:
@@ -321,12 +332,12 @@ def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
             raise
         made = _size(to, target) is None  # the best there is: another process may come between look and rename
         if made:
-            return _rename(from_, source, to, target, keep=False)
+            return _rename(from_, source, to, target, keep_existing=False)
     _unlink(from_, source)
     return made
 
 
-@retried
+@retry_transient
 def _unlink(folder: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)

@@ -32,7 +32,7 @@ class Trust(StrEnum):
     ALL = "all"  # everybody's, unchecked
 
 
-class Writer(NamedTuple):
+class ShardWriter(NamedTuple):
     """Who wrote a shard. `host` is empty where the note beside it is lost or somebody else's."""
 
     uid: int
@@ -43,14 +43,14 @@ class Writer(NamedTuple):
         return f"{self.user} on {self.host or 'an unknown host'}"
 
 
-def shard_writer(cache: Cache, name: str) -> Writer:
+def shard_writer(cache: Cache, name: str) -> ShardWriter:
     """Owner and host of a shard."""
     uid, note = cache.shard_path(name).lstat().st_uid, cache.read_note(name) or {}
     host = str(note.get("host", ""))
     with contextlib.suppress(OSError):  # a note is a convenience
         if cache.note_path(name).lstat().st_uid == uid and re.fullmatch(r"[\w.-]{1,253}", host):
-            return Writer(uid, _user(uid), host)
-    return Writer(uid, _user(uid), "")
+            return ShardWriter(uid, _user(uid), host)
+    return ShardWriter(uid, _user(uid), "")
 
 
 def _user(uid: int) -> str:
@@ -60,7 +60,7 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-class Checked:
+class CheckedFiles:
     """Which files of others this user has checked, so that a hit need not do it again.
 
     Kept where nobody else writes: in the user's own folder for state. A file is known by inode, size, mtime and ctime;
@@ -84,7 +84,7 @@ class Checked:
         try:
             path = self._path(files)
             self._root.mkdir(parents=True, exist_ok=True)
-            Tree(self._root).write(path, b"", "checked", durable=False, beside=True)
+            Tree(self._root).write(path, b"", "checked", durable=False, in_root=True)
         except (OSError, StoreError):
             return
 

@@ -19,7 +19,7 @@ from penstock.errors import FormatError, StoreError
 from penstock.store.cache import Cache
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_there
+from penstock.store.files import file_digest, is_readable_file
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
@@ -29,7 +29,7 @@ REDO = "The next prepare makes this slice again"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CacheProblem:
     """Something that is not as promised. `rows` are numbers in the source file, first and last."""
 
     what: str
@@ -46,16 +46,16 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyReport:
     """What was looked at, and what was found."""
 
     datasets: int = 0
     shards: int = 0
     bytes: int = 0
     redone: int = 0  # rows made again from their sources and compared
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CacheProblem] = field(default_factory=list)
 
-    def add(self, other: Verified) -> None:
+    def add(self, other: VerifyReport) -> None:
         """Count in what another run looked at."""
         self.datasets += other.datasets
         self.shards += other.shards
@@ -64,26 +64,26 @@ class Verified:
         self.findings += other.findings
 
 
-def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> Verified:
+def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> VerifyReport:
     """Check the given datasets, or everything in the cache."""
     cache.check_marker()
-    run = _Run(cache, on_shard)
+    run = _Verifier(cache, on_shard)
     for folder in dataset_folders(cache) if folders is None else folders:
         run.dataset(folder)
     if folders is None:
-        run.loose_shards()
+        run.unreferenced_shards()
     return run.result
 
 
-class _Run:
+class _Verifier:
     def __init__(self, cache: Cache, on_shard: OnShard | None) -> None:
         self._cache = cache
         self._on_shard = on_shard
         self._digests: dict[str, str | None] = {}  # of shards; None where it can't be read
-        self.result = Verified()
+        self.result = VerifyReport()
 
     def _found(self, what: str, path: Path, **where: Any) -> None:
-        self.result.findings.append(Finding(what, path, **where))
+        self.result.findings.append(CacheProblem(what, path, **where))
 
     def dataset(self, folder: Path) -> None:
         """A manifest, all of its shards, and whether they add up."""
@@ -156,13 +156,13 @@ class _Run:
                 self._on_shard(name)
             self._digests[name] = None
             with contextlib.suppress(OSError):
-                if is_there(path):
+                if is_readable_file(path):
                     self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
                     self.result.bytes += path.stat().st_size
         return self._digests[name]
 
     def _bad(self, name: str, what: str) -> str:
-        return marked_bad(self._cache, name, what)
+        return mark_bad_shard(self._cache, name, what)
 
     def _ledger(self, dataset: StoredDataset, total: Counter[str]) -> None:
         ledger = dataset.ledger
@@ -176,20 +176,20 @@ class _Run:
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
         path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
-        if not is_there(path):
+        if not is_readable_file(path):
             self._found("the dataset's tokenizer is gone. The next prepare puts it back", path, dataset=dataset.key)
         elif file_digest(path) != path.stem:
             self._found("the tokenizer's bytes have changed. Delete it, then prepare again", path, dataset=dataset.key)
 
-    def loose_shards(self) -> None:
+    def unreferenced_shards(self) -> None:
         """Shards that no dataset has been made of yet, against the notes beside them."""
         tree = self._cache.tree
         for folder in tree.folders(tree.root / "shards"):
             for path in tree.files(folder):
                 if path.suffix == ".arrow" and path.stem not in self._digests:
-                    self._loose(path)
+                    self._check_unreferenced(path)
 
-    def _loose(self, path: Path) -> None:
+    def _check_unreferenced(self, path: Path) -> None:
         note = self._cache.read_note(path.stem)
         if note is None:
             return  # without a note nothing is promised; a build that wants the shard reads it itself
@@ -198,7 +198,7 @@ class _Run:
             self._found(wrong, path, shard=path.stem)
 
 
-def marked_bad(cache: Cache, name: str, what: str) -> str:
+def mark_bad_shard(cache: Cache, name: str, what: str) -> str:
     """Mark a shard; says so."""
     try:
         cache.mark_bad(name, what)

@@ -19,7 +19,7 @@ from penstock.build.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect
 from penstock.native import RenderedBatch
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.template.machine import Machine
 from penstock.tokenizer import load_tokenizer
 
@@ -66,7 +66,7 @@ class Slice:
         recipe = make_recipe(options, detect(rows[:1], options), model)
         self.lines = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
         self.pipeline = Pipeline(recipe, model.tokenizer_json)
-        self.result = self.pipeline.run(Rows(self.lines, list(range(1, len(rows) + 1))))
+        self.result = self.pipeline.run(SliceRows(self.lines, list(range(1, len(rows) + 1))))
 
     def wrong(self, sample: list[int], result: SliceResult | None = None) -> list[int]:
         return mismatches(self.pipeline, self.lines, sample, self.result if result is None else result)
@@ -383,7 +383,7 @@ def test_rows_on_new_paths_are_told(tokenizer: Path) -> None:
     one = Slice(tokenizer, CHATS)
     assert one.result.fresh[0] == 0
     assert {1, 4} <= set(one.result.fresh)  # the first with a system prompt, the first with tools
-    rows = Rows(one.lines, list(range(1, len(one.lines) + 1)))
+    rows = SliceRows(one.lines, list(range(1, len(one.lines) + 1)))
     taken, ways = one.pipeline.paths
     assert 0 < taken <= ways
     assert one.pipeline.run(rows).fresh == []

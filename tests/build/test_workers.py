@@ -26,7 +26,7 @@ from penstock.build.reading import SliceState
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.errors import WorkerError
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 
 ROWS: Final = 25_000
@@ -153,14 +153,14 @@ def test_a_slice_is_let_go_without_the_collector(tokenizer: Path) -> None:
     options = prepare_options({"tokenizer": str(tokenizer)})
     recipe = make_recipe(options, detect(rows, options), replace(model, templates={"default": template}))
     pipeline = Pipeline(recipe, model.tokenizer_json)
-    lines = Rows([orjson.dumps(row) for row in rows], list(range(1, len(rows) + 1)))
+    lines = SliceRows([orjson.dumps(row) for row in rows], list(range(1, len(rows) + 1)))
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         rejected = pipeline.run(lines).rejected
         del lines
         gc.collect()
-        held = [thing for thing in gc.garbage if isinstance(thing, SliceState | Rows)]
+        held = [thing for thing in gc.garbage if isinstance(thing, SliceState | SliceRows)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
-from penstock.store.manifest import sealed
+from penstock.store.manifest import seal_manifest
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -94,7 +94,7 @@ def test_a_manifest_of_a_newer_format(prepare: Prepare, data: Path) -> None:
     path.write_bytes(orjson.dumps(value))
     assert prepare(data).dataset.key == dataset.key  # its digest is another, so it is damaged: made again
     del value["digest"]
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     for call in (lambda: ps.open(dataset.path), lambda: prepare(data)):
         with pytest.raises(FormatError, match="format version 99, but this Penstock reads version 1"):
             call()
@@ -109,7 +109,7 @@ def test_a_manifest_with_a_path_in_a_name(prepare: Prepare, data: Path, name: ob
     value = orjson.loads(path.read_bytes())
     del value["digest"]
     value["shards"]["names"][0] = name
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     with pytest.raises(CorruptError, match="is not the name of a shard or dataset|not a list of str"):
         ps.open(dataset.path)
 

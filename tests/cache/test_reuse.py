@@ -188,7 +188,7 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
 def test_a_file_that_was_just_written_is_not_remembered(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("penstock.store.memo.GRAIN", 1e9)
+    monkeypatch.setattr("penstock.store.memo.CLOCK_TICK", 1e9)
     prepare(data)
     assert not list(cache.glob("memo/*/*.json"))
     assert prepare(data).hit  # found by reading it again

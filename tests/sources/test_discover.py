@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from penstock.errors import SourceError
-from penstock.sources import Kind, Slice, discover, read_rows
+from penstock.sources import FileKind, Slice, discover, read_rows
 from penstock.sources.hub import HubDataset
 from penstock.sources.source_set import SourceSet
 
@@ -54,11 +54,11 @@ def test_files_globs_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_bytes_decide_the_kind(tmp_path: Path) -> None:
-    assert discover([write(tmp_path / "a.json", ROW * 2)]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "b.jsonl", b"\xef\xbb\xbf [{}]")]).files[0].kind is Kind.JSON_ARRAY
-    assert discover([write(tmp_path / "c.txt", ROW)]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "d.jsonl", b"not json\n")]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "e.jsonl", b'{"cut": \n{"ok":1}\n')]).files[0].kind is Kind.JSONL
+    assert discover([write(tmp_path / "a.json", ROW * 2)]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "b.jsonl", b"\xef\xbb\xbf [{}]")]).files[0].kind is FileKind.JSON_ARRAY
+    assert discover([write(tmp_path / "c.txt", ROW)]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "d.jsonl", b"not json\n")]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "e.jsonl", b'{"cut": \n{"ok":1}\n')]).files[0].kind is FileKind.JSONL
 
 
 def test_folders_of_files(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     found = discover([tmp_path / "repo"], config="default", split="train[2:4]+test")
     assert texts(found) == [b'{"text":"row 2"}', b'{"text":"row 3"}', b'{"text":"hello"}']
-    assert {file.kind for file in found.files} == {Kind.ARROW}
+    assert {file.kind for file in found.files} == {FileKind.ARROW}
     with pytest.raises(SourceError, match="with config 'other'"):
         discover([tmp_path / "repo"], config="other")
 

@@ -53,7 +53,7 @@ class FaultyOs:
 def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any], None]]:
     """Put another `os` into the modules that touch a cache's files."""
     monkeypatch.setattr(files, "RETRY_PAUSES", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(claims, "NAMELESS_EXPIRY", -1.0)
+    monkeypatch.setattr(claims, "UNSIGNED_EXPIRY", -1.0)
 
     def put(fake: FaultyOs | Any) -> None:
         monkeypatch.setattr(tree, "os", fake)

@@ -19,7 +19,7 @@ from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.native import native
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import trl_template
 from tests.template.row_cases import (
@@ -94,7 +94,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 def run(pipeline: Pipeline, rows: Sequence[bytes]) -> tuple[dict[int, Any], dict[str, int]]:
     """What became of each row, and the notes."""
-    result = pipeline.run(Rows(list(rows), list(range(1, len(rows) + 1))))
+    result = pipeline.run(SliceRows(list(rows), list(range(1, len(rows) + 1))))
     return outcomes(result), dict(+result.notes)
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.columnar.rows import unit_rows, with_names
+from penstock.sources.columnar.rows import decode_rows, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
-from penstock.sources.slices import Columns, Rows, Slice, SourceFile
+from penstock.sources.slices import Columns, Slice, SliceRows, SourceFile
 
 FILE_MAGIC = b"ARROW1\0\0"
 
@@ -44,14 +44,14 @@ def trim_arrow(part: Slice, path: Path, first: int, stop: int) -> Slice:
         return trim_units(part, stream.columns, units, first, stop)
 
 
-def head_of_arrow(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+def arrow_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Batches from the start of a file, with the values of those of its columns that are asked for."""
     with _opened(file.path, file.name) as stream:
         for _, batch in _batches(stream, stream.file.tell(), None):
-            yield with_names(_selected(batch, columns), batch.schema.names)
+            yield with_placeholders(_selected(batch, columns), batch.schema.names)
 
 
-def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
+def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
     """The rows of a slice, from a file that is checked to be the one that was cut."""
     with _opened(path, str(path)) as stream:
         found = list(_batches(stream, part.start, part.end))
@@ -61,13 +61,13 @@ def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) ->
                 "Run again once nothing writes to it; finished slices are kept."
             )
         batches = [_selected(batch, columns) for _, batch in found]
-        return unit_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
+        return decode_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
 
 
 def _selected(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
     names = [name for name in batch.schema.names if columns is None or name in columns]
     chosen = batch.select(names)
-    return chosen if names else with_names(chosen, batch.schema.names)  # for an error that names what there is
+    return chosen if names else with_placeholders(chosen, batch.schema.names)  # for an error that names what there is
 
 
 def _wanted(batches: list[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:

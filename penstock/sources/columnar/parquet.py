@@ -15,13 +15,16 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.columnar.rows import BATCH_BYTES, unit_rows, with_names
+from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
-from penstock.sources.slices import Columns, FileIdentity, Rows, Slice, SourceFile, identity
+from penstock.sources.slices import Columns, FileIdentity, Slice, SliceRows, SourceFile, identity
 
 READ_BYTES = 1 << 20
 BATCH_ROWS = 4096
-MOST_UNPACKED, MOST_RATIO = 256 << 20, 200  # a column chunk beyond both is refused: a page of it may be all of it
+MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = (
+    256 << 20,
+    200,
+)  # a column chunk beyond both is refused: a page of it may be all of it
 
 
 def cut_parquet(file: SourceFile) -> Iterator[Slice]:
@@ -37,19 +40,19 @@ def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
         return trim_units(part, _schema(parquet), _units(part, parquet, path), first, stop)
 
 
-def head_of_parquet(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+def parquet_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Batches from the start of a file, with the values of those of its columns that are asked for."""
     with _opened(file.path, file.name) as parquet:
         for group in range(parquet.num_row_groups):
             for batch in _batches(file.path, parquet, range(group, group + 1), columns):
-                yield with_names(batch, parquet.schema_arrow.names)
+                yield with_placeholders(batch, parquet.schema_arrow.names)
 
 
-def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
+def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
     """The rows of a slice, from a file that is checked to be the one that was cut."""
     try:
         cursor = _cursor_for(part, path, columns)
-        rows = unit_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
+        rows = decode_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
     except (pa.ArrowException, OSError) as error:
         groups = f"row groups {part.unit} to {part.unit + part.units - 1}"
         raise SourceError(f"{path}: {groups} can't be read: {error}. Write the file again.") from error
@@ -131,7 +134,7 @@ def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Column
                     yield batch.select(names)
             else:  # for an error that names what there is
                 nothing = pa.array([{}] * parquet.metadata.row_group(group).num_rows, pa.struct([]))
-                yield with_names(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
+                yield with_placeholders(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
 
 
 def _words(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
@@ -139,7 +142,7 @@ def _words(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) ->
     words: set[str] = set()
     for chunk in _chunks(parquet, group, names):
         size, packed = chunk.total_uncompressed_size, chunk.total_compressed_size
-        if size > MOST_UNPACKED and size > MOST_RATIO * packed:
+        if size > MAX_UNPACKED_BYTES and size > MAX_COMPRESSION_RATIO * packed:
             raise SourceError(
                 f"{path}: {chunk.path_in_schema} in row group {group} unpacks from {packed:,} to {size:,} bytes. "
                 "Write the file again in smaller row groups."

@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SourceError
-from penstock.sources.slices import Rows, Slice
+from penstock.sources.slices import Slice, SliceRows
 
 Sizes = npt.NDArray[np.int64]
 
 BATCH_BYTES = 1 << 20  # of rows that become Python values at once
-MOST_BYTES = 1 << 30  # that the rows of a slice may unpack to
+MAX_SLICE_BYTES = 1 << 30  # that the rows of a slice may unpack to
 LIST_TYPES = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
@@ -41,29 +41,29 @@ def json_rows(batch: pa.RecordBatch) -> tuple[list[bytes], int]:
     return rows, converter.nulls_dropped
 
 
-def unit_rows(part: Slice, batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Rows:
+def decode_rows(part: Slice, batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> SliceRows:
     """The rows of decoded batches."""
     rows: list[bytes] = []
     oversize: dict[int, int] = {}
     nulls = total = 0
-    for batch, size in bounded(batches, max_row_bytes):
+    for batch, size in bounded_batches(batches, max_row_bytes):
         more, dropped = ([b""], 0) if size else json_rows(batch)
         nulls += dropped
         total += sum(map(len, more))
-        if total > MOST_BYTES:
+        if total > MAX_SLICE_BYTES:
             raise SourceError(
-                f"rows {part.first_row + 1} to {part.first_row + part.rows} unpack to more than {MOST_BYTES:,} bytes. "
-                "Write the file again in smaller row groups or record batches."
+                f"rows {part.first_row + 1} to {part.first_row + part.rows} unpack to more than {MAX_SLICE_BYTES:,} "
+                "bytes. Write the file again in smaller row groups or record batches."
             )
         for row in more:
             if size or len(row) > max_row_bytes:
                 oversize[len(rows)] = size or len(row)
             rows.append(row if len(row) <= max_row_bytes else b"")
     first = part.first_row + 1
-    return Rows(rows, list(range(first, first + len(rows))), oversize, nulls)
+    return SliceRows(rows, list(range(first, first + len(rows))), oversize, nulls)
 
 
-def bounded(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+def bounded_batches(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The same rows in batches small enough to be made Python values; a row over the limit alone, with its size."""
     for batch in batches:
         sizes = row_sizes(batch)
@@ -83,13 +83,13 @@ def bounded(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[t
 
 def first_rows(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[bytes]:
     """Rows of batches, one after the other, without those over the limit."""
-    for batch, size in bounded(batches, max_row_bytes):
+    for batch, size in bounded_batches(batches, max_row_bytes):
         for row in () if size else json_rows(batch)[0]:
             if len(row) <= max_row_bytes:
                 yield row
 
 
-def with_names(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+def with_placeholders(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
     """The batch with more columns, in which every value is true."""
     more = [name for name in names if name not in batch.schema.names]
     true = pa.array(np.ones(batch.num_rows, np.bool_))

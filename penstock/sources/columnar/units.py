@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from penstock.sources.slices import SLICE_SIZES, Slice, SliceSizes, SourceFile
 
-LEAST_ROW_BYTES = 256  # a row counts at least this: encoded sizes say little where dictionaries compress
+MIN_ROW_WEIGHT = 256  # a row counts at least this: encoded sizes say little where dictionaries compress
 
 
 class Unit(NamedTuple):
@@ -30,7 +30,7 @@ class Unit(NamedTuple):
     @property
     def weight(self) -> int:
         """What it counts when slices are cut."""
-        return max(self.size if self.rows else 0, self.rows * LEAST_ROW_BYTES)
+        return max(self.size if self.rows else 0, self.rows * MIN_ROW_WEIGHT)
 
 
 def units_digest(schema: str, digests: Iterable[bytes], rows: range | None = None) -> str:

@@ -23,7 +23,7 @@ from penstock.errors import SourceError
 CHUNK_BYTES = 1 << 18
 ZSTD_HEADER_BYTES = 18  # of a frame, at most
 SMALL_BYTES = 1 << 9  # of a gzip member that are unpacked first
-NOTHING = re.compile(rb"(?:\0|\x1f\x8b\x08\0.{6}\x03\0{9})+", re.DOTALL)  # padding and empty gzip members
+PADDING = re.compile(rb"(?:\0|\x1f\x8b\x08\0.{6}\x03\0{9})+", re.DOTALL)  # padding and empty gzip members
 GZIP_WINDOW = 31  # zlib's number for "expect a gzip header"
 
 
@@ -68,7 +68,7 @@ def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
             if not packed:
                 break
         if unpacker is None:
-            nothing = NOTHING.match(packed, at)
+            nothing = PADDING.match(packed, at)
             at = nothing.end() if nothing else at
             if at == len(packed):
                 continue

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.kinds import UTF8_BOM, WHITE
-from penstock.sources.text.rows import Giant, PartialRow, Run
+from penstock.sources.kinds import UTF8_BOM, WHITESPACE
+from penstock.sources.text.rows import HugeRow, PartialRow, RowRun
 
 QUOTE, CASE_BIT, OPEN, CLOSE = 0x22, 0x20, 0x7B, 0x7D  # with the case bit set, [ is { and ] is }
 
 
-def element_runs(chunks: Iterable[bytes], name: str, largest: int, limit: int) -> Iterator[Run | Giant]:
+def element_runs(chunks: Iterable[bytes], name: str, largest: int, limit: int) -> Iterator[RowRun | HugeRow]:
     """The elements of the array. An element over `largest` bytes that crosses the end of a chunk comes as a giant."""
     reader = _ElementReader(name, largest, limit)
     for chunk, skipped in _inside_array(chunks):
@@ -33,7 +33,7 @@ def _inside_array(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
     for piece in chunks:
         chunk = held + piece
         if not inside:
-            text = chunk.removeprefix(UTF8_BOM).lstrip(WHITE)
+            text = chunk.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
             inside, skipped = text.startswith(b"["), len(chunk) - len(text) + 1
             held, chunk = (b"", text[1:]) if inside else (chunk, b"")
         if inside:
@@ -84,7 +84,7 @@ class _ElementReader:
         self._gap = b""  # what stood since the last element, white space apart
         self._closed = False
 
-    def feed(self, chunk: bytes, skipped: int) -> Iterator[Run | Giant]:
+    def feed(self, chunk: bytes, skipped: int) -> Iterator[RowRun | HugeRow]:
         """The elements that end in this chunk."""
         self._position += skipped
         cuts, closed = ([], None) if self._closed else self._scanner.boundaries(chunk)
@@ -102,11 +102,11 @@ class _ElementReader:
                 ends.append(self._previous_end)
                 continue
             if rows:
-                yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
+                yield RowRun(rows, run_start, ends[-1], len(rows), ends=ends)
             yield row
             rows, ends, run_start = [], [], self._previous_end
         if rows:
-            yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
+            yield RowRun(rows, run_start, ends[-1], len(rows), ends=ends)
         self._read_rest(chunk[done:], None if closed is None else closed - done)
 
     def end(self) -> None:
@@ -125,7 +125,7 @@ class _ElementReader:
             self._complain(self._position)
         self._gap, self._start, self._element = b"", self._position, PartialRow(self._largest, self._limit)
 
-    def _finish(self, element: PartialRow, piece: bytes) -> bytes | Giant:
+    def _finish(self, element: PartialRow, piece: bytes) -> bytes | HugeRow:
         self._read_element(element, piece)
         self._previous_end, self._element = self._position, None
         self._elements += 1
@@ -150,9 +150,9 @@ class _ElementReader:
         self._position += len(piece)
 
     def _read_gap(self, piece: bytes) -> None:
-        self._gap += piece.translate(None, WHITE)
+        self._gap += piece.translate(None, WHITESPACE)
         if self._gap not in (b"", b",") or (self._closed and self._gap):
-            self._complain(self._position + len(piece) - len(piece.lstrip(WHITE + b",")))
+            self._complain(self._position + len(piece) - len(piece.lstrip(WHITESPACE + b",")))
         self._position += len(piece)
 
     def _complain(self, position: int) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from penstock.native import native
 from penstock.sources.kinds import UTF8_BOM
-from penstock.sources.text.rows import BLANK, Giant, PartialRow, Run
+from penstock.sources.text.rows import BLANK, HugeRow, PartialRow, RowRun
 
 
-def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int = 0) -> Iterator[Run | Giant]:
+def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int = 0) -> Iterator[RowRun | HugeRow]:
     """The rows of JSON lines, which stand at `start` of their file.
 
     A row over `largest` bytes that crosses the end of a chunk comes as a giant.
@@ -37,7 +37,7 @@ def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int =
         yield _finished(partial, position, position + partial.size)
 
 
-def _run(text: bytes, start: int) -> Run:
+def _run(text: bytes, start: int) -> RowRun:
     """The rows of whole lines, which stand at `start`."""
     end = start + len(text)
     if b"\r" in text or 2 * text.count(b"\n") > len(text):
@@ -46,10 +46,10 @@ def _run(text: bytes, start: int) -> Run:
     rows.pop()  # what follows the last line end
     if min(rows) < b"!":  # a blank line, or an indented one
         return _cleaned(text, start, end)
-    return Run(rows, start, end, len(rows), memoryview(text))
+    return RowRun(rows, start, end, len(rows), memoryview(text))
 
 
-def _cleaned(text: bytes, start: int, end: int) -> Run:
+def _cleaned(text: bytes, start: int, end: int) -> RowRun:
     """The same for text with blank lines or \\r. Blank lines cost no more than their bytes."""
     import numpy as np  # which hits do without
 
@@ -61,7 +61,7 @@ def _cleaned(text: bytes, start: int, end: int) -> Run:
     filled = np.flatnonzero(np.diff(before))
     starts = np.concatenate(([0], ends))[filled]
     places = zip(starts.tolist(), (ends[filled] - 1).tolist(), strict=True)
-    return Run(
+    return RowRun(
         [text[first:stop].removesuffix(b"\r") for first, stop in places],
         start,
         end,
@@ -88,8 +88,8 @@ def _without_bom(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
         yield begin, 0
 
 
-def _finished(partial: PartialRow, start: int, end: int) -> Run | Giant:
+def _finished(partial: PartialRow, start: int, end: int) -> RowRun | HugeRow:
     if partial.is_blank:
-        return Run([], start, end, 1)
+        return RowRun([], start, end, 1)
     row = partial.finish(start, end, b"\r")
-    return row if isinstance(row, Giant) else Run([row], start, end, 1, ends=[end])
+    return row if isinstance(row, HugeRow) else RowRun([row], start, end, 1, ends=[end])

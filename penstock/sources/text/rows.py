@@ -18,7 +18,7 @@ def digest_of(data: bytes | memoryview) -> str:
     return "b3-" + blake3(data).hexdigest()
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Consecutive rows of lines or of an array.
 
     Where blank lines, \\r or other text stand between them, `starts` and `ends` are their byte positions (`ends` after
@@ -58,7 +58,7 @@ class Run(NamedTuple):
         return self.text[begin : max(begin, end - 1)]
 
 
-class Giant(NamedTuple):
+class HugeRow(NamedTuple):
     """One row larger than the largest slice. `data` is None where it is also larger than a row may be."""
 
     start: int
@@ -96,7 +96,7 @@ class PartialRow:
         if self._hasher is not None and self.size > self._limit + 1:
             self._kept.clear()
 
-    def finish(self, start: int, end: int, line_end: bytes = b"") -> bytes | Giant:
+    def finish(self, start: int, end: int, line_end: bytes = b"") -> bytes | HugeRow:
         """The whole row, which stood at start:end, without its `line_end`."""
         row = b"".join(self._kept)
         if self._hasher is None:
@@ -107,7 +107,7 @@ class PartialRow:
         else:
             self._hasher.update(self._held)
         data = row[:size] if size <= self._limit else None
-        return Giant(start, end, size, "b3-" + self._hasher.hexdigest(), data)
+        return HugeRow(start, end, size, "b3-" + self._hasher.hexdigest(), data)
 
     def _hash(self, hasher: blake3, piece: bytes) -> None:
         if piece:
