@@ -1,9 +1,13 @@
-"""Deletes what no manifest reaches: shards, tokenizers, folders of dropped datasets, and what dead processes left.
+"""Garbage collection: deletes shards, tokenizers and folders that no manifest references, and orphaned files.
 
-Safe beside readers, who only read what a manifest reaches. Safe beside builds on any host: a shard is first put aside,
-then leases and manifests are read again, and only then is it deleted; see `store.leases`. What is younger than a
-threshold stays, so that builds under way seldom repeat work. When a manifest or lease can't be read, nobody knows what
-it reaches, so nothing is deleted.
+Safe alongside readers, which only read what a manifest references. Safe alongside builds on any host: a shard is first
+set aside, then leases and manifests are read again, and only then is it deleted (see `store.claims`). Files younger
+than a threshold stay, so that concurrent builds rarely repeat work. If a manifest or lease can't be read, nothing is
+deleted, because what it references is unknown.
+
+Orphans are what dead processes left behind: temporary files, claims, leases, and shards that a killed `gc` had set
+aside. Removing them costs a few listings, so every build does it at its start. Only processes of this host can be known
+to be dead; what other hosts left is removed by `gc` when it is old.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ from penstock.store.manifest import read_manifest
 from penstock.store.tree import ASIDE
 
 DAY = 86400.0
-RETIRED_AGE = 30 * DAY  # a replaced shard stays this long for those who had mapped it
-MEMO_AGE = 90 * DAY  # how files were cut is forgotten after this; finding it again costs one reading
+RETIRED_AGE = 30 * DAY  # how long a replaced shard stays for readers that have it mapped
+MEMO_AGE = 90 * DAY  # how long slice plans are kept; recomputing one costs a pass over the file
 
 
 class Garbage(NamedTuple):
-    """Files that nothing reaches and that go together."""
+    """Unreferenced files that are deleted together: a shard, its note and its mark."""
 
     paths: tuple[Path, ...]
     bytes: int
@@ -37,15 +41,15 @@ class Garbage(NamedTuple):
 
 @dataclass(slots=True)
 class GcReport:
-    """What was deleted, or would be."""
+    """What was deleted, or would be in a dry run."""
 
     datasets: list[str] = field(default_factory=list)
     shards: int = 0
     tokenizers: int = 0
     leftovers: int = 0  # temporary files, memos, folders
     bytes: int = 0
-    kept_bytes: int = 0  # shards that stay
-    refused: int = 0  # files that belong to others
+    kept_bytes: int = 0  # shards that remain
+    refused: int = 0  # files owned by other users
 
 
 def collect_garbage(
@@ -56,11 +60,12 @@ def collect_garbage(
     drop_unused: float | None = None,
     dry_run: bool = False,
 ) -> GcReport:
-    """Delete what no manifest reaches and is older than so many seconds; with `max_bytes` no more than needed.
+    """Delete unreferenced files older than `older_than` seconds.
 
-    `drop_unused`: first drop datasets that were not opened for so many seconds.
+    With `max_bytes`, delete the oldest shards only until the rest fit. With `drop_unused`, first drop the datasets that
+    have not been opened for that many seconds.
     """
-    return _Collector(cache, older_than, dry_run).all(max_bytes, drop_unused)
+    return _Collector(cache, older_than, dry_run).run(max_bytes, drop_unused)
 
 
 class _Collector:
@@ -72,10 +77,10 @@ class _Collector:
         self._clock = ServerClock(cache.tree)
         self.result = GcReport()
 
-    def all(self, max_bytes: int | None, drop_unused: float | None) -> GcReport:
-        """The whole of it."""
+    def run(self, max_bytes: int | None, drop_unused: float | None) -> GcReport:
+        """Drop datasets, delete unreferenced shards, then everything else."""
         if not self._cache.check_marker():
-            raise StoreError(f"{self._cache.root}: there is no cache here. Name it with --cache or PENSTOCK_CACHE.")
+            raise StoreError(f"{self._cache.root}: not a cache. Name one with --cache or PENSTOCK_CACHE.")
         dropped = set() if drop_unused is None else self._drop(drop_unused)
         shards, tokenizers = referenced(self._cache, leave_out=dropped)
         loose = sorted(self._unreferenced_shards(shards), key=lambda garbage: -garbage.age)
@@ -85,7 +90,7 @@ class _Collector:
         return self.result
 
     def _drop(self, unused: float) -> set[str]:
-        """Drop datasets that nobody has opened for long: the manifest first, so that no reader meets half of it."""
+        """Drop datasets unused for that long; the manifest goes first, so that no reader sees half a dataset."""
         now = self._clock.now()
         old = [folder for folder in dataset_folders(self._cache) if now - last_use(folder) > unused]
         self.result.datasets = [folder.name for folder in old]
@@ -95,7 +100,7 @@ class _Collector:
         return {folder.name for folder in old}
 
     def _unreferenced_shards(self, referenced_names: set[str]) -> Iterator[Garbage]:
-        """Shards that no manifest reaches, with what stands beside them."""
+        """Shards that no manifest references, with the files beside them."""
         for folder in self._tree.folders(self._cache.root / "shards"):
             groups: dict[str, list[Path]] = {}
             for path in self._tree.files(folder):
@@ -111,10 +116,10 @@ class _Collector:
             age = min(self._clock.age(path) for path in paths)
             return Garbage(tuple(paths), sum(path.lstat().st_size for path in paths), age)
         except OSError:
-            return None  # somebody else removes it
+            return None  # another process is removing it
 
     def _oldest_over_limit(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:
-        """The oldest ones, as many as it takes to come below the limit."""
+        """The oldest shards, enough of them to get below the limit."""
         if max_bytes is None:
             return loose
         total = _shard_bytes(self._cache)
@@ -127,10 +132,10 @@ class _Collector:
         return chosen
 
     def _delete_shards(self, garbage: list[Garbage]) -> None:
-        """Put aside, look again, delete or put back."""
+        """Set shards aside, look for new references, then delete or restore them."""
         aside: list[tuple[Garbage, list[tuple[Path, Path]]]] = []
         for group in garbage:
-            moved = [] if self._dry_run else self._put_aside(group)
+            moved = [] if self._dry_run else self._set_aside(group)
             if moved or self._dry_run:
                 aside.append((group, moved))
         fault("gc.aside")
@@ -146,7 +151,7 @@ class _Collector:
             self.result.shards += any(path.suffix == ".arrow" for path in group.paths)
             self.result.bytes += group.bytes
 
-    def _put_aside(self, group: Garbage) -> list[tuple[Path, Path]]:
+    def _set_aside(self, group: Garbage) -> list[tuple[Path, Path]]:
         moved: list[tuple[Path, Path]] = []
         for path in sorted(group.paths):  # the shard before its note
             hidden = self._tree.tmp / f"{writer_name()}.aside.{path.name}"
@@ -163,12 +168,12 @@ class _Collector:
         if not self._dry_run:
             self.result.leftovers += clean_orphans(self._cache)
         for path in temporary_files(self._cache):
-            if self._is_old(path, max(self._older_than, DAY)):  # of hosts that we can't ask
+            if self._is_old(path, max(self._older_than, DAY)):  # left by other hosts
                 with contextlib.suppress(OSError):
                     self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache, path)
         for path in self._tree.files(self._cache.root / "retired"):
             with contextlib.suppress(OSError):
-                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it got its present name
+                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it was retired
                     self.result.leftovers += self._unlink(path)
         if not self._build_in_progress():
             for path in self._tree.files(self._cache.root / "tokenizers"):
@@ -213,7 +218,7 @@ class _Collector:
 
 
 def referenced(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
-    """Names of the shards and tokenizers that a lease or manifest reaches. Leases first: manifests replace them."""
+    """The shards and tokenizers that a lease or manifest references. Leases are read first: manifests replace them."""
     shards = leased_names(cache.tree)
     tokenizers = set(shards)
     for folder in dataset_folders(cache):
@@ -223,9 +228,9 @@ def referenced(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str],
             manifest = read_manifest(folder / "manifest.json")
         except StoreError as error:
             if not has_manifest(folder):
-                continue  # dropped since we looked
+                continue  # dropped in the meantime
             raise StoreError(
-                f"{error} So it is not known which shards it needs, and nothing is deleted. "
+                f"{error} Nothing was deleted, because the shards it needs are unknown. "
                 "Prepare it again, or delete its folder yourself."
             ) from error
         shards.update(manifest.shards.names)
@@ -243,16 +248,16 @@ def _shard_bytes(cache: Cache) -> int:
 
 
 def temporary_files(cache: Cache) -> list[Path]:
-    """All files that are being written, or were when their writer died."""
+    """All temporary files: being written, or left by a writer that died."""
     return [*cache.tree.files(cache.root), *cache.tree.files(cache.tree.tmp)]
 
 
 def clean_orphans(cache: Cache) -> int:
-    """Remove what dead processes of this host have left; returns how many temporary files that were."""
+    """Remove what dead processes of this host left behind; returns the number of temporary files removed."""
     removed = 0
     for path in temporary_files(cache):
         if writer_is_dead(path.name):
-            with contextlib.suppress(OSError):  # another process cleans up too, or it is not ours to remove
+            with contextlib.suppress(OSError):  # cleaned up concurrently, or owned by another user
                 removed += remove_orphan(cache, path)
     clean_claims(cache.tree)
     clean_leases(cache.tree)
@@ -260,7 +265,7 @@ def clean_orphans(cache: Cache) -> int:
 
 
 def remove_orphan(cache: Cache, path: Path) -> bool:
-    """Remove a temporary file of a dead writer. What gc put aside goes back: a dataset may have come to need it."""
+    """Remove a temporary file of a dead writer. A shard that `gc` had set aside is restored: it may be in use."""
     aside = ASIDE.fullmatch(path.name)
     if aside and aside["suffix"] != ".bad":
         place = cache.shard_path(aside["name"]).with_suffix(aside["suffix"])

@@ -1,4 +1,4 @@
-"""What is in a cache: one entry a dataset, the most recently used first. Costs a manifest each, no shard."""
+"""Lists the datasets and shards of a cache. Reads manifests only, no shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.store.trust import shard_writer
 
 @dataclass(frozen=True, slots=True)
 class DatasetEntry:
-    """A dataset in a cache. `prepared` and `used` are times; `problem` says why it can't be opened, if so."""
+    """A dataset in a cache. `prepared` and `used` are timestamps; `problem` says why it can't be opened, if so."""
 
     key: str
     path: Path
@@ -34,7 +34,7 @@ class DatasetEntry:
 
 
 def list_datasets(cache: Cache) -> list[DatasetEntry]:
-    """All datasets of a cache."""
+    """All datasets of a cache, the most recently used first."""
     cache.check_marker()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
@@ -42,7 +42,7 @@ def list_datasets(cache: Cache) -> list[DatasetEntry]:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard in a cache. `host` is what its writer noted; empty where unknown. `datasets` need it."""
+    """A shard in a cache. `host` is empty if unknown; `datasets` are the keys that reference the shard."""
 
     name: str
     path: Path
@@ -55,11 +55,11 @@ class ShardEntry:
 
 
 def list_shards(cache: Cache) -> list[ShardEntry]:
-    """All shards of a cache, with who wrote them."""
+    """All shards of a cache and who wrote them."""
     cache.check_marker()
     needed: dict[str, list[str]] = {}
     for folder in dataset_folders(cache):
-        with contextlib.suppress(StoreError):  # `list_datasets` names it
+        with contextlib.suppress(StoreError):  # `list_datasets` reports it
             for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
                 needed.setdefault(name, []).append(folder.name)
     return [
@@ -85,12 +85,12 @@ def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardE
 
 
 def dataset_folders(cache: Cache) -> list[Path]:
-    """The folders that hold a manifest."""
+    """The dataset folders that hold a manifest."""
     return [folder for folder in key_folders(cache) if has_manifest(folder)]
 
 
 def key_folders(cache: Cache) -> list[Path]:
-    """What is named by a key. Raises where that can't be seen: `gc` must not take it for nothing."""
+    """All folders named by a key. Raises if they can't be listed: `gc` must not mistake that for an empty cache."""
     path = cache.root / "datasets"
     with explain_os_errors(path, "can't be read"):
         try:
@@ -100,7 +100,7 @@ def key_folders(cache: Cache) -> list[Path]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Is there a manifest, readable or not?"""
+    """Whether there is a manifest, readable or not."""
     try:
         (folder / "manifest.json").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +111,7 @@ def has_manifest(folder: Path) -> bool:
 
 
 def last_use(folder: Path) -> float:
-    """When a dataset was last opened; at least when it was prepared."""
+    """When a dataset was last opened or prepared."""
     times = [_modified(folder / "manifest.json"), _modified(folder / "used")]
     return max(times)
 
@@ -138,7 +138,7 @@ def _listed(cache: Cache, folder: Path) -> DatasetEntry:
 
 
 def _name(dataset: StoredDataset) -> str:
-    """What people know it by: the files and the tokenizer it was last prepared from."""
+    """A readable name: the files and the tokenizer that the dataset was last prepared from."""
     entries = dataset.notes.get("files")
     named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     files = [Path(str(entry.get("name", ""))).name for entry in named]

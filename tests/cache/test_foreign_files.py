@@ -196,7 +196,7 @@ def test_an_empty_or_missing_folder_has_no_datasets(cache: Path) -> None:
     for folder in (cache, cache / "missing"):
         assert list_datasets(Cache(folder)) == []
         assert verify_cache(Cache(folder)).datasets == 0
-        with pytest.raises(StoreError, match="there is no cache here"):
+        with pytest.raises(StoreError, match="not a cache"):
             collect_garbage(Cache(folder))
     assert list(cache.iterdir()) == []
 

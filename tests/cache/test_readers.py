@@ -105,7 +105,7 @@ def test_what_is_in_the_way_of_a_shard_is_named(prepare: Prepare, data: Path, ca
     shard.unlink()
     os.mkfifo(shard)
     with pytest.raises(
-        StoreError, match=r"\.arrow can't be replaced: not a file that Penstock made. Remove what is in"
+        StoreError, match=r"\.arrow can't be replaced: not a file that Penstock created. Remove what is in"
     ):
         prepare(data)
     shard.unlink()

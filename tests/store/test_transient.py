@@ -148,6 +148,6 @@ def test_the_error_names_the_place_and_the_remedy(tmp_path: Path, inject: Callab
     with pytest.raises(StoreError) as raised:
         Tree(tmp_path).write(tmp_path / "a", b"", "x")
     assert str(raised.value) == (
-        f"{tmp_path / 'a'} can't be written: Input/output error, again and again. "
-        "Look after the disk or file server; finished slices stay, the same command goes on from there."
+        f"{tmp_path / 'a'} can't be written: Input/output error, after several retries. "
+        "Check the disk or file server, then run the same command again: finished slices are kept."
     )
