@@ -30,7 +30,7 @@ from penstock.tokenizer.auto import (
     compare,
     is_installed,
     load_auto,
-    takes_the_file,
+    uses_file_as_is,
 )
 
 VERSION = 1  # of the comparison
@@ -52,7 +52,7 @@ class AutoCheck:
             self.summary = "ids of AutoTokenizer"
         elif self._model.folder is None:
             self.summary = "not compared with AutoTokenizer: the file is not called tokenizer.json"
-        elif takes_the_file(self._model.folder):
+        elif uses_file_as_is(self._model.folder):
             self.summary = "no class is named for it: AutoTokenizer goes by tokenizer.json, too"
         elif not is_installed():
             self.summary = "not compared with AutoTokenizer: transformers is not installed"

@@ -1,4 +1,12 @@
-"""Where rows come from: files, folders and hub datasets, cut into slices by content."""
+"""Finds source files and cuts them into slices of rows by content.
+
+In: what the user names (files, globs, folders, Hub datasets) and an optional split. Out: `Slice` records, each with a
+digest of its rows, and, for a worker that holds a slice, its rows as JSON bytes.
+
+Slice boundaries depend on content alone, so appending or editing rows changes only the slices next to them. `discover`
+resolves names to a `SourceSet`, whose `slices()` yields the slices; `read_rows` reads one of them. `text` and
+`columnar` hold the readers by file kind; pyarrow is imported only for Parquet and Arrow files.
+"""
 
 from penstock.sources.discover import discover
 from penstock.sources.kinds import FileKind

@@ -1,8 +1,8 @@
-"""Folders: what is in them, as files with the split each belongs to.
+"""Finds the data files of a folder, and the split that each belongs to.
 
-Served are `save_to_disk` folders (a Dataset or a DatasetDict) and folders of data files, whose names may tell splits
-the way Hugging Face reads them: `train.jsonl`, `data/test-00000-of-00002.parquet`, `validation/a.json`.
-A folder that could mean two things is an error, because guessing would train on test data or on rows twice.
+Supported are `save_to_disk` folders (a Dataset or a DatasetDict) and folders of data files. File names may imply
+splits as they do for Hugging Face: `train.jsonl`, `data/test-00000-of-00002.parquet`, `validation/a.json`.
+An ambiguous folder is an error, because a wrong guess would train on test data or on rows twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLIT_OF_WORD = (
 
 
 class FoundFile(NamedTuple):
-    """A file that a source stands for."""
+    """A data file found in a source, and its split."""
 
     path: Path
     name: str
@@ -36,14 +36,14 @@ class FoundFile(NamedTuple):
 
 
 class FolderContents(NamedTuple):
-    """The data files of a folder, and the files beside them that are none."""
+    """The data files of a folder, and the names of other files in it."""
 
     files: list[FoundFile]
     ignored: list[str]
 
 
 def read_folder(folder: Path, name: str) -> FolderContents:
-    """The files of a folder, in order of their names within a split."""
+    """List the files of a folder, sorted by name within each split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json", name)["splits"]
         return FolderContents(
@@ -59,7 +59,7 @@ def read_folder(folder: Path, name: str) -> FolderContents:
 def _saved(folder: Path, name: str, split: str) -> list[FoundFile]:
     """The Arrow files of a Dataset written by `save_to_disk`."""
     if not (folder / "state.json").is_file():
-        raise SourceError(f"{name}: state.json is missing, so the dataset was not saved completely. Save it again.")
+        raise SourceError(f"{name}: state.json is missing, so the dataset is incomplete. Save it again.")
     state = _json(folder / "state.json", name)
     if any(value for key, value in state.items() if key.startswith("_indices")):
         raise SourceError(
@@ -69,7 +69,7 @@ def _saved(folder: Path, name: str, split: str) -> list[FoundFile]:
     files = [entry["filename"] for entry in state["_data_files"]]
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise SourceError(f"{name}: {missing[0]} is missing, which state.json names. Copy or save the dataset again.")
+        raise SourceError(f"{name}: {missing[0]}, which state.json lists, is missing. Copy or save the dataset again.")
     return [FoundFile(folder / file, f"{name}/{file}", split) for file in files]
 
 
@@ -79,7 +79,7 @@ def _json(path: Path, name: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise SourceError(f"{name}: {path.name} is not valid JSON: {error}. Save the dataset again.") from error
     if not isinstance(value, dict):
-        raise SourceError(f"{name}: {path.name} holds no JSON object. Save the dataset again.")
+        raise SourceError(f"{name}: {path.name} is not a JSON object. Save the dataset again.")
     return value
 
 
@@ -92,7 +92,7 @@ def _data_files(folder: Path, name: str) -> FolderContents:
         there = ", ".join(str(path) for path in visible[:5]) or "nothing"
         raise SourceError(
             f"{name}: no data files in this folder, which holds {there}. "
-            "Served are .jsonl, .json, .parquet and .arrow files (.jsonl and .json also with .gz or .zst), "
+            "Supported are .jsonl, .json, .parquet and .arrow files (.jsonl and .json also with .gz or .zst), "
             "and folders written by save_to_disk."
         )
     _check_ambiguity(data, name)
@@ -100,7 +100,7 @@ def _data_files(folder: Path, name: str) -> FolderContents:
     if any(splits) and not all(splits):
         unnamed = data[splits.index(None)]
         raise SourceError(
-            f"{name}: some file names tell a split ({data[_first(splits)]}), others don't ({unnamed}). "
+            f"{name}: some file names imply a split ({data[_first(splits)]}), others don't ({unnamed}). "
             "Name the files to read, or give a pattern such as 'folder/*.jsonl'."
         )
     named = zip(data, splits, strict=True)
@@ -114,23 +114,23 @@ def _first(splits: list[str | None]) -> int:
 
 
 def _check_ambiguity(data: list[Path], name: str) -> None:
-    """Refuse what is probably the same rows twice."""
+    """Reject files that probably hold the same rows."""
     stems: dict[Path, Path] = {}
     for path in data:
-        twin = stems.setdefault(data_stem(path), path)
-        if twin is not path:
-            raise SourceError(f"{name}: {twin} and {path} look like the same rows twice. Name the files to read.")
+        other = stems.setdefault(data_stem(path), path)
+        if other is not path:
+            raise SourceError(f"{name}: {other} and {path} probably hold the same rows. Name the files to read.")
     families = {path.suffix.lower() if path.suffix.lower() in BINARY_SUFFIXES else "text": path for path in data}
     if len(families) > 1:
         one, other, *_ = families.values()
         raise SourceError(
-            f"{name}: files of different kinds, such as {one} and {other}, may be the same rows twice. "
+            f"{name}: files of different kinds, such as {one} and {other}, may hold the same rows. "
             "Name the files to read, or give a pattern such as 'folder/*.parquet'."
         )
 
 
 def _split_of(path: Path) -> str | None:
-    """The split that a path in a folder tells, if any."""
+    """The split that a path implies, if any."""
     shard = SHARD.match(path.name)
     if shard is not None:
         return shard["split"]

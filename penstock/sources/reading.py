@@ -1,7 +1,7 @@
-"""One file in, its slices out; one slice in, its rows out: the kinds brought together.
+"""Cuts any kind of file into slices, and reads the rows of a slice.
 
-`scan` runs in the process that hands out work, `read_rows` in the one that does it, which reads only its own slice.
-What reads Parquet and Arrow is imported where it is needed: text sources, and hits, do without pyarrow.
+`scan` runs in the coordinating process, `read_rows` in the worker, which reads only its own slice. The readers of
+Parquet and Arrow are imported on demand, so text sources and cache hits don't load pyarrow.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from penstock.sources.slices import (
 from penstock.sources.text.rows import HugeRow
 from penstock.sources.text.slicing import cut_text, read_text, text_runs, trim_text
 
-HEAD_BYTES = 8 << 20  # of first rows, at most, to tell their format by
+HEAD_BYTES = 8 << 20  # at most, when sampling rows to detect their format
 
 
 class KeepData(Enum):
-    """Of which kinds of text the data is kept with the slices."""
+    """Which text slices carry their data."""
 
     NONE = auto()
-    STREAMED = auto()  # which could only be had again by reading the file from its start
+    STREAMED = auto()  # those that could only be re-read from the start of the file
     ALL = auto()
 
 
 def scan(
     file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: KeepData = KeepData.STREAMED
 ) -> Iterator[Slice]:
-    """The slices of a file, in order, in one pass; of text with their data, if it is to be kept."""
+    """Cut a file into slices, in one pass. Text slices carry their data as `keep` says."""
     before = identity(file.path)
     match file.kind:
         case FileKind.PARQUET:
@@ -65,13 +65,13 @@ def scan(
 
 
 def plan_slices(file: SourceFile) -> SlicePlan:
-    """How a file is cut, to be remembered under its identity."""
+    """The slices of a file together with its identity, to be stored."""
     before = identity(file.path)
     return SlicePlan(before, file.kind, tuple(scan(file, keep=KeepData.NONE)))
 
 
 def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of a slice, with its own digest."""
+    """Rows first:stop of a slice, as a slice with its own digest."""
     match part.kind:
         case FileKind.PARQUET:
             from penstock.sources.columnar.parquet import trim_parquet
@@ -93,9 +93,9 @@ def read_rows(
     max_row_bytes: int = MAX_ROW_BYTES,
     columns: Columns = None,
 ) -> SliceRows:
-    """The rows of a slice, of Parquet and Arrow with these columns only.
+    """Read the rows of a slice; `columns` limits Parquet and Arrow rows to these columns.
 
-    `data` is what came with the slice; those of a streamed kind can't be read without.
+    `data` is the slice's own data, which is required for streamed kinds.
     """
     match part.kind:
         case FileKind.PARQUET:
@@ -111,14 +111,14 @@ def read_rows(
 
 
 def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> TextRows | None:
-    """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
+    """Re-read the data of a slice that was stored without it; None for kinds that need none. Streams the file."""
     return next(fetch_each([part], file, max_row_bytes=max_row_bytes))
 
 
 def fetch_each(
     parts: Sequence[Slice], file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES
 ) -> Iterator[TextRows | None]:
-    """The data of slices of one file, in their order there, as `fetch_data` gives it; in one pass."""
+    """`fetch_data` for several slices of one file, given in file order, in one pass."""
     if not file.kind.is_streamed:
         yield from [None] * len(parts)
         return
@@ -138,11 +138,11 @@ def fetch_each(
 
 
 def _changed(part: Slice, file: SourceFile) -> SourceError:
-    return SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
+    return SourceError(f"{file.name}: the rows from {part.first_row + 1} on have changed. Prepare it again.")
 
 
 def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, columns: Columns = None) -> list[bytes]:
-    """The first rows of a file that are not too large, up to `HEAD_BYTES`; columns not asked for stand as `true`."""
+    """The first rows of a file within the size limits. Columns not asked for have the value `true`."""
     rows: list[bytes] = []
     size = 0
     for row in _first_rows(file, max_row_bytes, columns):

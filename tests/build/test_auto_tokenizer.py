@@ -19,7 +19,7 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.errors import TokenizerError, UsageError
 from penstock.tokenizer import auto, load_tokenizer
-from penstock.tokenizer.auto import compare, load_auto, takes_the_file
+from penstock.tokenizer.auto import compare, load_auto, uses_file_as_is
 from penstock.train.data import _opened
 from tests.encode.test_spm_pieces import SHAPES
 
@@ -88,7 +88,7 @@ def test_gpt2s_splitting_rule_is_found(gpt2: Path) -> None:
     found = compare(gpt2, load_tokenizer(gpt2).tokenizer_json)
     assert found.name.startswith("GPT2Tokenizer of transformers ")
     assert found.difference.startswith("pre_tokenizer: ")
-    assert "for example '" in found.difference and " by the file and " in found.difference
+    assert "for example '" in found.difference and " with the file and " in found.difference
 
 
 def test_llamas_normaliser_is_found(llama: Callable[..., Path]) -> None:
@@ -112,9 +112,9 @@ def test_a_folder_without_a_class_is_taken_as_it_is(tokenizer: Path, tmp_path: P
     data = (tokenizer / "tokenizer.json").read_bytes()
     for number, config in enumerate(({}, {"tokenizer_class": "PreTrainedTokenizerFast"})):
         folder = folder_of(tmp_path / str(number), data, {**config, "eos_token": "<|im_end|>"})
-        assert takes_the_file(folder)
+        assert uses_file_as_is(folder)
         assert compare(folder, load_tokenizer(folder).tokenizer_json).difference == ""
-    assert not takes_the_file(folder_of(tmp_path / "typed", data, {}, config={"model_type": "llama"}))
+    assert not uses_file_as_is(folder_of(tmp_path / "typed", data, {}, config={"model_type": "llama"}))
 
 
 def test_remote_code_is_not_run(gpt2: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_vocabulary_that_transformers_converts(rows: Path, gpt2: Path, tmp_pat
     (gpt2 / "vocab.json").write_text(json.dumps(model["vocab"]))
     (gpt2 / "merges.txt").write_text("".join(" ".join(merge) + "\n" for merge in model["merges"]))
     file.unlink()
-    with pytest.raises(TokenizerError, match=r"there is no tokenizer.json \(found: .*--tokenizer-as auto"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json \(found: .*--tokenizer-as auto"):
         build(rows, gpt2, tmp_path / "cache")
     dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as="auto").dataset
     assert dataset.input_ids(0).tolist() == ids_of_auto(gpt2)

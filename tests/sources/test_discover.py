@@ -48,7 +48,7 @@ def test_files_globs_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = discover(["sub/c.jsonl", "[ab].jsonl"])
     assert [file.name for file in found.files] == ["sub/c.jsonl", "a.jsonl", "b.jsonl"]
     assert [file.ordinal for file in found.files] == [0, 1, 2]
-    with pytest.raises(SourceError, match=r"a\.jsonl: given twice"):
+    with pytest.raises(SourceError, match=r"a\.jsonl: selected twice"):
         discover(["a.jsonl", "*.jsonl"])
     assert len(discover(["a.jsonl", "a.jsonl"]).files) == 2
 
@@ -86,9 +86,9 @@ def test_folders_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["train.jsonl", "other.jsonl"], "some file names tell a split .train.jsonl., others don't .other.jsonl."),
-        (["a.jsonl", "a.jsonl.gz"], "a.jsonl and a.jsonl.gz look like the same rows twice"),
-        (["a.jsonl", "b.parquet"], "may be the same rows twice"),
+        (["train.jsonl", "other.jsonl"], "some file names imply a split .train.jsonl., others don't .other.jsonl."),
+        (["a.jsonl", "a.jsonl.gz"], "a.jsonl and a.jsonl.gz probably hold the same rows"),
+        (["a.jsonl", "b.parquet"], "may hold the same rows"),
         (["notes.txt"], "no data files in this folder, which holds notes.txt"),
         ([], "no data files in this folder, which holds nothing"),
     ],
@@ -139,7 +139,7 @@ def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_datasets_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(SourceError, match=r"org/name: neither a file or folder here.*OSError: offline.*network"):
+    with pytest.raises(SourceError, match=r"org/name: not a local file or folder.*OSError: offline.*network"):
         discover(["org/name"])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SourceError, match=r"needs the package 'datasets'.*pip install 'penstock\[hub\]'"):
@@ -157,7 +157,7 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         discover(["nowhere/a.jsonl"])
     with pytest.raises(SourceError, match="no file matches this pattern"):
         discover(["data/*.parquet"])
-    with pytest.raises(SourceError, match="object stores and web servers are not read"):
+    with pytest.raises(SourceError, match="addresses are not supported"):
         discover(["s3://bucket/chats.jsonl"])
     os.mkfifo("pipe")
     with pytest.raises(SourceError, match="a pipe or device"):
@@ -181,13 +181,13 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.arrow", b"\xff\xff\xff\xff\x10\x00\x00\x00 cut", "not a readable Arrow file"),
         ("a.jsonl.gz", ROW, "not a gzip file"),
         ("a.jsonl.zst", ROW, "not a zstd file"),
-        ("a.jsonl.gz", gzip.compress(ROW * 9, mtime=0)[:-3], r"the gzip data is cut off at byte \d+"),
+        ("a.jsonl.gz", gzip.compress(ROW * 9, mtime=0)[:-3], r"the gzip data is truncated at byte \d+"),
         ("a.jsonl.gz", gzip.compress(ROW, mtime=0) + b"rubbish", r"damaged gzip data after byte \d+"),
-        ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is cut off at byte \d+"),
+        ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is truncated at byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW) + b"rubbish", r"damaged zstd data before byte \d+"),
-        ("a.csv", b"role,content\n", "neither JSON lines, a JSON array, Parquet nor Arrow: it starts with b'role"),
+        ("a.csv", b"role,content\n", "not JSON lines, a JSON array, Parquet or Arrow: it starts with b'role"),
         ("a.jsonl", "{}\n".encode("utf-16"), "UTF-16 text. Convert it: iconv"),
-        ("a.json", b'{\n  "data": []\n}\n', r"one JSON object spread over several lines.*jq -c '.data\[\]'"),
+        ("a.json", b'{\n  "data": []\n}\n', r"one JSON object over several lines.*jq -c '.data\[\]'"),
         ("a.json", b'[{"a":1}, {"b":2}', "the array is not closed at byte 17"),
         ("a.json", b'[{"a":1}, {"b":"2}]', "the file ends inside element 2, which starts at byte 10"),
         ("a.json", b'[{"a":1} {"b":2}]', r"no comma after element 1, at byte 9"),

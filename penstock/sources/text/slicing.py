@@ -1,9 +1,8 @@
-"""Text sources: runs of rows in, slices out; and in the worker, a slice in, its rows out.
+"""Cuts text files into slices, and reads the rows of a slice.
 
-A slice starts with its first row, and its digest is over its rows joined by newlines, so the same rows give the same
-slices from a plain file, its compressed twin and an array. Nothing depends on where chunks end.
-Cost of slicing plain JSON lines of 1 KB, digests included: about 0.5 GB/s, in the memory of a chunk, or of a slice
-where data is kept.
+A slice's digest covers its rows joined by newlines, so the same rows give the same slices from a plain file, a
+compressed file and an array. The result does not depend on chunk boundaries. Throughput on plain JSON lines of 1 KB,
+digests included: about 0.5 GB/s, using the memory of one chunk (or of one slice, if data is kept).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.sources.text.rows import HugeRow, RowRun, digest_of
 
 
 def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[RowRun | HugeRow]:
-    """The rows of a text file, streamed."""
+    """Stream the rows of a text file."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
     if file.kind.is_array:
         from penstock.sources.text.json_array import element_runs  # needs numpy
@@ -35,7 +34,7 @@ def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHU
 def cut_text(
     file: SourceFile, runs: Iterable[RowRun | HugeRow], *, keep_data: bool, sizes: SliceSizes = SLICE_SIZES
 ) -> Iterator[Slice]:
-    """The slices of a file, in order, each as soon as it is complete."""
+    """Yield the slices of a file in order, each as soon as it is complete."""
     smallest, _, largest = sizes
     rate = sizes.rate
     pending = _Pending(file, keep_data)
@@ -64,23 +63,23 @@ def cut_text(
 
 
 class _Pending:
-    """The slice that is being collected. Blank lines have no part in it, but count as lines."""
+    """The slice being collected. Blank lines are not part of it, but count as lines."""
 
     def __init__(self, file: SourceFile, keep_data: bool) -> None:
-        self.lines = 0  # of the file, before the current run
+        self.lines = 0  # lines of the file before the current run
         self._file, self._keep_data = file, keep_data
-        self._row = self._line = 0  # the slice's first
+        self._row = self._line = 0  # first of the slice
         self._start = self._end = self._rows = self.size = 0
         self._kept: list[bytes] = []
         self._anchors: list[tuple[int, int]] = []
         self._hasher = blake3()
 
     def begin(self, run: RowRun, index: int) -> None:
-        """The first row has come."""
+        """Start the slice with row `index` of a run."""
         self._start, self._line = run.start_of(index), self.lines + run.line_of(index)
 
     def take(self, run: RowRun, first: int, stop: int, size: int) -> None:
-        """Rows first:stop of a run belong to the slice, whose rows then have this size."""
+        """Add rows first:stop of a run; `size` is the new total."""
         if first == stop:
             return
         if self._rows:
@@ -95,12 +94,12 @@ class _Pending:
         self._end, self.size = run.end_of(stop - 1), size
 
     def emit(self) -> Iterator[Slice]:
-        """The slice, unless it has no rows yet."""
+        """Yield the slice unless it is empty."""
         if self._rows:
             yield self._slice("b3-" + self._hasher.hexdigest())
 
     def emit_huge(self, giant: HugeRow) -> Slice:
-        """A slice of this row alone; empty data tells that it is larger than a row may be."""
+        """A slice of this row alone; empty data means that the row is over the size limit."""
         self._start, self._end, self._line = giant.start, giant.end, self.lines
         self._rows, self.size, self._kept = 1, giant.size + 1, [giant.data or b""]
         self.lines += 1
@@ -126,7 +125,7 @@ class _Pending:
 
 
 def read_text(part: Slice, path: Path, data: TextRows | None, max_row_bytes: int) -> SliceRows:
-    """The rows of a slice, checked against its digest where they are read from the file."""
+    """The rows of a slice. Rows read from the file are checked against the digest."""
     first = part.first_line or part.first_row + 1
     if part.rows == 1 and part.size - 1 > max_row_bytes:
         return SliceRows([b""], [first], {0: part.size - 1})
@@ -140,7 +139,7 @@ def read_text(part: Slice, path: Path, data: TextRows | None, max_row_bytes: int
 
 
 def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of this slice."""
+    """Rows first:stop of this slice, as a slice."""
     start, end, lines = part.start, part.end, part.data
     if lines is None:
         runs = [*_runs(part, path)]
@@ -162,7 +161,7 @@ def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
 
 
 def _found(runs: Iterable[RowRun], row: int) -> tuple[RowRun, int]:
-    """The run that a row is in, and its number there."""
+    """The run that holds a row, and the row's index in it."""
     for run in runs:
         if row < len(run.rows):
             return run, row
@@ -171,9 +170,9 @@ def _found(runs: Iterable[RowRun], row: int) -> tuple[RowRun, int]:
 
 
 def _runs(part: Slice, path: Path) -> Iterator[RowRun]:
-    """The rows of a slice, read from the file."""
+    """Read the rows of a slice from the file."""
     if part.kind.is_streamed:
-        raise SourceError(f"{path}: slices of {part.kind} files are read only with the data that came with them.")
+        raise SourceError(f"{path}: a slice of a {part.kind} file can't be read without its data.")
     size = part.end - part.start
     try:
         with path.open("rb", buffering=0) as file:
@@ -187,7 +186,7 @@ def _runs(part: Slice, path: Path) -> Iterator[RowRun]:
 
 
 def _lines(runs: Sequence[RowRun]) -> TextRows:
-    """The rows of runs, and their lines."""
+    """The rows of runs, with their line numbers."""
     rows = [row for run in runs for row in run.rows]
     if sum(run.lines for run in runs) == len(rows):
         return TextRows(rows)
@@ -200,7 +199,7 @@ def _lines(runs: Sequence[RowRun]) -> TextRows:
 
 
 def _checked(part: Slice, path: Path) -> TextRows:
-    """The rows of a slice, read from the file and checked against its digest."""
+    """Read the rows of a slice from the file, checked against its digest."""
     runs = [*_runs(part, path)]
     hasher = blake3()
     for number, run in enumerate(run for run in runs if run.rows):
