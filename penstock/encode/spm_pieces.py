@@ -1,10 +1,10 @@
-"""The texts of SentencePiece-style tokens, in the form in which they are laid along a text (`native.count_tokens`).
+"""The pieces of SentencePiece-style tokenizers, in the form that `native.count_tokens` matches against a text.
 
-In a piece, ▁ stands for a space, or for itself. Two things are not in the text: the ▁ that the tokenizer puts before a
-text or before each section between added tokens, and, where it drops white space, the ▁ before each word. Both are
-known from the tokenizer's shape; for shapes that are not known here the rule is 0, and the reference's offsets decide.
-An added token may be a piece as well (Gemma's runs of ▁): then it counts as the spaces that it stands for. The unknown
-token of a Unigram model stands for all characters in a row that have no piece; of these, ASCII ones are known.
+In a piece, ▁ stands for a space or for itself. Some ▁ are not in the text: those that the tokenizer prepends to a text
+or to each section between added tokens and, if it drops white space, those before each word. Which ones follows from
+the tokenizer's configuration; for configurations not known here the rule is 0, and the reference's offsets are used.
+An added token may also be a piece (Gemma's runs of ▁); it then counts as the spaces it stands for. The unknown token of
+a Unigram model stands for a run of characters without pieces; only for ASCII is it known which these are.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from penstock.encode.vocabulary import BYTE_TOKEN, AddedToken, NormalizerKind, V
 
 
 class Rule(IntFlag):
-    """Which ▁ are not in the text. The numbers are those of `native/align.c`."""
+    """Which ▁ are not in the text. The values are shared with `native/align.c`."""
 
-    BY_PIECES = 1  # without it, tokens are laid along the text by their lengths
-    PREPENDS = 2  # before each section
-    PREPENDS_UNLESS_SPACE = 4  # before each section that does not begin with one
-    ONLY_FIRST = 8  # that, but only before the text
-    DROPS_SPACE = 16  # before each word; white space around words is dropped
+    BY_PIECES = 1  # if not set, tokens are aligned by their byte lengths
+    PREPENDS = 2  # a ▁ before each section
+    PREPENDS_UNLESS_SPACE = 4  # a ▁ before each section that does not start with one
+    ONLY_FIRST = 8  # with the rule above: only before the first section
+    DROPS_SPACE = 16  # a ▁ before each word; white space around words is dropped
 
 
 class _PieceKind(IntEnum):
-    UNKNOWN = 0  # a text with such a token takes the reference's offsets
+    UNKNOWN = 0  # texts with such a token use the reference's offsets
     PIECE = 1
     BYTE = 2
     ADDED = 3
@@ -38,17 +38,17 @@ class _PieceKind(IntEnum):
 
 
 class TokenPieces(NamedTuple):
-    """The bytes of token i are bytes[starts[i]:starts[i+1]]."""
+    """The pieces of all tokens: token i is bytes[starts[i]:starts[i+1]]."""
 
     bytes: bytes
     starts: npt.NDArray[np.uint32]
     kinds: npt.NDArray[np.uint8]
-    foreign: npt.NDArray[np.bool_]  # for each ASCII character whether it has no piece of its own
+    foreign: npt.NDArray[np.bool_]  # for each ASCII character, whether it has no piece of its own
     rule: int
 
 
 def token_pieces(vocabulary: Vocabulary) -> TokenPieces:
-    """The pieces of a tokenizer. `Vocabulary.pieces` keeps them."""
+    """Compute the pieces of a tokenizer; use `Vocabulary.pieces`, which caches them."""
     rule = _rule(vocabulary)
     if not rule:
         return TokenPieces(b"", np.zeros(1, np.uint32), np.zeros(0, np.uint8), np.zeros(128, np.bool_), 0)
@@ -69,7 +69,7 @@ def token_pieces(vocabulary: Vocabulary) -> TokenPieces:
 
 
 def _added_kind(token: AddedToken, *, sections: bool) -> _PieceKind:
-    """What the tokenizer prepends belongs to a section, so there it must be certain that the token ends one."""
+    """The kind of an added token. With `sections`, it must be certain that the token ends a section."""
     unclear = token.normalized or "▁" in token.content
     if not token.content or token.context_sensitive or token.rstrip or (sections and unclear):
         return _PieceKind.UNKNOWN
@@ -77,7 +77,7 @@ def _added_kind(token: AddedToken, *, sections: bool) -> _PieceKind:
 
 
 def _rule(vocabulary: Vocabulary) -> int:
-    """How pieces relate to the text; 0 where that is not known."""
+    """How pieces relate to the text; 0 if unknown."""
     if vocabulary.byte_level:
         return 0
     types = [step.get("type") for step in vocabulary.pre_tokenizer_steps]
