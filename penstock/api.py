@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.build.progress import OnProgress
     from penstock.export.export import Exported
     from penstock.export.export import OnProgress as OnExportProgress
-    from penstock.store.origin import Origin
+    from penstock.store.conversations import ConversationReader
 
 
 class View(view.View):
@@ -117,11 +117,11 @@ class Dataset(StoredDataset):
         return self.origin.conversation(index)
 
     @cached_property
-    def origin(self) -> Origin:
+    def origin(self) -> ConversationReader:
         """The way back from examples to their rows."""
-        from penstock.store.origin import Origin  # needs the template engines
+        from penstock.store.conversations import ConversationReader  # needs the template engines
 
-        return Origin(self)
+        return ConversationReader(self)
 
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
         return open_, (str(self.path),)

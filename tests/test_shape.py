@@ -14,7 +14,20 @@ from penstock.native import native
 from tools.arguments import generated
 
 ROOT = Path(penstock.__file__).parent
-STAGES = ("sources", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train")
+STAGES = (
+    "sources",
+    "tokenizer",
+    "chat",
+    "template",
+    "regions",
+    "encode",
+    "store",
+    "build",
+    "view",
+    "pack",
+    "feed",
+    "train",
+)
 SHARED = ("addresses", "arguments", "arrays", "errors", "native", "options")  # no stage: anybody may use them
 BESIDE = ("export", "adoption", "report", "verify", "cli", "api")
 

@@ -18,9 +18,9 @@ from penstock.build.options import TokenizerAs, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
 from penstock.errors import UsageError
-from penstock.sources import model_folder
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
+from penstock.tokenizer import load_tokenizer
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
 from penstock.view.mixture import Count, Mixture, mix
 from penstock.view.settings import HoldoutPart
@@ -109,7 +109,7 @@ def _revision(model: ModelConfig) -> str | None:
 def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     dataset = open_dataset(path)
     by_auto = dataset.recipe.get("tokenizer_as") == TokenizerAs.AUTO
-    model = model_folder.load(tokenizer, revision=revision, for_auto=by_auto)
+    model = load_tokenizer(tokenizer, revision=revision, for_auto=by_auto)
     if by_auto:
         model = auto_model(dataset.cache, model)
     if dataset.recipe["tokenizer"] != bytes_digest(model.tokenizer_json):
