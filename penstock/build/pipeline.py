@@ -206,7 +206,7 @@ class Pipeline:
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
-        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
+        sizes = self.encoder.unbroken(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         stages = self.encoder, self.normaliser, self.vocabulary
         try:

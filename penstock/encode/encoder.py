@@ -196,12 +196,13 @@ class Encoder:
         """A text cut where the reference gives the same for the pieces, if it is long into many."""
         return self._cutter.pieces(text)
 
-    def unbroken(self, text: bytes) -> int:
-        """How long the longest piece of a text is, where it is longer than `LONGEST_PIECE`; else 0."""
-        if len(text) <= LONGEST_PIECE:
-            return 0
-        longest = max(map(len, self.pieces(text)))
-        return longest if longest > LONGEST_PIECE else 0
+    def unbroken(self, texts: list[bytes]) -> dict[int, int]:
+        """The texts with a piece of more than `LONGEST_PIECE` bytes, and the size of their longest piece."""
+        if max(map(len, texts), default=0) <= LONGEST_PIECE:
+            return {}
+        long = (k for k, text in enumerate(texts) if len(text) > LONGEST_PIECE)
+        sizes = {k: max(map(len, self.pieces(texts[k]))) for k in long}
+        return {k: size for k, size in sizes.items() if size > LONGEST_PIECE}
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
         """The same, all by the reference engine; long texts in pieces. Raises EncoderPanic."""
