@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from penstock.sources.cutting import SliceSizes
+from penstock.sources.slices import SliceSizes
 from tests.cache.conftest import Forks, leftovers, result
 from tests.cache.test_crashes import KILLED, STEPS
 

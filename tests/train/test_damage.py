@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.store.files import host, writer_name
+from penstock.store.files import host_id, writer_name
 from penstock.train.checkpoint import Saved, newest_valid, seed_new_rank
 from penstock.train.errors import PromiseError, TrainError
 from penstock.train.lock import locked
@@ -193,7 +193,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", link)
-    (tmp_path / "run.lock").write_text(f"{host()}.{os.getpid()}.1")
+    (tmp_path / "run.lock").write_text(f"{host_id()}.{os.getpid()}.1")
     with locked(tmp_path):
         assert (tmp_path / "run.lock").read_text() == writer_name()
         with pytest.raises(TrainError, match="is in use"), locked(tmp_path):
@@ -209,7 +209,7 @@ def test_locks_of_other_hosts_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         locked(tmp_path),
     ):
         pass
-    lock.write_text(f"{host()}.{os.getpid()}.1")  # our number, of a process before
+    lock.write_text(f"{host_id()}.{os.getpid()}.1")  # our number, of a process before
     with locked(tmp_path):
         assert lock.read_text() == writer_name()
         monkeypatch.setenv("RANK", "1")
