@@ -1,4 +1,4 @@
-/* Loops over many texts: which kinds of characters they have, and where lines end. */
+/* Loops over many texts: classifies their characters and splits lines. */
 
 #include "native.h"
 #include "values.h"
@@ -9,7 +9,7 @@ static bool all_bytes(PyObject *list) {
     return true;
 }
 
-/* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is not UTF-8. */
+/* The or-ed kinds of a text's non-ASCII characters; -1 if it is not UTF-8. */
 static int kinds_of(const char *text, size_t n, const uint8_t *table) {
     int found = 0;
     for (size_t i = 0; i < n;) {
