@@ -181,7 +181,7 @@ class Pipeline:
     def _examples(self, rows: SliceRows, stretch: range, state: SliceState) -> ExampleBatch:
         """All examples of a stretch of rows, in order; rows with an error are rejected whole."""
         left = list(stretch)
-        for number in rows.oversize.keys() & set(stretch):
+        for number in [number for number in rows.oversize if number in stretch]:
             state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
             left.remove(number)
         examples = _Examples()
@@ -198,15 +198,15 @@ class Pipeline:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
         batch.rows, batch.sides = (np.array(numbers, np.int64) for numbers in places)
-        order = np.lexsort((batch.sides, batch.rows))
-        if np.any(np.diff(order) < 0):
-            batch = batch.taken(order)
+        if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
+            order = np.lexsort((batch.sides, batch.rows))
+            batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
-        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.oversized_piece_bytes(text))}
+        sizes = self.encoder.oversized_pieces(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         stages = self.encoder, self.normaliser, self.vocabulary
         try:

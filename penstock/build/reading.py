@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from penstock.chat.notes import Note
@@ -36,14 +38,13 @@ class SliceState:
 
 def stretches(rows: Sequence[bytes]) -> Iterator[range]:
     """Numbers of consecutive rows, as many as make a batch."""
-    first = size = 0
-    for number, row in enumerate(rows):
-        size += len(row)
-        if size >= BATCH_BYTES or number - first >= BATCH_ROWS - 1:
-            yield range(first, number + 1)
-            first, size = number + 1, 0
-    if first < len(rows):
-        yield range(first, len(rows))
+    ends = [0, *accumulate(map(len, rows))]
+    first = 0
+    while first < len(rows):
+        enough = bisect_left(ends, ends[first] + BATCH_BYTES, first + 1)
+        stop = min(enough, first + BATCH_ROWS, len(rows))
+        yield range(first, stop)
+        first = stop
 
 
 def too_large(size: int, limit: int) -> RowError:

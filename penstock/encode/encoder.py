@@ -197,12 +197,13 @@ class Encoder:
         """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
         return self._splitter.pieces(text)
 
-    def oversized_piece_bytes(self, text: bytes) -> int:
-        """The size of the longest piece of a text if it is over `MAX_PIECE_BYTES`, else 0."""
-        if len(text) <= MAX_PIECE_BYTES:
-            return 0
-        longest = max(map(len, self.pieces(text)))
-        return longest if longest > MAX_PIECE_BYTES else 0
+    def oversized_pieces(self, texts: list[bytes]) -> dict[int, int]:
+        """The texts with a piece over `MAX_PIECE_BYTES`, and the size of their longest piece."""
+        if max(map(len, texts), default=0) <= MAX_PIECE_BYTES:
+            return {}
+        long = (k for k, text in enumerate(texts) if len(text) > MAX_PIECE_BYTES)
+        sizes = {k: max(map(len, self.pieces(texts[k]))) for k in long}
+        return {k: size for k, size in sizes.items() if size > MAX_PIECE_BYTES}
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
         """Encode with the reference engine only, long texts in pieces. Raises EncoderPanic."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.arguments import ViewArguments
 from penstock.build.auto_check import auto_model
 from penstock.build.options import TokenizerAs, prepare_options
 from penstock.build.prepare import Builder
@@ -22,7 +23,7 @@ from penstock.store.files import bytes_digest
 from penstock.tokenizer import load_tokenizer
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
 from penstock.view.mixture import Count, Mixture, mix
-from penstock.view.settings import HoldoutPart, ViewOptions
+from penstock.view.settings import HoldoutPart
 from penstock.view.view import View, open_view
 
 Served = View | Mixture
@@ -49,7 +50,7 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Dat
     return Data(train, _served(once, sources, {**options, "part": HoldoutPart.HELD_OUT}, config.seed))
 
 
-def view_options(config: TrainConfig) -> ViewOptions:
+def view_options(config: TrainConfig) -> ViewArguments:
     """The view that the configuration asks for, before any hold-out."""
     data = config.data
     return {
@@ -120,7 +121,7 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
 
 
 def _served(
-    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewOptions, seed: int
+    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewArguments, seed: int
 ) -> Served:
     """One view, or a mixture where there are several or a source is not passed through exactly once."""
     views = [open_view(dataset, **options) for dataset in datasets]

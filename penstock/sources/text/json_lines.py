@@ -12,6 +12,8 @@ from penstock.native import native
 from penstock.sources.kinds import UTF8_BOM
 from penstock.sources.text.rows import BLANK, HugeRow, PartialRow, RowRun
 
+HEAD_BYTES = 1 << 12
+
 
 def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int = 0) -> Iterator[RowRun | HugeRow]:
     """The rows of JSON lines that begin at offset `start` of their file.
@@ -40,7 +42,8 @@ def line_runs(chunks: Iterable[bytes], largest: int, limit: int, *, start: int =
 def _run(text: bytes, start: int) -> RowRun:
     """The rows of complete lines that begin at offset `start`."""
     end = start + len(text)
-    if b"\r" in text or 2 * text.count(b"\n") > len(text):
+    head = text[:HEAD_BYTES]
+    if b"\r" in text or 2 * head.count(b"\n") > len(head):  # mostly blank lines: don't make a row of each
         return _cleaned(text, start, end)
     rows = text.split(b"\n") if native is None else native.split_lines(text)
     rows.pop()  # the empty string after the last newline

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import lt
 from pathlib import Path
 
 from blake3 import blake3
@@ -44,6 +45,13 @@ def cut_text(
             yield pending.emit_huge(run)
             continue
         taken, size = 0, pending.size
+        whole = size + sum(map(len, run.rows)) + len(run.rows)
+        if run.rows and (whole < smallest or (whole <= largest and not _may_cut(run.rows, rate))):
+            if not size:
+                pending.begin(run, 0)
+            pending.take(run, 0, len(run.rows), whole)
+            pending.lines += run.lines
+            continue
         for index, row in enumerate(run.rows):
             length = len(row) + 1
             if size and size + length > largest:
@@ -60,6 +68,12 @@ def cut_text(
         pending.take(run, taken, len(run.rows), size)
         pending.lines += run.lines
     yield from pending.emit()
+
+
+def _may_cut(rows: list[bytes], rate: int) -> bool:
+    """Whether a slice may end after one of the rows, large as it is. Without a step in Python for each."""
+    limits = [(len(row) + 1) * rate for row in rows]
+    return any(map(lt, map(xxh3_64_intdigest, rows), limits))
 
 
 class _Pending:
