@@ -1,8 +1,8 @@
-"""Which keys a class accepts, from its source and that of its bases.
+"""Reads the keys that a class accepts from its source and that of its bases.
 
 A dataclass (or pydantic model) accepts its annotated fields, except class variables and those with `init=False`; any
-other class accepts the parameters of its `__init__`. Bases are followed through imports. A base that can't be found
-makes the answer incomplete, and so do `**kwargs`: keys that are not among the known ones are then undecided.
+other class accepts the parameters of its `__init__`. Bases are followed through imports. If a base can't be found, or
+`__init__` swallows `**kwargs`, the list is incomplete and keys not on it are unknown rather than refused.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 from penstock.lint.modules import Module, module_of_file, version_of
-from penstock.lint.names import Definition, Names
+from penstock.lint.resolver import ClassDefinition, NameResolver
 
-# Bases that bring no keys of their own.
+# Bases that declare no keys.
 MODELS = ("BaseModel", "BaseSettings", "NamedTuple", "TypedDict")
 EMPTY = {"object", "ABC", "Protocol", "Generic", "Enum", "abc.ABC", *MODELS}
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a class accepts: where it is declared, and its default in source form, if it is a plain one."""
+    """An accepted key: where it is declared, and its default as source text if it is a literal."""
 
     name: str
     file: Path
@@ -32,8 +32,8 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """What one class accepts, and which files said so."""
+class ConfigClass:
+    """The keys that one class accepts, and the files they were read from."""
 
     spec: str
     name: str
@@ -42,23 +42,23 @@ class Accepted:
     file: Path
     line: int
     keys: Mapping[str, Key]
-    read: tuple[str, ...]  # `package version file` of every class on the way
-    unresolved: tuple[str, ...] = field(default=())  # bases that could not be found
+    read: tuple[str, ...]  # `package version file:line` of the class and each base
+    unresolved: tuple[str, ...] = field(default=())  # bases not found, and swallowed **kwargs
 
     @property
     def complete(self) -> bool:
-        """Whether a key that is not here is surely refused."""
+        """Whether a key that is not listed is certain to be refused."""
         return not self.unresolved
 
 
-def accepted_by(spec: str, search: tuple[Path, ...] = ()) -> Accepted:
-    """What `trl.SFTConfig` or `path/to/file.py:Class` accepts."""
-    names = Names(_with_own_folder(spec, search))
+def read_config_class(spec: str, search: tuple[Path, ...] = ()) -> ConfigClass:
+    """Reads the class named by `trl.SFTConfig` or `path/to/file.py:Class`."""
+    names = NameResolver(_with_own_folder(spec, search))
     found = _definition(spec, names)
     keys: dict[str, Key] = {}
     read: list[str] = []
     unresolved: list[str] = []
-    for entry in _lineage(found, names, unresolved):
+    for entry in _with_bases(found, names, unresolved):
         version = version_of(entry.module)
         read.append(
             f"{_package(entry.module)} {version or '(version unknown)'} {entry.module.file}:{entry.node.lineno}"
@@ -67,29 +67,27 @@ def accepted_by(spec: str, search: tuple[Path, ...] = ()) -> Accepted:
         init = _own_init(entry)
         if init is not None:
             keys = _parameters(init, entry) | keys
-            if not _hands_on(init):
+            if not _forwards_kwargs(init):
                 unresolved += _swallowed(init, entry)
-                break  # what its bases take can't be given
+                break  # keys of its bases can't be passed
     package = _package(found.module)
     place = (found.module.file, found.node.lineno)
-    return Accepted(
+    return ConfigClass(
         spec, found.node.name, package, version_of(found.module), *place, keys, tuple(read), tuple(unresolved)
     )
 
 
 def _with_own_folder(spec: str, search: tuple[Path, ...]) -> tuple[Path, ...]:
-    """A file's own siblings come before installed packages of the same name."""
+    """Puts the file's own folder first, so that its siblings shadow installed packages of the same name."""
     path, colon, _ = spec.rpartition(":")
     return (module_of_file(Path(path)).root, *search) if colon else search
 
 
-def _definition(spec: str, names: Names) -> Definition:
+def _definition(spec: str, names: NameResolver) -> ClassDefinition:
     path, colon, name = spec.rpartition(":")
     if colon:
         if not Path(path).is_file():
-            raise UsageError(
-                f"--for {spec}: there is no file {path}. Give PATH.py:Class, or a name such as trl.SFTConfig."
-            )
+            raise UsageError(f"--for {spec}: no such file: {path}. Use PATH.py:Class, or a name such as trl.SFTConfig.")
         module: Module | None = module_of_file(Path(path))
     else:
         top, dot, name = spec.partition(".")
@@ -97,11 +95,13 @@ def _definition(spec: str, names: Names) -> Definition:
         if not dot:
             raise UsageError(f"--for {spec}: expected package.Class, such as trl.SFTConfig, or PATH.py:Class.")
         if module is None:
-            raise UsageError(f"--for {spec}: no source of {top!r} here. Install it, or name its folder with --search.")
+            raise UsageError(
+                f"--for {spec}: no source found for {top!r}. Install it, or pass its folder with --search."
+            )
     assert module is not None
     found = names.find(module, name)
     if found is None:
-        raise UsageError(f"--for {spec}: {module.file} and what it imports define no class {name!r}.")
+        raise UsageError(f"--for {spec}: no class {name!r} in {module.file} or its imports.")
     return found
 
 
@@ -109,12 +109,12 @@ def _package(module: Module) -> str:
     return module.name.partition(".")[0]
 
 
-def _lineage(found: Definition, names: Names, unresolved: list[str]) -> Iterator[Definition]:
-    """A class and all its bases, nearest first."""
+def _with_bases(found: ClassDefinition, names: NameResolver, unresolved: list[str]) -> Iterator[ClassDefinition]:
+    """Yields the class and all its bases, nearest first."""
     seen: set[tuple[Path, str]] = set()
-    waiting = [found]
-    while waiting:
-        entry = waiting.pop(0)
+    queue = [found]
+    while queue:
+        entry = queue.pop(0)
         if (entry.module.file, entry.node.name) in seen:
             continue
         seen.add((entry.module.file, entry.node.name))
@@ -127,11 +127,11 @@ def _lineage(found: Definition, names: Names, unresolved: list[str]) -> Iterator
             if parent is None:
                 unresolved.append(f"base {name} of {entry.node.name} ({entry.module.file}:{entry.node.lineno})")
             else:
-                waiting.append(parent)
+                queue.append(parent)
 
 
-def _fields(entry: Definition) -> dict[str, Key]:
-    """The fields that a dataclass or a pydantic model itself declares; annotations of other classes are none."""
+def _fields(entry: ClassDefinition) -> dict[str, Key]:
+    """The fields declared by a dataclass or pydantic model itself; annotations in other classes are not fields."""
     if not _is_dataclass(entry.node) and not any(ast.unparse(b).endswith(MODELS) for b in entry.node.bases):
         return {}
     found: dict[str, Key] = {}
@@ -144,8 +144,8 @@ def _fields(entry: Definition) -> dict[str, Key]:
     return found
 
 
-def _own_init(entry: Definition) -> ast.FunctionDef | None:
-    """The `__init__` that a class writes itself; a dataclass keeps one that it finds, too."""
+def _own_init(entry: ClassDefinition) -> ast.FunctionDef | None:
+    """The `__init__` defined in the class body; a dataclass doesn't replace one either."""
     return next((n for n in entry.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
 
 
@@ -174,14 +174,14 @@ def _default(value: ast.expr | None) -> str | None:
             return ast.unparse(value)
 
 
-def _parameters(init: ast.FunctionDef, entry: Definition) -> dict[str, Key]:
+def _parameters(init: ast.FunctionDef, entry: ClassDefinition) -> dict[str, Key]:
     arguments = init.args
-    given = [*arguments.posonlyargs, *arguments.args][1:] + arguments.kwonlyargs
-    return {a.arg: Key(a.arg, entry.module.file, a.lineno, None) for a in given}
+    named = [*arguments.posonlyargs, *arguments.args][1:] + arguments.kwonlyargs
+    return {a.arg: Key(a.arg, entry.module.file, a.lineno, None) for a in named}
 
 
-def _hands_on(init: ast.FunctionDef) -> bool:
-    """Whether `super().__init__` gets the keyword arguments that are not its own."""
+def _forwards_kwargs(init: ast.FunctionDef) -> bool:
+    """Whether `__init__` passes its `**kwargs` on to `super().__init__`."""
     calls = (node for node in ast.walk(init) if isinstance(node, ast.Call))
     return any(
         ast.unparse(call.func).endswith("super().__init__") and any(k.arg is None for k in call.keywords)
@@ -189,6 +189,6 @@ def _hands_on(init: ast.FunctionDef) -> bool:
     )
 
 
-def _swallowed(init: ast.FunctionDef, entry: Definition) -> list[str]:
+def _swallowed(init: ast.FunctionDef, entry: ClassDefinition) -> list[str]:
     rest = init.args.kwarg
     return [] if rest is None else [f"**{rest.arg} of {entry.node.name}.__init__ ({entry.module.file}:{init.lineno})"]

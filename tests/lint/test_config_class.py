@@ -1,4 +1,4 @@
-"""What classes accept, by their source: inheritance, constructors, and what can't be told."""
+"""Keys accepted by a class, read from its source: inheritance, constructors, unresolved bases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.lint.accepts import accepted_by
+from penstock.lint.config_class import read_config_class
 
 SOURCE = """
 from dataclasses import dataclass, field
@@ -72,14 +72,14 @@ def package(tmp_path: Path) -> Path:
     ],
 )
 def test_keys(package: Path, name: str, keys: set[str], complete: bool) -> None:
-    found = accepted_by(f"parcel.{name}", (package,))
+    found = read_config_class(f"parcel.{name}", (package,))
     assert set(found.keys) == keys
     assert found.complete is complete
     assert found.version == "3.1"
 
 
-def test_it_names_the_file_and_the_unresolved_base(package: Path) -> None:
-    found = accepted_by("parcel.Orphan", (package,))
+def test_file_and_unresolved_base_are_reported(package: Path) -> None:
+    found = read_config_class("parcel.Orphan", (package,))
     assert found.file == package / "parcel" / "settings.py"
     assert "base Gone of Orphan" in found.unresolved[0]
 
@@ -87,12 +87,12 @@ def test_it_names_the_file_and_the_unresolved_base(package: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("parcel.Missing", "define no class 'Missing'"),
-        ("not_there.Class", "no source of 'not_there'"),
-        ("missing.py:Class", "there is no file missing.py"),
+        ("parcel.Missing", "no class 'Missing' in"),
+        ("not_there.Class", "no source found for 'not_there'"),
+        ("missing.py:Class", "no such file: missing.py"),
         ("parcel", "expected package.Class"),
     ],
 )
-def test_errors_say_what_to_do(package: Path, spec: str, words: str) -> None:
+def test_error_messages(package: Path, spec: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        accepted_by(spec, (package,))
+        read_config_class(spec, (package,))

@@ -1,8 +1,8 @@
-"""From a name to the class it means, following imports in the source.
+"""Resolves a name to the class it refers to by following imports in the source.
 
-Understood: definitions, `import` and `from … import …` with or without `as`, in any block (also `if TYPE_CHECKING:`,
-`try:`), star imports, attributes of imported modules, and assignments of one name to another. Lazy packages repeat
-their exports under `TYPE_CHECKING`, or name them in `_import_structure`: both are read. The rest is None, no guess.
+Supports definitions, `import` and `from … import …` with or without `as` in any block (`if TYPE_CHECKING:` and `try:`
+included), star imports, attributes of imported modules, and assignments of one name to another. Lazy packages repeat
+their exports under `TYPE_CHECKING` or list them in `_import_structure`; both are read. Anything else resolves to None.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from penstock.lint.modules import Module, find_module
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
-    """A class in its file."""
+class ClassDefinition:
+    """A class and the module that defines it."""
 
     node: ast.ClassDef
     module: Module
 
 
-class Names:
-    """Looks names up in modules; `search` are folders to look in before the installed packages."""
+class NameResolver:
+    """Looks names up in modules; `search` folders take precedence over installed packages."""
 
     def __init__(self, search: tuple[Path, ...] = ()) -> None:
         self._search = search
@@ -34,8 +34,8 @@ class Names:
         """A module by its dotted name."""
         return find_module(name, self._search)
 
-    def find(self, module: Module, name: str, seen: frozenset[tuple[str, str]] = frozenset()) -> Definition | None:
-        """The class that a (dotted) name means in a module."""
+    def find(self, module: Module, name: str, seen: frozenset[tuple[str, str]] = frozenset()) -> ClassDefinition | None:
+        """The class that a (possibly dotted) name refers to in a module."""
         if (str(module.file), name) in seen:
             return None
         seen |= {(str(module.file), name)}
@@ -48,11 +48,11 @@ class Names:
 
     def _bound(
         self, statement: ast.stmt, module: Module, first: str, rest: str, seen: frozenset[tuple[str, str]]
-    ) -> Definition | None:
-        """What one statement binds `first.rest` to, if it does."""
+    ) -> ClassDefinition | None:
+        """The class that one statement binds `first.rest` to, if any."""
         match statement:
             case ast.ClassDef() if statement.name == first and not rest:
-                return Definition(statement, module)
+                return ClassDefinition(statement, module)
             case ast.ImportFrom():
                 return self._imported(statement, module, first, rest, seen)
             case ast.Import() if rest:
@@ -69,7 +69,7 @@ class Names:
 
     def _imported(
         self, statement: ast.ImportFrom, module: Module, first: str, rest: str, seen: frozenset[tuple[str, str]]
-    ) -> Definition | None:
+    ) -> ClassDefinition | None:
         origin = _absolute(statement, module)
         for alias in statement.names if origin else ():
             if alias.name == "*":
@@ -83,15 +83,15 @@ class Names:
                 return self._in(f"{origin}.{alias.name}", rest, seen)
         return None
 
-    def _in(self, module: str, name: str, seen: frozenset[tuple[str, str]]) -> Definition | None:
+    def _in(self, module: str, name: str, seen: frozenset[tuple[str, str]]) -> ClassDefinition | None:
         found = self.module(module)
         if found is not None:
             return self.find(found, name, seen)
         head, dot, last = module.rpartition(".")
         return self._in(head, f"{last}.{name}", seen) if dot else None
 
-    def _lazily(self, module: Module, name: str, seen: frozenset[tuple[str, str]]) -> Definition | None:
-        """A name of a package's `_import_structure`, or of one of its submodules."""
+    def _lazily(self, module: Module, name: str, seen: frozenset[tuple[str, str]]) -> ClassDefinition | None:
+        """Looks a name up in a package's `_import_structure`, or in its submodules."""
         for submodule, names in _import_structure(parsed(module.file)).items():
             if name in names:
                 found = self.module(f"{module.name}.{submodule}")
@@ -109,7 +109,7 @@ def parsed(file: Path) -> ast.Module:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of a module, those inside `if` and `try` too; the last binding wins, as when Python runs it."""
+    """The statements of a module, including those in `if`, `try` and `with`, last first: the last binding wins."""
 
     def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         for statement in body:

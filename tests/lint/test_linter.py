@@ -1,4 +1,4 @@
-"""Findings, keys without effect, and command lines compared with files."""
+"""Findings, keys without effect, and differences between file and command line."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from typing import Any
 import pytest
 
 from penstock.errors import UsageError
-from penstock.lint.accepts import Accepted, Key, accepted_by
-from penstock.lint.given import Given, differences, read_command, read_file
-from penstock.lint.lines import report_lines
-from penstock.lint.linting import Standing, lint
+from penstock.lint.config_class import ConfigClass, Key, read_config_class
+from penstock.lint.config_values import ConfigValues, differences, read_command, read_file
+from penstock.lint.linter import KeyStatus, lint, report_lines
 
 
-def trl(name: str = "SFTConfig", version: str = "1.16.0") -> Accepted:
-    real = accepted_by(f"trl.{name}")
-    return Accepted(real.spec, name, "trl", version, real.file, real.line, real.keys, real.read)
+def trl(name: str = "SFTConfig", version: str = "1.16.0") -> ConfigClass:
+    real = read_config_class(f"trl.{name}")
+    return ConfigClass(real.spec, name, "trl", version, real.file, real.line, real.keys, real.read)
 
 
-def without_effect(values: dict[str, Any], entry: Accepted | None = None) -> dict[str, str]:
-    report = lint(Given("x", values), [entry or trl()])
-    return {effect.key: effect.reason for effect in report.effects}
+def without_effect(values: dict[str, Any], entry: ConfigClass | None = None) -> dict[str, str]:
+    report = lint(ConfigValues("x", values), [entry or trl()])
+    return {effect.key: effect.reason for effect in report.ineffective}
 
 
-def test_a_sound_configuration_is_sound() -> None:
-    report = lint(Given("x", {"learning_rate": 1e-5, "packing": False, "config": "y"}), [trl()])
+def test_valid_configuration_has_no_findings() -> None:
+    report = lint(ConfigValues("x", {"learning_rate": 1e-5, "packing": False, "config": "y"}), [trl()])
     assert report.sound
-    assert all(finding.standing is Standing.ACCEPTED for finding in report.findings)
+    assert all(finding.status is KeyStatus.ACCEPTED for finding in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_a_sound_configuration_is_sound() -> None:
     [
         ({"packing": True}, "packing", "no attn_implementation"),
         ({"packing": True, "model_init_kwargs": {"attn_implementation": "sdpa"}}, "packing", "'sdpa'"),
-        ({"packing": True, "packing_strategy": "wrapped"}, "packing_strategy", "see each other"),
+        ({"packing": True, "packing_strategy": "wrapped"}, "packing_strategy", "attend to each other"),
         ({"packing_strategy": "bfd"}, "packing_strategy", "without packing"),
         ({"columns": ["input_ids", "completion_mask"]}, "completion_mask", "completion_only_loss: true"),
         ({"liger_kernel_config": {"rope": False}}, "liger_kernel_config", "use_liger_kernel"),
@@ -60,21 +59,21 @@ def test_keys_without_effect(values: dict[str, Any], key: str, words: str) -> No
         {"gradient_checkpointing_kwargs": {"use_reentrant": False}},  # TRL checkpoints by default
     ],
 )
-def test_keys_with_their_effect(values: dict[str, Any]) -> None:
+def test_effective_keys_are_not_reported(values: dict[str, Any]) -> None:
     assert not without_effect(values)
 
 
-@pytest.mark.parametrize(("version", "said"), [("0.27.0", True), ("1.0.0", False), ("1.13.0", True)])
-def test_the_same_flag_means_different_things(version: str, said: bool) -> None:
-    assert ("use_liger_kernel" in without_effect({"use_liger_kernel": True}, trl("DPOConfig", version))) is said
+@pytest.mark.parametrize(("version", "reported"), [("0.27.0", True), ("1.0.0", False), ("1.13.0", True)])
+def test_use_liger_kernel_depends_on_the_trl_release(version: str, reported: bool) -> None:
+    assert ("use_liger_kernel" in without_effect({"use_liger_kernel": True}, trl("DPOConfig", version))) is reported
 
 
-def test_an_unresolved_base_makes_unknown_never_refused() -> None:
-    entry = Accepted(
+def test_keys_of_an_unresolved_base_are_unknown_not_refused() -> None:
+    entry = ConfigClass(
         "p.C", "C", "p", None, Path("p.py"), 1, {"a": Key("a", Path("p.py"), 2, None)}, (), ("base B of C",)
     )
-    report = lint(Given("x", {"a": 1, "b": 2}), [entry])
-    assert [finding.standing for finding in report.findings] == [Standing.ACCEPTED, Standing.UNKNOWN]
+    report = lint(ConfigValues("x", {"a": 1, "b": 2}), [entry])
+    assert [finding.status for finding in report.findings] == [KeyStatus.ACCEPTED, KeyStatus.UNKNOWN]
     assert not report.refused
     assert not report.sound
     assert any("base B of C" in line for line in report_lines(report))
@@ -86,8 +85,8 @@ def test_command_lines() -> None:
     assert read_command(words).values == expected
 
 
-def test_a_file_compared_with_what_is_passed() -> None:
-    file = Given("c.yaml", {"learning_rate": "1e-5", "packing": True, "beta": 0.1})
+def test_differences_between_file_and_command_line() -> None:
+    file = ConfigValues("c.yaml", {"learning_rate": "1e-5", "packing": True, "beta": 0.1})
     passed = read_command(["--learning_rate", "1e-5", "--packing", "false", "--seed", "3"])
     found = {entry.key: entry.reason for entry in differences(file, passed)}
     assert found.keys() == {"packing", "beta", "seed"}
@@ -95,7 +94,7 @@ def test_a_file_compared_with_what_is_passed() -> None:
     assert "does not pass it" in found["beta"]
 
 
-def test_files(tmp_path: Path) -> None:
+def test_config_files(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"a": 1}')
     assert read_file(tmp_path / "c.json").values == {"a": 1}
     (tmp_path / "bad.yaml").write_text("a: [")

@@ -1,7 +1,7 @@
-"""What a configuration says: keys and values of a YAML or JSON file, or of a launcher's command line.
+"""Keys and values of a YAML or JSON file, or of a launcher's command line, and the differences between them.
 
-A command line is read as HfArgumentParser would: `--key value`, `--key=value`, `--flag`, `--no_flag`, several values
-after one key; hyphens and underscores are the same. What stands before the first key (a script, a YAML) is no setting.
+A command line is parsed as HfArgumentParser does: `--key value`, `--key=value`, `--flag`, `--no_flag`, several values
+after one key; hyphens and underscores are equivalent. Anything before the first key (a script, a YAML file) is ignored.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from penstock.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Keys and values of one origin."""
+class ConfigValues:
+    """Keys and values from one origin: a file or the command line."""
 
     origin: str
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A key that a file and a command line do not say alike."""
+class KeyDifference:
+    """A key whose value differs between file and command line."""
 
     key: str
     reason: str
 
 
-def read_file(path: Path) -> Given:
-    """The keys at the top of a YAML or JSON file."""
+def read_file(path: Path) -> ConfigValues:
+    """Reads the top-level keys of a YAML or JSON file."""
     try:
         text = local_path(path, "configuration").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}. Give a YAML or JSON file.") from error
+        raise UsageError(f"{path}: {error}. Pass a YAML or JSON file.") from error
     values = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{path}: expected keys and values, found {type(values).__name__}.")
-    return Given(str(path), values)
+        raise UsageError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}.")
+    return ConfigValues(str(path), values)
 
 
 def _json(path: Path, text: str) -> Any:
@@ -61,19 +61,19 @@ def _yaml(path: Path, text: str) -> Any:
         raise UsageError(f"{path}: not valid YAML: {error}") from error
 
 
-def read_command(arguments: Sequence[str]) -> Given:
-    """The keys that a command line passes."""
+def read_command(arguments: Sequence[str]) -> ConfigValues:
+    """Parses the keys passed on a command line."""
     values: dict[str, Any] = {}
     for name, words in _grouped(arguments):
         if not words and name.startswith("no_"):
             values[name.removeprefix("no_")] = False
         else:
             values[name] = True if not words else literal(words[0]) if len(words) == 1 else [literal(w) for w in words]
-    return Given("command line", values)
+    return ConfigValues("command line", values)
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each key with the words after it."""
+    """Yields each key with the words that follow it."""
     name, words = "", list[str]()
     for argument in arguments:
         if argument.startswith("--") and len(argument) > 2:
@@ -88,7 +88,7 @@ def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def literal(text: str) -> Any:
-    """A word of a command line as the value that it stands for."""
+    """Parses a command-line word into a value."""
     import yaml
 
     try:
@@ -97,29 +97,31 @@ def literal(text: str) -> Any:
         return text
     if isinstance(value, str):
         try:
-            return float(value)  # YAML takes 1e-5 for text
+            return float(value)  # YAML reads 1e-5 as text
         except ValueError:
             return value
     return value
 
 
-def differences(file: Given, command: Given) -> list[Difference]:
-    """What a launcher passes compared with what the file says."""
+def differences(file: ConfigValues, command: ConfigValues) -> list[KeyDifference]:
+    """Compares the values passed by a launcher with those in the file."""
     found = []
     for key in dict.fromkeys((*file.values, *command.values)):
         if key not in command.values:
-            found.append(Difference(key, f"{file.origin} says {file.values[key]!r}; the command line does not pass it"))
+            found.append(
+                KeyDifference(key, f"{file.origin} says {file.values[key]!r}; the command line does not pass it")
+            )
         elif key not in file.values:
             found.append(
-                Difference(key, f"the command line passes {command.values[key]!r}; {file.origin} has no such key")
+                KeyDifference(key, f"the command line passes {command.values[key]!r}; {file.origin} has no such key")
             )
         elif not _same(file.values[key], command.values[key]):
-            said, passed = file.values[key], command.values[key]
-            found.append(Difference(key, f"{file.origin} says {said!r}; the command line passes {passed!r}"))
+            stated, passed = file.values[key], command.values[key]
+            found.append(KeyDifference(key, f"{file.origin} says {stated!r}; the command line passes {passed!r}"))
     return found
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as a parser would read them: the text '1e-5' is the number."""
+    """Compares values after parsing: the text '1e-5' equals the number."""
     values = [literal(value) if isinstance(value, str) else value for value in (one, other)]
     return bool(values[0] == values[1])
