@@ -1,7 +1,7 @@
-"""Watches the steps of a training loop from outside: every backward call and every optimiser step of the process.
+"""Records the steps of a training loop from outside: all backward calls and optimiser steps in the process.
 
-The loss is the scalar that `backward` is called on, whoever calls it. After enough of them the loop is left by raising
-`Enough`, which no trainer catches.
+The loss is the scalar that `backward` is called on, whoever calls it. After enough steps, `StopTraining` is raised to
+leave the loop; it derives from BaseException so that no trainer catches it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from penstock.verify.facts import StepFacts
 
 
-class Enough(BaseException):
-    """The loop was watched for long enough."""
+class StopTraining(BaseException):
+    """Raised to leave a training loop after enough steps."""
 
 
-class Steps:
-    """Losses and gradient norms of a loop, and its end."""
+class StepRecorder:
+    """Records losses and gradient norms, and ends the loop."""
 
     def __init__(self, steps: int, micros: int, on_done: Callable[[], None] | None) -> None:
-        """Watch so many optimiser steps, or backward calls if they come first.
+        """Records `steps` optimiser steps or `micros` backward calls, whichever comes first.
 
-        Then `on_done` is told once, after an optimiser step; where it is None, the loop is ended.
+        Then `on_done` is called once, after an optimiser step; if it is None, the loop is ended.
         """
         self.losses: list[float | None] = []
         self.gradients: list[float | None] = []
         self.in_backward = False
         self._steps, self._micros, self._on_done = steps, micros, on_done
-        self._told = False
+        self._notified = False
         self._hooks: list[Any] = []
 
     @property
     def done(self) -> bool:
-        """Whether enough was seen."""
+        """Whether enough steps were recorded."""
         return len(self.gradients) >= self._steps or len(self.losses) >= self._micros
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> StepRecorder:
         plain: Any = torch.Tensor.backward
         self._plain = plain
         watch = self
@@ -57,7 +57,7 @@ class Steps:
             finally:
                 watch.in_backward = False
             if watch._on_done is None and len(watch.losses) >= watch._micros:
-                raise Enough
+                raise StopTraining
 
         torch.Tensor.backward = backward  # type: ignore[method-assign]
         self._hooks = [
@@ -68,7 +68,7 @@ class Steps:
 
     def __exit__(self, *_: object) -> None:
         torch.Tensor.backward = self._plain  # type: ignore[method-assign]
-        if self._told:  # called from inside one of them; they do nothing any more
+        if self._notified:  # called from inside a hook; from now on the hooks do nothing
             return
         for hook in self._hooks:
             hook.remove()
@@ -81,15 +81,15 @@ class Steps:
         self.gradients.append(_finite(total))
 
     def _after_step(self, *_: object) -> None:
-        if not self.done or self._told:
+        if not self.done or self._notified:
             return
         if self._on_done is None:
-            raise Enough
-        self._told = True
+            raise StopTraining
+        self._notified = True
         self._on_done()
 
     def facts(self) -> StepFacts:
-        """What was seen."""
+        """The recorded losses and gradient norms."""
         return {"losses": self.losses, "gradients": self.gradients}
 
 

@@ -1,7 +1,7 @@
-"""Starts the probes' process, hands it jobs and waits, never longer than its time allows.
+"""Starts the probe process, sends it jobs and waits for answers, within a time limit.
 
-The asking process imports neither torch nor transformers. Whatever happens to a probe comes back as a `Failure` with
-words; time that is over ends all of it.
+The supervising process imports neither torch nor transformers. Whatever happens to a probe is returned as a `Failure`
+with a reason; when time runs out, the probe is killed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.verify.jobs import Job
+from penstock.verify.jobs import ProbeJob
 
-GRACE = 5.0  # seconds that the probes' process gets to report that a fork of it was ended
+GRACE = 5.0  # seconds for the probe process to report that it killed a fork
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a probe has nothing to say."""
+    """Why a job produced no facts."""
 
     reason: str
 
 
 class Supervisor:
-    """Does jobs in other processes, one after the other, within a time limit for all of them."""
+    """Runs jobs in other processes, one at a time, within a total time limit."""
 
     def __init__(self, limit: float) -> None:
         self._ends = time.monotonic() + limit
@@ -42,32 +42,32 @@ class Supervisor:
         self._buffer = b""
         self._jobs = 0
 
-    def observe(self, job: Job, limit: float | None = None) -> dict[str, Any] | Failure:
-        """The facts that a job finds; `limit`: seconds for this job alone."""
+    def observe(self, job: ProbeJob, limit: float | None = None) -> dict[str, Any] | Failure:
+        """Runs a job and returns its facts; `limit`: seconds for this job alone."""
         self._jobs += 1
         left = self._ends - time.monotonic()
         ends = self._ends if limit is None else min(self._ends, time.monotonic() + limit)
         if left <= 0:
-            return Failure(f"the time limit of {self._limit:.0f} s was over before it could run")
+            return Failure(f"the time limit of {self._limit:.0f} s expired before it could run")
         try:
             process = self._started()
             assert process.stdin is not None
-            request = {"job": self._placed(job).to_json(), "until": ends - min(GRACE, left / 4)}
+            request = {"job": self._with_port(job).to_json(), "until": ends - min(GRACE, left / 4)}
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             answer = self._answer(left)
         except (OSError, ValueError) as error:
             self.close()
-            return Failure(f"the probes' process can't be talked to: {error}")
+            return Failure(f"lost the connection to the probe process: {error}")
         if answer is None:
             code = process.poll()
             self.close()
-            ended = "no answer within the time limit" if code is None else f"the probes' process ended with {code}"
+            ended = "no answer within the time limit" if code is None else f"the probe process exited with code {code}"
             return Failure(f"{ended} of {self._limit:.0f} s" if code is None else ended)
         return Failure(str(answer["failure"])) if "failure" in answer else dict(answer["facts"])
 
-    def _placed(self, job: Job) -> Job:
-        """Under a launcher, ranks meet at a port of the job's own; all ranks count the same."""
+    def _with_port(self, job: ProbeJob) -> ProbeJob:
+        """Under a launcher, gives each job its own rendezvous port; all ranks count alike."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return job
         base = int(os.environ.get("MASTER_PORT", "29500"))
@@ -79,7 +79,7 @@ class Supervisor:
         self.close()
         reading, writing = os.pipe()
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        environment.setdefault("TRITON_INTERPRET", "1")  # without effect where there is a GPU: see below
+        environment.setdefault("TRITON_INTERPRET", "1")  # removed below if there is a GPU
         if _has_gpu():
             environment.pop("TRITON_INTERPRET")
         self._process = subprocess.Popen(
@@ -96,7 +96,7 @@ class Supervisor:
         return self._process
 
     def _answer(self, patience: float) -> dict[str, Any] | None:
-        """The next line; None when it does not come."""
+        """The next answer; None if it doesn't arrive in time."""
         ends = time.monotonic() + patience
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, ends - time.monotonic()))
@@ -109,7 +109,7 @@ class Supervisor:
         return found
 
     def close(self) -> None:
-        """End the probes' process and what it started."""
+        """Kills the probe process and anything it started."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ class Supervisor:
 
 
 def _has_gpu() -> bool:
-    """Whether a GPU is there for the probes, told without importing torch."""
+    """Whether the probes can use a GPU, determined without importing torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return False
     return any(os.path.exists(place) for place in ("/dev/nvidia0", "/dev/kfd"))  # noqa: PTH110
@@ -132,7 +132,7 @@ def _has_gpu() -> bool:
 
 @contextmanager
 def supervised(limit: float) -> Iterator[Supervisor]:
-    """A supervisor, and the end of its processes."""
+    """A supervisor whose processes end with the `with` block."""
     supervisor = Supervisor(limit)
     try:
         yield supervisor

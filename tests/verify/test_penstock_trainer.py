@@ -1,4 +1,4 @@
-"""Penstock's own trainer under `penstock verify`, and the certificate of its first steps."""
+"""`penstock train` under `penstock verify`, and the certificate of its first steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.verify.certificate import Certificate, Verdict
-from penstock.verify.supervise import Supervisor
-from penstock.verify.verifying import Wanted, _Verification
+from penstock.verify.supervisor import Supervisor
+from penstock.verify.verifier import VerifyOptions, _Verification
 
 
 def configuration(examples: Path, folder: Path, rows: str, **more: Any) -> str:
@@ -28,17 +28,17 @@ def configuration(examples: Path, folder: Path, rows: str, **more: Any) -> str:
     return str(path)
 
 
-def certified(supervisor: Supervisor, config: str, method: str) -> Certificate:
-    wanted = Wanted(config=config, method=method, layers=1, tokens=12)
-    return _Verification(wanted, supervisor, lambda _: None).certificate()
+def certify(supervisor: Supervisor, config: str, method: str) -> Certificate:
+    options = VerifyOptions(config=config, method=method, layers=1, tokens=12)
+    return _Verification(options, supervisor, lambda _: None).certificate()
 
 
-def test_a_packed_run_with_liger(supervisor: Supervisor, examples: Path, tmp_path: Path) -> None:
+def test_packed_run_with_liger(supervisor: Supervisor, examples: Path, tmp_path: Path) -> None:
     feed = {"collate": "packed", "capacity": 256, "batch_size": 2}
     config = configuration(examples, tmp_path, "chats.jsonl", feed=feed, liger={"enabled": True})
-    certificate = certified(supervisor, config, "sft")
+    certificate = certify(supervisor, config, "sft")
     verdicts = {finding.promise: finding for finding in certificate.findings}
-    wanted = (
+    run = (
         "liger.rms_norm",
         "liger.rope",
         "liger.mlp",
@@ -47,24 +47,24 @@ def test_a_packed_run_with_liger(supervisor: Supervisor, examples: Path, tmp_pat
         "loss.equal",
     )
     data = ("packing.isolated", "logits.not_materialised", "data.masks", "data.packing", "data.collate_ahead")
-    for promise in (*wanted, *data):
+    for promise in (*run, *data):
         assert certificate.verdict(promise) is Verdict.ENGAGED, verdicts[promise]
     assert certificate.verdict("data.cache_hit") is Verdict.NOT_ENGAGED
     assert any("first 64 rows" in condition for condition in certificate.conditions)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_fused_dpo_loss(supervisor: Supervisor, examples: Path, tmp_path: Path) -> None:
+def test_fused_dpo_loss(supervisor: Supervisor, examples: Path, tmp_path: Path) -> None:
     liger = {"enabled": True, "rms_norm": False, "rope": False, "mlp": False}
     config = configuration(examples, tmp_path, "pairs.jsonl", dpo={"reference": "live"}, liger=liger)
-    certificate = certified(supervisor, config, "dpo")
+    certificate = certify(supervisor, config, "dpo")
     for promise in ("liger.fused_dpo_loss", "loss.equal", "loss.finite"):
         assert certificate.verdict(promise) is Verdict.ENGAGED, certificate.findings
     assert certificate.verdict("liger.rms_norm") is Verdict.NOT_ENGAGED
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_certifies_its_first_steps(examples: Path, tmp_path: Path) -> None:
+def test_first_steps_are_certified(examples: Path, tmp_path: Path) -> None:
     from penstock.train.promises import Method
     from penstock.train.run import train
     from penstock.verify.first_steps import first_steps

@@ -1,7 +1,7 @@
-"""Penstock's own trainer as a target: the user's configuration, held to few steps, layers and tokens.
+"""`penstock train` as a target: the user's configuration, limited to a few steps, layers and tokens.
 
-Output goes to a temporary folder. Data that is prepared already is used as it is; otherwise the first rows of each
-source are prepared in a temporary cache, and the certificate says so.
+Output goes to a temporary folder. Data that is already prepared is used as is; otherwise the first rows of each source
+are prepared in a temporary cache, and the certificate says so.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from penstock.train.config import LigerConfig, SourceConfig, TrainConfig
 from penstock.train.promises import Method
 from penstock.train.reading import read_config
-from penstock.verify.canaries import Canaries, in_penstock
-from penstock.verify.cutting import cut_folder
+from penstock.verify.canaries import Canaries, patch_penstock
 from penstock.verify.facts import BatchFacts
-from penstock.verify.own_data import is_hit
-from penstock.verify.targets import Limits, Spec
+from penstock.verify.penstock_data import is_hit
+from penstock.verify.shrink import shrink_folder
+from penstock.verify.targets import ProbeLimits, TargetSpec
 
-FIRST_ROWS = 64  # of a source that is not prepared yet
-# How the configuration turns a kernel off.
+FIRST_ROWS = 64  # taken from each source if the data is not prepared yet
+# The configuration key that turns each kernel off.
 SWITCHES = {
     "rms_norm": "rms_norm",
     "rope": "rope",
@@ -32,20 +32,22 @@ SWITCHES = {
 }
 
 
-class OwnTrainer:
+class PenstockTrainer:
     """A run of `penstock train`."""
 
-    def __init__(self, spec: Spec, limits: Limits, canaries: Canaries | None, off: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, spec: TargetSpec, limits: ProbeLimits, canaries: Canaries | None, off: tuple[str, ...] = ()
+    ) -> None:
         assert spec.config is not None
         self._limits, self._canaries = limits, canaries
         self.model = None
         self.conditions: list[str] = []
         config = read_config(spec.config, spec.overrides)
         self._method = method_of(config, spec.method)
-        self.promised = promises(config, self._method)
-        self._config = self._small(config, off)
+        self.promised = promised_by(config, self._method)
+        self._config = self._shrink(config, off)
 
-    def _small(self, config: TrainConfig, off: tuple[str, ...]) -> TrainConfig:
+    def _shrink(self, config: TrainConfig, off: tuple[str, ...]) -> TrainConfig:
         limits = self._limits
         world = int(os.environ.get("WORLD_SIZE", "1"))
         rows = min(config.feed.batch_size, limits.rows * world)
@@ -53,57 +55,59 @@ class OwnTrainer:
         data = config.data
         if limits.tokens is not None:
             tokens = min(limits.tokens, data.max_length or limits.tokens)
-            longest = tokens if self._canaries is None else max(tokens // 4, 8)  # several sequences to a row
+            longest = tokens if self._canaries is None else max(tokens // 4, 8)  # several sequences per row
             data = replace(data, max_length=longest, overlong=type(data.overlong)("truncate_left"))
             feed = replace(feed, capacity=tokens if feed.collate == "packed" else None)
             self.conditions.append(f"batches cut to {rows} rows of at most {tokens} tokens")
         if not is_hit(config):
-            self.conditions.append(f"the data is not prepared yet: the first {FIRST_ROWS} rows of each source")
+            self.conditions.append(
+                f"the data is not prepared yet: only the first {FIRST_ROWS} rows of each source are used"
+            )
             data = replace(data, sources=_first_rows(data.sources, limits.folder / "cache"))
         return replace(
             config,
             output=limits.folder / "run",
-            model=self._small_model(config),
+            model=self._shrink_model(config),
             data=data,
             feed=feed,
-            liger=switched_off(config.liger, off),
+            liger=disable_kernels(config.liger, off),
             eval=replace(config.eval, every=None, holdout=None, sources=()),
             checkpoint=replace(config.checkpoint, every=None),
             log=replace(config.log, tensorboard=False),
         )
 
-    def _small_model(self, config: TrainConfig) -> Any:
-        """The user's model with its first layers only."""
+    def _shrink_model(self, config: TrainConfig) -> Any:
+        """The user's model cut to its first layers."""
         from penstock.train.data import tokenizer_of
 
         model, layers = config.model, self._limits.layers
         if layers is None:
             return model
-        given = model.path if model.init is None else str(model.init)
-        assert given is not None
-        source = _folder(given, model.revision)
+        name = model.path if model.init is None else str(model.init)
+        assert name is not None
+        source = _folder(name, model.revision)
         cut = self._limits.folder / "model"
-        said = cut_folder(source, cut, layers)
-        self.conditions += [said] if said else []
+        description = shrink_folder(source, cut, layers)
+        self.conditions += [description] if description else []
         place: dict[str, Any] = {"path": str(cut)} if model.init is None else {"init": cut}
         return replace(model, tokenizer=tokenizer_of(model), revision=None, **place)
 
     def run(self) -> None:
-        """Train by the configuration."""
+        """Trains as configured."""
         from penstock.train.run import train
 
         with ExitStack() as stack:
             if self._canaries is not None:
-                stack.enter_context(in_penstock(self._canaries))
+                stack.enter_context(patch_penstock(self._canaries))
             train(self._method, self._config)
 
     def batches(self) -> BatchFacts | None:
-        """Penstock's data is looked at as a whole, by a probe of its own."""
+        """None: a separate job examines Penstock's data as a whole."""
         return None
 
 
 def with_first_rows(config: TrainConfig, cache: Path) -> TrainConfig:
-    """A configuration that takes only the first rows of each source, prepared in a cache of its own."""
+    """Limits a configuration to the first rows of each source, prepared in a separate cache."""
     return replace(config, data=replace(config.data, sources=_first_rows(config.data.sources, cache)))
 
 
@@ -115,33 +119,33 @@ def _first_rows(sources: tuple[SourceConfig, ...], cache: Path) -> tuple[SourceC
     )
 
 
-def _folder(given: str, revision: str | None) -> Path:
-    path = Path(given).expanduser()
+def _folder(name: str, revision: str | None) -> Path:
+    path = Path(name).expanduser()
     if path.is_file():
         return path.parent
     if path.is_dir():
         return path
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(given, revision=revision))
+    return Path(snapshot_download(name, revision=revision))
 
 
-def method_of(config: TrainConfig, given: str | None) -> Method:
-    """What is trained for: as given, else told by the configuration's dpo section."""
-    if given is not None:
-        return Method(given)
+def method_of(config: TrainConfig, method: str | None) -> Method:
+    """The training method: `method` if set, else inferred from the configuration's dpo section."""
+    if method is not None:
+        return Method(method)
     return Method.DPO if config.dpo != type(config.dpo)() or config.feed.collate == "pairs" else Method.SFT
 
 
-def switched_off(liger: LigerConfig, off: tuple[str, ...]) -> LigerConfig:
-    """The kernels of a configuration without some; with none left, Liger is off."""
+def disable_kernels(liger: LigerConfig, off: tuple[str, ...]) -> LigerConfig:
+    """Turns kernels off in a configuration; if none are left, Liger is disabled."""
     changed = replace(liger, **{SWITCHES[kernel]: False for kernel in off if kernel in SWITCHES})
     left = any(getattr(changed, name) for name in set(SWITCHES.values()))
     return changed if left else replace(liger, enabled=False)
 
 
-def promises(config: TrainConfig, method: Method) -> dict[str, Any]:
-    """What a configuration promises."""
+def promised_by(config: TrainConfig, method: Method) -> dict[str, Any]:
+    """What a configuration asks for, in the form the judge expects."""
     liger = config.liger
     asked = {kernel: liger.enabled and getattr(liger, switch) for kernel, switch in SWITCHES.items()}
     asked["fused_dpo_loss"] &= method is Method.DPO

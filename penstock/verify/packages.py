@@ -1,4 +1,4 @@
-"""What verdicts are about: the packages as this process really imported them, with file and, in a checkout, commit."""
+"""The packages that a process imported, with version, file and, in a checkout, git commit."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.verify.certificate import Subject
+from penstock.verify.certificate import PackageInfo
 
 PACKAGES = ("penstock", "torch", "transformers", "trl", "accelerate", "peft", "liger_kernel", "triton")
 
 
-def subjects(extra: Iterable[str] = ()) -> list[Subject]:
-    """The packages that are imported here, and further modules by name."""
-    return [_subject(name) for name in (*PACKAGES, *extra) if name in sys.modules]
+def imported_packages(extra: Iterable[str] = ()) -> list[PackageInfo]:
+    """Describes the relevant packages, and any `extra` modules, that this process has imported."""
+    return [_describe(name) for name in (*PACKAGES, *extra) if name in sys.modules]
 
 
-def _subject(name: str) -> Subject:
+def _describe(name: str) -> PackageInfo:
     file = getattr(sys.modules[name], "__file__", None)
-    return Subject(name, _version(name), file, commit_of(Path(file)) if file else None)
+    return PackageInfo(name, _version(name), file, commit_of(Path(file)) if file else None)
 
 
 def _version(name: str) -> str | None:
@@ -32,9 +32,9 @@ def _version(name: str) -> str | None:
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit that a file is checked out from; None outside of checkouts, and for what git does not track."""
+    """The commit that a file is checked out from; None outside a checkout or if git doesn't track it."""
     if {"site-packages", "dist-packages"} & set(file.parts):
-        return None  # an environment may lie inside a checkout without being of it
+        return None  # an environment inside a checkout is not part of it
     folder = str(file.resolve().parent)
     try:
         tracked = _git(folder, "ls-files", "--error-unmatch", file.name)

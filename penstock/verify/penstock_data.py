@@ -1,7 +1,7 @@
-"""What Penstock's own data says: cache hit or miss, masks, packing, and whether batches are made ahead.
+"""Facts about data prepared by Penstock: cache hit or miss, masks, packing, and whether batches are prefetched.
 
-Numbers come from the dataset's own records and from batches that the configured loader really makes. Looking ahead is
-an experiment: with a pause between batches, the wait for the next one must be much shorter than making it takes.
+Counts come from the dataset's ledger and from batches of the configured loader. Prefetching is tested by experiment:
+with a pause between batches, the wait for the next one must be much shorter than collating it takes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.train.data import Served, open_data, tokenizer_of, views_of
 from penstock.verify.facts import DataFacts
 from penstock.view.example import Pair
 
-SAMPLE = 200  # items whose masks are looked at
+SAMPLE = 200  # items whose masks are examined
 BATCHES = 6
 
 
 def explanations(config: TrainConfig) -> Iterator[Explanation]:
-    """For each source: is it prepared already, and if not, why. Prepared datasets given as such always are."""
+    """Explains the cache hit or miss of each source; prepared datasets used as sources are skipped."""
     for source in config.data.sources:
         if len(source.path) == 1 and (Path(source.path[0]).expanduser() / "manifest.json").is_file():
             continue
@@ -40,17 +40,17 @@ def explanations(config: TrainConfig) -> Iterator[Explanation]:
 
 
 def is_hit(config: TrainConfig) -> bool:
-    """Whether all data is prepared already."""
+    """Whether all sources are already prepared."""
     return all(found.hit for found in explanations(config))
 
 
 def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
-    """Look at the data that a configuration trains on; `config` may be one that takes first rows only."""
+    """Examines the data that a configuration trains on; `config` may be limited to the first rows."""
     served = open_data(replace(config, eval=replace(config.eval, holdout=None, sources=()))).train
     ledger = served.ledger
     runs, ended = _stops(served)
     loader = _loader(config, served)
-    collate, waits, pause = _ahead(loader)
+    collate, waits, pause = _time_prefetch(loader)
     return {
         "hit": hit,
         "reasons": reasons,
@@ -85,8 +85,8 @@ def _loader(config: TrainConfig, served: Served) -> Loader:
     return Loader(served, **options)
 
 
-def _ahead(loader: Loader) -> tuple[float, list[float], float]:
-    """Seconds that making a batch takes, the waits for batches with a pause between them, and the pause."""
+def _time_prefetch(loader: Loader) -> tuple[float, list[float], float]:
+    """Seconds to collate a batch, the waits for batches requested with a pause in between, and that pause."""
     started = time.perf_counter()
     for step in range(3):
         loader.batch(step)
@@ -104,7 +104,7 @@ def _ahead(loader: Loader) -> tuple[float, list[float], float]:
 
 
 def _efficiency(loader: Loader) -> float | None:
-    """How full packed rows are; None where rows are padded."""
+    """The fill of packed rows; None if rows are padded."""
     capacity = loader.settings.plan.capacity
     if capacity is None:
         return None
@@ -114,14 +114,14 @@ def _efficiency(loader: Loader) -> float | None:
 
 
 def _stops(served: Served) -> tuple[int, int]:
-    """Trained runs of a sample, and how many of them end with a stop token."""
+    """The number of trained runs in a sample, and of those that end with a stop token."""
     stops = _stop_tokens(served)
     runs = ended = 0
     for number in range(min(SAMPLE, len(served))):
         item = served[number]
         for example in (item.chosen, item.rejected) if isinstance(item, Pair) else (item,):
             last = _run_ends(example.loss_mask)
-            inner = last[last < len(example.input_ids) - 1]  # one at the very end may have been cut there
+            inner = last[last < len(example.input_ids) - 1]  # a run at the very end may have been truncated
             final = last[last == len(example.input_ids) - 1]
             kept = [*inner, *(end for end in final if int(example.input_ids[end]) in stops)]
             runs += len(kept)
@@ -130,13 +130,13 @@ def _stops(served: Served) -> tuple[int, int]:
 
 
 def _run_ends(mask: Bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The last place of every run of trained tokens."""
+    """The index of the last token of each run of trained tokens."""
     padded = np.append(mask, False)
     return np.flatnonzero(padded[:-1] & ~padded[1:])
 
 
 def _stop_tokens(served: Served) -> set[int]:
-    """The tokens that stand in segments which the template made as stops."""
+    """The tokens that end the stop segments of the first shard of each view."""
     from penstock.chat.conversation import Part
 
     found: set[int] = set()

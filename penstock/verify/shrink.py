@@ -1,7 +1,7 @@
-"""Cut a model to few layers and batches to few tokens, so that a probe runs on a CPU in seconds.
+"""Cuts a model to a few layers and batches to a few tokens, so that a probe runs on a CPU in seconds.
 
-What is cut is said in the certificate. Weights that remain are the model's own. Of a batch the window is kept that
-holds the first trained token; sequence boundaries inside it stay where they are.
+The certificate states what was cut. The remaining layers keep their weights. Of each batch, the window around the first
+trained token is kept, with its sequence boundaries.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import nn
 from penstock.verify.modules import decoder_layers, model_of
 
 
-def cut_model(root: nn.Module, layers: int) -> str | None:
-    """Drop all but the first layers of a loaded model; what was done, in words."""
+def shrink_model(root: nn.Module, layers: int) -> str | None:
+    """Drops all but the first layers of a loaded model; returns a description, or None if nothing was cut."""
     found = decoder_layers(root)
     before = len(found)
     if before <= layers:
         return None
     del found[layers:]
-    cut_config(model_of(root).config, layers)
+    shrink_config(model_of(root).config, layers)
     return f"model cut from {before} to {layers} layers"
 
 
-def cut_config(config: Any, layers: int) -> None:
-    """Make a configuration fit so many layers, lists with an entry per layer included."""
+def shrink_config(config: Any, layers: int) -> None:
+    """Sets the number of layers in a model configuration, and cuts its per-layer lists."""
     for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
         before = getattr(part, "num_hidden_layers", None)
         if before is None or before <= layers:
@@ -40,8 +40,8 @@ def cut_config(config: Any, layers: int) -> None:
                 setattr(part, name, value[:layers])
 
 
-def cut_folder(source: Path, target: Path, layers: int) -> str | None:
-    """A folder that loads as the model in `source` with its first layers only; what was done, in words."""
+def shrink_folder(source: Path, target: Path, layers: int) -> str | None:
+    """Writes a folder that loads as the model in `source` with its first layers only; returns a description."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     before = config.get("num_hidden_layers")
     target.mkdir(parents=True)
@@ -58,8 +58,8 @@ def cut_folder(source: Path, target: Path, layers: int) -> str | None:
     return f"model cut from {before} to {after} layers" if after != before else None
 
 
-def shorten(inputs: Mapping[str, Any], tokens: int, around: int | None = None) -> dict[str, Any]:
-    """A batch with at most so many tokens a row, `around` a column or the first trained token."""
+def shorten_rows(inputs: Mapping[str, Any], tokens: int, around: int | None = None) -> dict[str, Any]:
+    """Cuts a batch to at most `tokens` columns, centred on the column `around` or on the first trained token."""
     ids = inputs["input_ids"]
     length = ids.shape[1]
     if length <= tokens:
@@ -82,8 +82,8 @@ def shorten(inputs: Mapping[str, Any], tokens: int, around: int | None = None) -
     return found
 
 
-def fewer_rows(inputs: Mapping[str, Any], rows: int, *, pairs: bool) -> dict[str, Any]:
-    """The first rows of a batch; of pairs, which stand as all chosen and then all rejected, the first of each."""
+def keep_first_rows(inputs: Mapping[str, Any], rows: int, *, pairs: bool) -> dict[str, Any]:
+    """Keeps the first rows of a batch; of pairs (all chosen rows, then all rejected) the first rows of each half."""
     count = inputs["input_ids"].shape[0]
     half = count // 2
     if count <= (2 * rows if pairs else rows):
@@ -96,7 +96,7 @@ def fewer_rows(inputs: Mapping[str, Any], rows: int, *, pairs: bool) -> dict[str
 
 
 def trained_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Where a batch trains: labels, or a mask of completions, or everything that is not padding."""
+    """The trained positions of a batch: from its labels, else a completion mask, else everything but padding."""
     ids: torch.Tensor = inputs["input_ids"]
     labels = inputs.get("labels")
     if isinstance(labels, torch.Tensor) and labels.shape == ids.shape:

@@ -1,4 +1,4 @@
-"""Run a target under all instruments, and write down what was seen. Judging is left to the process that asked."""
+"""Observes a training run with hooks, wrappers and the profiler, and reports plain facts to be judged elsewhere."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from penstock.verify.facts import KernelFacts, RunFacts
-from penstock.verify.kernels import KERNELS, KernelCalls, import_errors, patched, supported
-from penstock.verify.modules import Modules, model_of
+from penstock.verify.kernels import KERNELS, KernelCalls, import_errors, patched_modules, supported_kernels
+from penstock.verify.modules import ModuleRecorder, model_of
+from penstock.verify.packages import imported_packages
 from penstock.verify.profiling import Profile
-from penstock.verify.steps import Enough, Steps
-from penstock.verify.subjects import subjects
+from penstock.verify.training_steps import StepRecorder, StopTraining
 
 
-class Watch:
-    """All instruments at once; `facts` after leaving it."""
+class Observer:
+    """A context manager that records a training loop; call `facts` after leaving it."""
 
     def __init__(
         self, steps: int, micros: int, *, on_done: Callable[[], None] | None = None, imports: bool = True
     ) -> None:
-        """`on_done` is told when enough was seen; where it is None, the loop is ended. `imports`: import Liger."""
-        self.steps = Steps(steps, micros, on_done)
-        self.modules = Modules(self.steps, self._begin)
+        """`on_done` is called after enough steps; if None, the loop is ended. `imports`: whether to import Liger."""
+        self.steps = StepRecorder(steps, micros, on_done)
+        self.modules = ModuleRecorder(self.steps, self._begin)
         self.calls = KernelCalls()
         self.profile = Profile()
         self.liger_error: str | None = None
@@ -36,32 +36,32 @@ class Watch:
         self.error: str | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Observer:
         if self._imports:
             self.liger_error, self.liger_dpo_error = import_errors()
-        for instrument in (self.steps, self.modules, self.calls, self.profile):
-            self._stack.enter_context(instrument)
+        for recorder in (self.steps, self.modules, self.calls, self.profile):
+            self._stack.enter_context(recorder)
         return self
 
     def _begin(self) -> None:
-        """Training begins: checks and references that ran before it do not count."""
+        """Starts counting: checks and reference models that ran before training don't count."""
         self.calls.clear()
         self.profile.start()
 
     def close(self) -> None:
-        """Take all instruments away."""
+        """Removes all hooks and wrappers."""
         self._stack.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        """An error ends the run, not the probe: what was seen before it counts."""
+        """Swallows errors of the run: what was seen before them counts."""
         self._stack.close()
         if isinstance(error, Exception):
-            self.error = said(error)
-        return error is None or isinstance(error, (Enough, Exception))
+            self.error = describe_error(error)
+        return error is None or isinstance(error, (StopTraining, Exception))
 
     def kernels(self, root: torch.nn.Module | None) -> dict[str, KernelFacts]:
-        """Calls and patched modules of each kernel."""
-        found = patched(root) if root is not None else {}
+        """Calls and patched modules per kernel."""
+        found = patched_modules(root) if root is not None else {}
         profiled = self.profile.counts()
         return {
             kernel: {
@@ -77,7 +77,7 @@ class Watch:
         }
 
     def facts(self, promised: dict[str, Any], conditions: list[str], extra: tuple[str, ...] = ()) -> RunFacts:
-        """What was seen, as plain values."""
+        """The observations as plain values."""
         root = self.modules.trained
         model = model_of(root) if root is not None else None
         config = getattr(model, "config", None)
@@ -94,7 +94,7 @@ class Watch:
             "promised": promised,
             "liger_error": self.liger_error,
             "liger_dpo_error": self.liger_dpo_error,
-            "liger_support": supported(model_type) if self.liger_error is None and self._imports else None,
+            "liger_support": supported_kernels(model_type) if self.liger_error is None and self._imports else None,
             "kernels": self.kernels(root),
             "steps": self.steps.facts(),
             "attention": getattr(config, "_attn_implementation", None),
@@ -113,15 +113,15 @@ class Watch:
             "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
             "batches": None,
             "error": self.error,
-            "subjects": [asdict(subject) for subject in subjects(extra)],
+            "packages": [asdict(package) for package in imported_packages(extra)],
         }
 
     def _logit_rows(self, head: tuple[int, ...] | None) -> int:
         return 0 if head is None else self.profile.rows_as_wide_as(head[0], head[1])
 
 
-def said(error: BaseException) -> str:
-    """An error in one line, with the place that raised it."""
+def describe_error(error: BaseException) -> str:
+    """Formats an error in one line, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
