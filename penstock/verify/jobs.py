@@ -108,9 +108,8 @@ def _isolation(spec: Any, limits: Any) -> list[Any]:
     from penstock.verify.targets import BareModel, StepFunction, make_target, uses_trl
 
     limits = replace(limits, tokens=None if limits.tokens is None else 64)
-    off = (
-        tuple(FLAGS) if import_errors()[0] is None else ()
-    )  # Liger has no attention kernels, and the others are slow here
+    # Liger has no attention kernels, and the others only slow the experiment down.
+    off = tuple(FLAGS) if import_errors()[0] is None else ()
     canaries = Canaries(vocabulary=512)
     with kernels_disabled(off if spec.factory else ()):
         if spec.factory is None:
