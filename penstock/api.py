@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress
-    from penstock.export.export import ExportArguments, Exported
+    from penstock.export.exporter import ExportArguments, Exported
     from penstock.store.origin import Origin
 
 
@@ -55,7 +55,7 @@ class Mixture(mixture.Mixture):
 
 
 def _export(served: View | Mixture, to: str, folder: str | os.PathLike[str], options: ExportArguments) -> Exported:
-    from penstock.export.export import export  # needs pyarrow's writers, which training does without
+    from penstock.export.exporter import export  # needs pyarrow's writers, which training does without
 
     return export(served, to, folder, **options)
 

@@ -1,4 +1,4 @@
-"""Every option of `penstock adopt`, declared once: flags and documentation come from here. Light: no numpy."""
+"""Options of `penstock adopt`: flags and documentation are derived from here. Importable without numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 
 
 class Check(StrEnum):
-    """What happens when most of the sample does not survive decoding and encoding."""
+    """What to do if most of the sample re-encodes to different ids."""
 
     ERROR = "error"
     WARN = "warn"
@@ -23,18 +23,18 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptOptions:
-    """Options of `adopt`, besides the sources."""
+    """Options of `adopt` other than the sources."""
 
     tokenizer: str = option("Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name", "")
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
-    mask: str | None = option("Column that says what is trained, where there are several")
+    mask: str | None = option("Column with the loss mask, if there are several")
     dtype: str | None = option("Type of the ids in OLMo-core's numpy parts; default: the smallest for the vocabulary")
-    check_tokenizer: Check = option("Most of a sample encodes differently: error, warn", Check.ERROR)
+    check_tokenizer: Check = option("If most of a sample re-encodes differently: error, warn", Check.ERROR)
     cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
 
 
 def adopt_options(values: Mapping[str, Any]) -> AdoptOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
+    """Validates options; unknown names and invalid values are errors that state the remedy."""
     from pydantic import TypeAdapter, ValidationError
 
     known = [f.name for f in fields(AdoptOptions)]
@@ -48,5 +48,5 @@ def adopt_options(values: Mapping[str, Any]) -> AdoptOptions:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['msg']} (got {first['input']!r})") from error
     if not options.tokenizer:
-        raise UsageError("no tokenizer given: name the one that the rows were made with, with --tokenizer")
+        raise UsageError("no tokenizer: pass the one that the rows were made with, with --tokenizer")
     return options

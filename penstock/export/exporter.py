@@ -1,8 +1,8 @@
-"""Runs an export: rows are cut into parts, threads write them, records say which are done, one rename commits.
+"""Runs an export: splits rows into parts, writes them in threads, records finished parts, commits with one rename.
 
-Parts are a function of the rows' lengths and the options alone, so kills, reruns and other numbers of workers end in
-the same bytes. Memory holds the view's index and a block per worker. Threads suffice: copying and writing release the
-interpreter, and the disk is the limit; a process each would scan the view again.
+Parts depend only on the rows' lengths and the options, so kills, reruns and any number of workers end in the same
+bytes. Memory holds the view's index and one block per worker. Threads are enough: copying and writing release the GIL
+and the disk is the bottleneck, while each process would have to scan the view again.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ import numpy as np
 import orjson
 
 from penstock.errors import UsageError
-from penstock.export.folder import Folder, explained
-from penstock.export.format import Format, Part, find_format
+from penstock.export.folder import ExportFolder, store_errors
+from penstock.export.format import ExportFormat, ExportPart, find_format
 from penstock.export.options import Weights
 from penstock.export.rows import ExportRows
-from penstock.export.statistics import Tally, readable, summed
+from penstock.export.statistics import PartStatistics, format_statistics, sum_statistics
 from penstock.export.tokenizer import write_tokenizer
 from penstock.store.files import fault
 from penstock.view.mixture import Count, Mixture
 from penstock.view.view import View
 
-VERSION = 1  # raise it when the same rows give other bytes
+VERSION = 1  # bump when the same rows produce different bytes
 
 
 @dataclass(slots=True)
 class ExportProgress:
-    """Counts so far."""
+    """Progress of a running export."""
 
     parts_total: int
     tokens_total: int
     workers: int
     parts_done: int = 0
     parts_reused: int = 0
-    tokens: int = 0  # of parts written by this run
+    tokens: int = 0  # in parts written by this run
     tokens_reused: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
 
@@ -62,11 +62,11 @@ class Exported:
 
     path: Path
     manifest: Mapping[str, Any]
-    reused: bool  # it was there already
+    reused: bool  # the export already existed
     progress: ExportProgress
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The result as JSON-compatible values."""
         progress = self.progress
         counts = {"written": progress.parts_done, "reused": progress.parts_reused, "workers": progress.workers}
         seconds = round(progress.seconds, 3)
@@ -74,7 +74,7 @@ class Exported:
 
 
 class ExportArguments(TypedDict, total=False):
-    """The options of an export, for typed keyword arguments."""
+    """Keyword arguments of `export`."""
 
     capacity: int | None
     part_tokens: int | None
@@ -96,22 +96,22 @@ def export(
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Exported:
-    """Write a view or mixture in another trainer's format; a killed export goes on where it stopped.
+    """Writes a view or mixture in another trainer's format; a killed export resumes where it stopped.
 
-    `capacity` packs rows of that many tokens, where the format takes them; `part_tokens` is the size of a part.
-    `epoch` chooses the items of a mixture with fractions.
+    `capacity` packs sequences into rows of that many tokens, if the format supports packing; `part_tokens` is the size
+    of a part; `epoch` selects the items of a mixture with fractions.
     """
     chosen = find_format(to)
     _check_numbers(capacity=capacity, part_tokens=part_tokens, workers=workers)
     rows = ExportRows(served, capacity=capacity, epoch=epoch)
     _check_rows(rows, to, chosen, _weights(weights))
     size = part_tokens or chosen.part_tokens
-    where = Folder(Path(folder))
+    where = ExportFolder(Path(folder))
     settings = _settings(rows, to, size)
-    parts = cut(rows, size)
-    run = _Run(rows, chosen, where, parts, _workers(workers, len(parts)), on_progress)
-    with explained(where):
-        found = _found(where, settings)
+    parts = split_parts(rows, size)
+    run = _ExportRun(rows, chosen, where, parts, _workers(workers, len(parts)), on_progress)
+    with store_errors(where):
+        found = _existing(where, settings)
         if found is None:
             begun = where.begun()
             if begun is not None:
@@ -122,15 +122,15 @@ def export(
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                found = _found(where, settings)  # another process has done the same export meanwhile
+                found = _existing(where, settings)  # another process finished the same export meanwhile
                 if found is None:
                     raise
         where.clear()
         return Exported(where.target, found, True, run.progress)
 
 
-def _found(where: Folder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of the same export, if it is there and whole; another one is refused."""
+def _existing(where: ExportFolder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of the same export if it exists and is complete; a different export is an error."""
     manifest = where.finished()
     if manifest is not None:
         _check_same(manifest.get("export", {}), settings, where.target)
@@ -138,33 +138,39 @@ def _found(where: Folder, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def cut(rows: ExportRows, size: int) -> list[Part]:
-    """Parts of about `size` tokens; a row is never split."""
+def split_parts(rows: ExportRows, size: int) -> list[ExportPart]:
+    """Splits rows into parts of about `size` tokens, never within a row."""
     begins = np.concatenate(([0], rows.ends[:-1]))
     firsts = np.flatnonzero(np.diff(begins // size, prepend=-1)).tolist()
     lasts = [*firsts[1:], len(rows)]
     return [
-        Part(number, len(firsts), first, last, int(begins[first]), int(rows.ends[last - 1] - begins[first]))
+        ExportPart(number, len(firsts), first, last, int(begins[first]), int(rows.ends[last - 1] - begins[first]))
         for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
 
 
-class _Run:
-    """One process's share of an export."""
+class _ExportRun:
+    """An export in progress."""
 
     def __init__(
-        self, rows: ExportRows, chosen: Format, folder: Folder, parts: list[Part], workers: int, tell: OnProgress | None
+        self,
+        rows: ExportRows,
+        chosen: ExportFormat,
+        folder: ExportFolder,
+        parts: list[ExportPart],
+        workers: int,
+        on_progress: OnProgress | None,
     ) -> None:
         self._rows, self._format, self._folder, self._parts = rows, chosen, folder, parts
-        self._tell = tell
+        self._on_progress = on_progress
         self.progress = ExportProgress(len(parts), rows.tokens, workers)
 
     def write(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Write what is missing, then commit; gives the manifest."""
+        """Writes missing parts, commits, and returns the manifest."""
         if not self._folder.whole():
             self._folder.begin(settings)
             records = self._records()
-            statistics = summed(records, self._rows)
+            statistics = sum_statistics(records, self._rows)
             self._write_statistics(statistics)
             facts = self._format.finish(self._parts, self._rows, self._folder)
             write_tokenizer(self._rows.views[0].dataset, self._folder)
@@ -177,7 +183,7 @@ class _Run:
         return found
 
     def _records(self) -> list[dict[str, Any]]:
-        """The records of all parts, in order; those missing are written first."""
+        """The records of all parts, in order; missing parts are written first."""
         found: dict[int, dict[str, Any]] = {}
         for part in self._parts:
             record = self._folder.record(part.number)
@@ -195,18 +201,18 @@ class _Run:
                         number, found[number] = future.result()
                         self.progress.parts_done += 1
                         self.progress.tokens += self._parts[number].tokens
-                    if self._tell is not None:
-                        self._tell(self.progress)
+                    if self._on_progress is not None:
+                        self._on_progress(self.progress)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [found[part.number] for part in self._parts]
 
-    def _write_part(self, part: Part) -> tuple[int, dict[str, Any]]:
-        tally = Tally()
-        blocks = tally.watch(self._rows.blocks(part.first, part.last))
+    def _write_part(self, part: ExportPart) -> tuple[int, dict[str, Any]]:
+        statistics = PartStatistics()
+        blocks = statistics.count(self._rows.blocks(part.first, part.last))
         files = self._format.write(part, blocks, self._rows, self._folder)
-        record = {"files": files, **tally.to_json()}
+        record = {"files": files, **statistics.to_json()}
         fault("part.done")
         self._folder.put_record(part.number, record)
         return part.number, record
@@ -215,17 +221,17 @@ class _Run:
         with self._folder.new("statistics.json") as file:
             file.write(orjson.dumps(statistics, option=orjson.OPT_INDENT_2))
         with self._folder.new("statistics.txt") as file:
-            file.write(readable(statistics).encode())
+            file.write(format_statistics(statistics).encode())
 
 
-def _files(folder: Folder) -> dict[str, int]:
-    """All files with their sizes."""
+def _files(folder: ExportFolder) -> dict[str, int]:
+    """All files and their sizes."""
     paths = sorted(path for path in folder.data.rglob("*") if path.is_file())
     return {path.relative_to(folder.data).as_posix(): path.stat().st_size for path in paths}
 
 
-def _workers(asked: int | None, parts: int) -> int:
-    return max(1, min(asked or min(len(os.sched_getaffinity(0)), 8), parts))
+def _workers(requested: int | None, parts: int) -> int:
+    return max(1, min(requested or min(len(os.sched_getaffinity(0)), 8), parts))
 
 
 def _weights(value: Weights | str) -> Weights:
@@ -241,20 +247,20 @@ def _check_numbers(**options: int | None) -> None:
             raise UsageError(f"{name}={value}: expected 1 or more.")
 
 
-def _check_rows(rows: ExportRows, to: str, chosen: Format, weights: Weights) -> None:
-    if rows.is_preference and not chosen.takes.pairs:
-        raise UsageError(f"--to {to} has no form for preference pairs. Use trl, hf, parquet or jsonl.")
-    if rows.capacity is not None and not chosen.takes.packed:
-        raise UsageError(f"--to {to} takes no packed rows: its trainer packs by itself. Leave --capacity out.")
-    if not chosen.takes.weights and weights is Weights.ERROR and rows.weighted:
+def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weights) -> None:
+    if rows.is_preference and not chosen.supports.pairs:
+        raise UsageError(f"--to {to} does not support preference pairs. Use trl, hf, parquet or jsonl.")
+    if rows.capacity is not None and not chosen.supports.packed:
+        raise UsageError(f"--to {to} does not support packed rows: its trainer packs. Omit --capacity.")
+    if not chosen.supports.weights and weights is Weights.ERROR and rows.weighted:
         raise UsageError(
-            f"some messages have loss weights other than 0 and 1, and {to} only has a mask. "
+            f"some messages have loss weights other than 0 and 1, and {to} only supports a mask. "
             "Use hf, parquet or jsonl, which carry loss_weights, or --weights mask to train such tokens fully."
         )
 
 
 def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
-    """All that decides the bytes of an export."""
+    """Everything that determines the bytes of an export."""
     served = rows.served
     shares = served.shares.items() if isinstance(served, Mixture) else [("", None)]
     views = [
@@ -287,18 +293,18 @@ def _amount(amount: float | Count) -> Any:
 
 
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
-    """Refuse a folder that holds an export of something else, and name the difference."""
-    found, wanted = _flat(there), _flat(here)
+    """Raises an error that lists the differences if a folder holds a different export."""
+    found, expected = _flat(there), _flat(here)
     found.pop("digest", None)
-    wanted.pop("digest", None)
-    different = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    expected.pop("digest", None)
+    different = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
     if different:
-        named = "; ".join(f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} here" for name in different)
-        raise UsageError(f"{path} holds another export ({named}). Choose another folder with -o, or remove that one.")
+        listed = "; ".join(f"{name}: {found.get(name)!r} there, {expected.get(name)!r} here" for name in different)
+        raise UsageError(f"{path} holds a different export ({listed}). Choose another folder with -o, or remove it.")
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names."""
+    """Flattens nested settings to dotted names."""
     if isinstance(value, Mapping):
         entries = [(str(key), inner) for key, inner in value.items()]
     elif isinstance(value, list):

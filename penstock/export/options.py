@@ -1,4 +1,4 @@
-"""Every option of `penstock export`, declared once: flags and documentation come from here. Light: no numpy."""
+"""Options of `penstock export`: flags and documentation are derived from here. Importable without numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Weights(StrEnum):
-    """What happens to loss weights other than 0 and 1 in a format that only has a mask."""
+    """What to do with loss weights other than 0 and 1 in a format that only has a mask."""
 
     ERROR = "error"
     MASK = "mask"
@@ -24,27 +24,27 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of `export`, besides the datasets, the format and the folder."""
+    """Options of `export` other than the datasets, the format and the folder."""
 
     train_on: str = option("Loss policy: which tokens are trained", "all_assistant_messages")
     max_length: int | None = option("Longest sequence")
     overlong: str = option("Longer rows: truncate, truncate_left, drop, split, error", "truncate")
-    regions_unknown: str = option("Rows whose regions are not certain: error, drop", "error")
-    holdout: float | int | None = option("Rows to hold out: a fraction, or how many")
+    regions_unknown: str = option("Rows whose regions are unknown: error, drop", "error")
+    holdout: float | int | None = option("Rows to hold out: a fraction or a number")
     part: str = option("Side of the hold-out: train, held_out", "train")
     holdout_seed: int = option("Seed of the hold-out", 0)
     seed: int = option("Seed of a mixture", 0)
-    epoch: int = option("Epoch of a mixture with fractions of its parts", 0)
-    capacity: int | None = option("Pack rows of that many tokens, where the format takes packed rows")
-    part_tokens: int | None = option("Tokens of a part: the unit of files, of resuming and of parallel work")
+    epoch: int = option("Epoch to export, of a mixture with fractions", 0)
+    capacity: int | None = option("Pack sequences into rows of this many tokens, if the format supports it")
+    part_tokens: int | None = option("Tokens per part, the unit of files, resuming and parallel work")
     weights: Weights = option(
-        "Loss weights other than 0 and 1 where a format only has a mask: error, mask", Weights.ERROR
+        "Loss weights other than 0 and 1 in a format that only has a mask: error, mask", Weights.ERROR
     )
-    workers: int | None = option("Threads that write; default: as many as cores, at most 8")
+    workers: int | None = option("Writer threads; default: one per core, at most 8")
 
     @property
     def view(self) -> ViewOptions:
-        """Those that a view takes."""
+        """The options of the view."""
         return {
             "train_on": self.train_on,
             "max_length": self.max_length,
@@ -57,7 +57,7 @@ class ExportOptions:
 
 
 def export_options(values: Mapping[str, Any]) -> ExportOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
+    """Validates options; unknown names and invalid values are errors that state the remedy."""
     from pydantic import TypeAdapter, ValidationError
 
     known = [f.name for f in fields(ExportOptions)]

@@ -1,4 +1,4 @@
-"""Readers of every export, written from the formats' own descriptions and from nothing of Penstock's."""
+"""Independent readers for every format, written from the formats' specifications without Penstock's code."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = list[Sequence]
 
 
 def read(to: str, folder: Path) -> list[Row]:
-    """The rows of an export, each with its sequences; of pairs, with the chosen and the rejected side."""
+    """The rows of an export, each a list of sequences; a pair has the chosen and the rejected side."""
     return list(READERS[to](folder))
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all Arrow or Parquet files, in the order that their description gives."""
+    """The rows of all Arrow or Parquet files, in the documented order."""
     if (folder / "state.json").exists():
         names = [file["filename"] for file in json.loads((folder / "state.json").read_text())["_data_files"]]
         tables = [pa.ipc.open_stream((folder / name).read_bytes()).read_all() for name in names]
@@ -89,7 +89,7 @@ def _torchtune(folder: Path) -> Iterator[Row]:
 
 
 def _nemo(folder: Path) -> Iterator[Row]:
-    """The mask at t is for predicting t+1, as GPTSFTPackedDataset takes it: mask[s:e-1] beside labels ids[s+1:e]."""
+    """The mask at t is for predicting t+1, as in GPTSFTPackedDataset: mask[s:e-1] goes with labels ids[s+1:e]."""
     for row in table(folder):
         ids, bounds = row["input_ids"], [*row["seq_start_id"], len(row["input_ids"])]
         found: Row = []
@@ -116,7 +116,7 @@ def _olmo(folder: Path) -> Iterator[Row]:
 
 
 def indexed(path: Path) -> list[list[int]]:
-    """The sequences of a Megatron .bin and .idx."""
+    """The sequences of a Megatron .bin/.idx pair."""
     index = path.with_suffix(".idx").read_bytes()
     assert index[:9] == b"MMIDIDX\x00\x00"
     version, code, sequences, documents = struct.unpack_from("<QBQQ", index, 9)

@@ -1,4 +1,4 @@
-"""Tokenized data comes in with its ids and masks, and goes out again with the same ones."""
+"""Adopted data keeps its ids and masks, and exports them unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
 from penstock.export.format import find_format, format_names
 from penstock.store.verify import verify_cache
-from tests.export.reading import read
+from tests.export.readers import read
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def rows(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("to", format_names())
-def test_out_in_and_out_again(dataset: ps.Dataset, tokenizer: Path, place: Path, to: str) -> None:
+def test_round_trip(dataset: ps.Dataset, tokenizer: Path, place: Path, to: str) -> None:
     view = dataset.view(max_length=120)
     view.export(to, place / "out", part_tokens=4000)
     adopted = ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache")
@@ -41,8 +41,8 @@ def test_out_in_and_out_again(dataset: ps.Dataset, tokenizer: Path, place: Path,
     assert ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache").key == adopted.key
 
 
-@pytest.mark.parametrize("to", [to for to in format_names() if find_format(to).takes.packed])
-def test_packed_rows_are_taken_apart(dataset: ps.Dataset, tokenizer: Path, place: Path, to: str) -> None:
+@pytest.mark.parametrize("to", [to for to in format_names() if find_format(to).supports.packed])
+def test_packed_rows_are_unpacked(dataset: ps.Dataset, tokenizer: Path, place: Path, to: str) -> None:
     dataset.view(max_length=120).export(to, place / "out", capacity=256)
     adopted = ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache").view(train_on="customized")
     sequences = [sequence for row in read(to, place / "out") for sequence in row]
@@ -65,7 +65,7 @@ def test_weights(tokenizer: Path, place: Path) -> None:
     assert adopted.view(train_on="customized")[0].loss_weights.tolist() == [0.0, 0.5, 1.0, 2.0]
 
 
-def test_a_view_says_what_is_unknown(rows: Path, tokenizer: Path, place: Path) -> None:
+def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place: Path) -> None:
     adopted = ps.adopt(rows, tokenizer=tokenizer, cache=place / "cache", check_tokenizer="warn")
     with pytest.raises(RegionsUnknown, match="was adopted: .* Use train_on='customized' for the mask"):
         adopted.view()
@@ -86,7 +86,7 @@ def test_a_view_says_what_is_unknown(rows: Path, tokenizer: Path, place: Path) -
     ("line", "options", "kind", "text"),
     [
         ({"messages": []}, {}, SourceError, "no column input_ids or tokens.*penstock prepare"),
-        ({"input_ids": [1, 2], "labels": [2, -100]}, {}, SourceError, "row 0: the label 2 stands at the token 1"),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, {}, SourceError, "row 0: token 1 has the label 2"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, {}, SourceError, "row 0 has 2 ids but 1 entries of 'loss_mask'"),
         (
             {"input_ids": [1], "loss_mask": [1], "completion_mask": [1]},
@@ -95,14 +95,14 @@ def test_a_view_says_what_is_unknown(rows: Path, tokenizer: Path, place: Path) -
             "several masks .* Choose one with --mask",
         ),
         ({"input_ids": [1], "loss_mask": [1]}, {"mask": "labels"}, UsageError, "--mask labels: .* no such column"),
-        ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "row 0 has the id 99999, and the tokenizer"),
-        ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "encode to other ids"),
+        ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "row 0 has the id 99999, but the largest id"),
+        ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "re-encode to different ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
         ({"input_ids": [1]}, {"tokeniser": "x"}, UsageError, "unknown option 'tokeniser'. Did you mean 'tokenizer'"),
         ({"input_ids": [1]}, {"check_tokenizer": "no"}, UsageError, "check_tokenizer: "),
     ],
 )
-def test_what_is_refused(
+def test_errors(
     tokenizer: Path, place: Path, line: Any, options: dict[str, Any], kind: type[PenstockError], text: str
 ) -> None:
     (place / "rows.jsonl").write_text(json.dumps(line) + "\n")
@@ -111,15 +111,15 @@ def test_what_is_refused(
     assert not list(place.glob("cache/datasets/*"))
 
 
-def test_sources_that_are_none(tokenizer: Path, place: Path) -> None:
-    for name, text in (("nowhere", "does not exist"), (".", "holds nothing that can be adopted")):
+def test_missing_or_empty_source(tokenizer: Path, place: Path) -> None:
+    for name, text in (("nowhere", "does not exist"), (".", "contains nothing to adopt")):
         with pytest.raises(SourceError, match=text):
             ps.adopt(place / name, tokenizer=tokenizer, cache=place / "cache")
 
 
-def test_olmo_files_of_another_type(dataset: ps.Dataset, tokenizer: Path, place: Path) -> None:
+def test_olmo_files_with_another_dtype(dataset: ps.Dataset, tokenizer: Path, place: Path) -> None:
     dataset.view().export("olmo", place / "out")
-    with pytest.raises(SourceError, match="Give the type of the ids with --dtype"):
+    with pytest.raises(SourceError, match="have a different type, pass it with --dtype"):
         ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache", dtype="uint32")
-    (place / "out" / "penstock.json").unlink()  # as others write it
+    (place / "out" / "penstock.json").unlink()  # as other tools write it
     assert len(ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache")) == 400

@@ -1,4 +1,4 @@
-"""Every exit, read again by readers that know nothing of Penstock, gives the ids and masks of the view."""
+"""Every format, read back by independent readers, has the ids and masks of the view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.export import rows as export_rows
-from penstock.export.export import export
+from penstock.export.exporter import export
 from penstock.export.format import find_format, format_names
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
@@ -22,12 +22,12 @@ from penstock.view.memory import MemoryExamples, Piece
 from penstock.view.mixture import Count, Mixture, mix
 from penstock.view.settings import ViewOptions
 from penstock.view.view import View
-from tests.export.reading import READERS, Row, read
+from tests.export.readers import READERS, Row, read
 from tests.view import rows as made
 
-SHIFTED = ("skyrl", "nemo")  # formats that say which predictions count: none predicts the first token
+SHIFTED = ("skyrl", "nemo")  # formats whose mask is for predictions: nothing predicts the first token
 FORMATS = format_names()
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing to a disk takes most of a test
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing to disk would take most of the test time
 
 
 def test_every_format_has_a_reader() -> None:
@@ -44,7 +44,7 @@ def expected(to: str, item: Example | Pair, *, packed: bool = False) -> Row:
     if isinstance(item, Example):
         return [sequence(item, predicted=predicted)]
     sides = [sequence(side, predicted=False) for side in (item.chosen, item.rejected)]
-    if to == "trl":  # which scores all it gets: nothing after the last trained token is given
+    if to == "trl":  # TRL scores every token, so those after the last trained one are omitted
         sides = [(ids[: _last(mask)], mask[: _last(mask)]) for ids, mask in sides]
     return sides
 
@@ -71,7 +71,7 @@ def check(to: str, served: View | Mixture, capacity: int | None = None, **option
 
 
 def high(rows: list[list[Piece]]) -> list[list[Piece]]:
-    """The same rows with some ids above 65,535."""
+    """The same rows with ids above 65,535."""
     return [[piece._replace(ids=tuple(70_000 * t for t in piece.ids)) for piece in row] for row in rows]
 
 
@@ -98,7 +98,7 @@ def test_singles(
     check(to, view, part_tokens=part_tokens, workers=2)
 
 
-@pytest.mark.parametrize("to", [to for to in FORMATS if find_format(to).takes.packed])
+@pytest.mark.parametrize("to", [to for to in FORMATS if find_format(to).supports.packed])
 @settings(deadline=None, max_examples=25)
 @given(rows=TABLES, options=OPTIONS, part_tokens=st.integers(1, 40), more=st.integers(0, 9))
 def test_packed(to: str, rows: list[list[Piece]], options: ViewOptions, part_tokens: int, more: int) -> None:
@@ -146,15 +146,15 @@ def test_blocks_do_not_depend_on_their_size(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _sequences(block: export_rows.Block) -> list[Any]:
-    """The ids and masks of each row; of pairs, of both sides, which are apart in a block."""
+    """The ids and masks of each row; for pairs, of both sides, which are not adjacent in a block."""
     ids, masks = (np.split(array, np.cumsum(block.lengths)[:-1]) for array in (block.ids, block.trained))
     made = [(own.tolist(), mask.tolist()) for own, mask in zip(ids, masks, strict=True)]
     count = len(block.prompts)
     return list(zip(made[:count], made[count:], strict=True)) if count else made
 
 
-def test_fractional_weights_travel_where_they_can(tmp_path: Path) -> None:
-    from tests.export.reading import table
+def test_fractional_weights_are_exported(tmp_path: Path) -> None:
+    from tests.export.readers import table
     from tests.feed.data import view
 
     served = view(9)

@@ -1,4 +1,4 @@
-"""Killed anywhere or out of space, an export resumes: the same bytes, and until then nothing a reader would take."""
+"""An export that is killed or runs out of space resumes to the same bytes, and is invisible until it is complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(forks: Forks, dataset: ps.Dataset, memory: Path) -> dict[str, dict[str, bytes]]:
-    """The undisturbed exports."""
+    """Uninterrupted exports."""
     found = {}
     for name, options in OPTIONS.items():
         code, said = forks.run("export", dataset.path, *options, "-o", memory / "whole" / name, "--workers", 1)
@@ -93,8 +93,8 @@ def test_killed_at_random_instants(
 
 
 @pytest.fixture
-def little_disk(place: Path) -> Iterator[Path]:
-    """A disk of 80 kB, which none of the exports fits on."""
+def small_disk(place: Path) -> Iterator[Path]:
+    """An 80 kB disk, too small for any of the exports."""
     folder = place / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", str(folder)]
@@ -105,23 +105,23 @@ def little_disk(place: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("to", ["olmo", "megatron", "hf"])
-def test_a_full_disk(
-    forks: Forks, dataset: ps.Dataset, whole: dict[str, dict[str, bytes]], little_disk: Path, to: str
+def test_full_disk(
+    forks: Forks, dataset: ps.Dataset, whole: dict[str, dict[str, bytes]], small_disk: Path, to: str
 ) -> None:
-    command = ("export", dataset.path, *OPTIONS[to], "-o", little_disk / "out", "--workers", 2)
+    command = ("export", dataset.path, *OPTIONS[to], "-o", small_disk / "out", "--workers", 2)
     for _ in range(2):
         code, said = forks.run(*command)
         assert code == 1
         assert "the disk is full" in said
-        assert "Finished parts stay" in said
-        assert not (little_disk / "out").exists()
-    subprocess.run(["mount", "-o", "remount,size=4m", str(little_disk)], check=True)
+        assert "Finished parts are kept" in said
+        assert not (small_disk / "out").exists()
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     code, said = forks.run(*command)
     assert code == 0, said
-    assert files(little_disk / "out") == whole[to]
+    assert files(small_disk / "out") == whole[to]
 
 
-def test_two_at_once_end_in_one_export(
+def test_concurrent_runs_produce_one_export(
     forks: Forks, dataset: ps.Dataset, whole: dict[str, dict[str, bytes]], place: Path
 ) -> None:
     for to in ("olmo", "megatron", "nemo"):
@@ -133,11 +133,11 @@ def test_two_at_once_end_in_one_export(
         assert not (place / f"{to}.partial").exists()
 
 
-def test_a_second_run_has_nothing_to_do(forks: Forks, dataset: ps.Dataset, place: Path) -> None:
+def test_finished_export_is_reused(forks: Forks, dataset: ps.Dataset, place: Path) -> None:
     command = ("export", dataset.path, *OPTIONS["olmo"], "-o", place / "out")
     assert forks.run(*command)[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*")}
     code, said = forks.run(*command)
     assert code == 0
-    assert "this export is there already" in said
+    assert "this export already exists" in said
     assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*")} == before
