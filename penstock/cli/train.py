@@ -15,7 +15,7 @@ from penstock.cli.live import LiveProgress, progress_line
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.train.run import Outcome
+    from penstock.train.run import TrainResult
 
 train_app = typer.Typer(help="Train a model on conversations or on preference pairs.", no_args_is_help=True)
 
@@ -46,8 +46,8 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     except ImportError as error:
         raise UsageError(f"training needs more packages ({error}): pip install 'penstock[train]'") from error
     from penstock.cli.live_training import LiveTraining
-    from penstock.train.promises import Method
     from penstock.train.run import train as run
+    from penstock.train.validation import Method
     from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
         sys.exit(128 + outcome.signal)
 
 
-def _finish(outcome: Outcome, json: bool) -> None:
+def _finish(outcome: TrainResult, json: bool) -> None:
     if json:
         print(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2).decode())
         return

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from penstock.store.files import bytes_digest, fault, file_digest, sync_folder
 from penstock.store.format import canonical
 from penstock.train.config import Resume, TrainConfig
+from penstock.train.config_reader import flat, plain
 from penstock.train.errors import TrainError
-from penstock.train.reading import flat, plain
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -43,7 +43,7 @@ FREE = (
 )  # fmt: skip
 
 
-class Saved(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint."""
 
     path: Path
@@ -61,7 +61,7 @@ class Checkpoints:
         accelerator.register_save_state_pre_hook(_only_trained)
         accelerator.register_load_state_pre_hook(_load_trained)
 
-    def last(self) -> Saved | None:
+    def last(self) -> Checkpoint | None:
         """The newest valid checkpoint, if this run may go on from it. All ranks call it, and get the same."""
         saved = self._newest
         if saved is None:
@@ -79,7 +79,7 @@ class Checkpoints:
         return saved
 
     @cached_property
-    def _newest(self) -> Saved | None:
+    def _newest(self) -> Checkpoint | None:
         """The first rank looks for it, since it reads all files."""
         found: list[Any] = [None]
         if self._accelerator.is_main_process:
@@ -93,10 +93,10 @@ class Checkpoints:
             broadcast_object_list(found)
         if isinstance(found[0], TrainError):
             raise found[0]
-        saved: Saved | None = found[0]
+        saved: Checkpoint | None = found[0]
         return saved
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: Checkpoint) -> None:
         """Put model, optimiser and random numbers back."""
         self._accelerator.load_state(str(saved.path))
 
@@ -141,7 +141,7 @@ def steps(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
 
 
-def newest_valid(folder: Path) -> Saved | None:
+def newest_valid(folder: Path) -> Checkpoint | None:
     """The newest checkpoint whose files are what was written; damaged ones are set aside. None where there is none."""
     damaged: list[str] = []
     for path in reversed(steps(folder)):
@@ -164,7 +164,7 @@ def newest_valid(folder: Path) -> Saved | None:
     return None
 
 
-def _checked(path: Path) -> Saved:
+def _checked(path: Path) -> Checkpoint:
     """A checkpoint whose files are all there, with the bytes that were written."""
     try:
         state = orjson.loads((path / "run.json").read_bytes())
@@ -181,7 +181,7 @@ def _checked(path: Path) -> Saved:
         raise TrainError(f"{path}: run.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainError(f"{path} can't be read: {error}") from error
-    return Saved(path, state["step"], state["feed"], state["config"])
+    return Checkpoint(path, state["step"], state["feed"], state["config"])
 
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -231,7 +231,7 @@ def _explained(target: Path) -> Iterator[None]:
         ) from error
 
 
-def _refuse_changes(saved: Saved, config: TrainConfig) -> None:
+def _refuse_changes(saved: Checkpoint, config: TrainConfig) -> None:
     before, now = flat(saved.config), flat(plain(config))
     changed = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}"

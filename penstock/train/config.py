@@ -43,7 +43,7 @@ class Mean(StrEnum):
     EXAMPLE = "example"  # every example counts the same
 
 
-class Reference(StrEnum):
+class ReferenceMode(StrEnum):
     """Where DPO's reference log-probabilities come from."""
 
     CACHED = "cached"  # computed once, kept beside the dataset
@@ -170,7 +170,9 @@ class DpoConfig:
 
     beta: float = option("How strongly to hold to the reference", 0.1)
     label_smoothing: float = option("Share of the preferences that may be wrong", 0.0)
-    reference: Reference = option("Reference log-probabilities: cached (computed once, kept), live", Reference.CACHED)
+    reference: ReferenceMode = option(
+        "Reference log-probabilities: cached (computed once, kept), live", ReferenceMode.CACHED
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

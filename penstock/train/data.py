@@ -170,7 +170,7 @@ def has_fractional_weights(served: Served) -> bool:
     return False
 
 
-def places(served: Served, items: Sequence[int]) -> list[str]:
+def source_rows(served: Served, items: Sequence[int]) -> list[str]:
     """Where items come from; rows are counted from 0."""
     found = []
     for item in items:

@@ -15,7 +15,7 @@ class TrainError(PenstockError):
     """Training can't go on."""
 
 
-class PromiseError(TrainError):
+class UnsupportedError(TrainError):
     """The configuration promises what this model, data or machine can't keep."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.feed.loader import Loader
-from penstock.train.journal import EvalReport
+from penstock.train.metrics import EvalReport
 from penstock.train.objective import Objective, Policy
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ ATTEMPTS = 10
 
 
 @contextlib.contextmanager
-def locked(output: Path) -> Iterator[None]:
+def output_lock(output: Path) -> Iterator[None]:
     """Have the folder to ourselves, or raise TrainError. In a distributed run the first rank has it for all."""
     if os.environ.get("RANK", "0") != "0":
         yield

@@ -23,12 +23,12 @@ from penstock.feed.batch import Batch, Counts
 from penstock.feed.loader import Loader
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import TrainConfig
-from penstock.train.data import places
+from penstock.train.data import source_rows
 from penstock.train.errors import NonFiniteError
 from penstock.train.evaluate import Evaluator
-from penstock.train.journal import Journal, Report, StepReport
+from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.objective import Objective, Policy
-from penstock.train.schedule import rate
+from penstock.train.schedule import learning_rate
 from penstock.train.signals import Signals
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Trainer:
     loader: Loader
     evaluator: Evaluator | None
     checkpoints: Checkpoints
-    journal: Journal
+    metrics: MetricsWriter
     signals: Signals
     on_report: OnReport | None = None
 
-    def resumed(self) -> int:
+    def resume(self) -> int:
         """Go on from the last checkpoint, if there is one; the steps that are done."""
         saved = self.checkpoints.last()
         if saved is not None:
@@ -63,7 +63,7 @@ class Trainer:
             self.loader.load_state_dict(saved.feed)
             log.info("going on from %s", saved.path)
         done = 0 if saved is None else saved.step
-        self.journal.begin(done)
+        self.metrics.begin(done)
         return done
 
     def fit(self, done: int) -> int:
@@ -82,7 +82,7 @@ class Trainer:
                     self._tell(self.evaluator.run(done))
                 if last or stopping or self._is_due(done):
                     self.checkpoints.save(done, self.loader.state_dict())
-                    self.journal.draw()
+                    self.metrics.draw()
                 if stopping:
                     break
         return done
@@ -92,7 +92,7 @@ class Trainer:
         return every is not None and done % every == 0
 
     def _tell(self, report: Report) -> None:
-        self.journal.add(report)
+        self.metrics.add(report)
         if self.on_report is not None:
             self.on_report(report)
 
@@ -112,7 +112,7 @@ class Trainer:
             self.signals.received = signal.SIGTERM  # another rank was told; we stop together
         if not math.isfinite(loss):
             self._refuse(step, f"the loss is {loss}", batches, losses)
-        lr = rate(self.config.optim, step, self.loader.steps or 1)
+        lr = learning_rate(self.config.optim, step, self.loader.steps or 1)
         norm = self._update(lr)
         if not math.isfinite(norm):
             self._refuse(step, f"the loss is {loss:g}, but the norm of its gradient is {norm}", batches, losses)
@@ -183,10 +183,10 @@ class Trainer:
 
         wrong = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
         items = [int(item) for batch in wrong for item in batch.items]
-        named = gather_object(places(self.loader.served, items))  # type: ignore[arg-type]
+        named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
         if not named:
             items = [int(item) for batch in batches for item in batch.items]
-            named = gather_object(places(self.loader.served, items))  # type: ignore[arg-type]
+            named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
         more = f" and {len(named) - MOST_ROWS} more" if len(named) > MOST_ROWS else ""
         raise NonFiniteError(
             f"step {step + 1}: {what}. Rows of the batch: {', '.join(named[:MOST_ROWS])}{more}. "

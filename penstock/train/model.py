@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 
 from penstock.train.config import LigerConfig, LoraConfig, ModelConfig, Precision, TrainConfig
-from penstock.train.errors import PromiseError
+from penstock.train.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 LIGER_KERNELS = {"rms_norm": ("rms_norm",), "rope": ("rope",), "mlp": ("swiglu", "geglu")}
 
 
-class Numbers(NamedTuple):
+class Dtypes(NamedTuple):
     """In which type weights are kept, and in which the model computes where that differs."""
 
     weights: torch.dtype
     autocast: torch.dtype | None
 
 
-def numbers(precision: Precision, device: torch.device) -> Numbers:
+def dtypes_of(precision: Precision, device: torch.device) -> Dtypes:
     """The types that a precision means on a device."""
     match precision:
         case Precision.FP32:
-            return Numbers(torch.float32, None)
+            return Dtypes(torch.float32, None)
         case Precision.BF16_MIXED:
             _need_bf16(precision, device)
-            return Numbers(torch.float32, torch.bfloat16)
+            return Dtypes(torch.float32, torch.bfloat16)
         case Precision.BF16:
             _need_bf16(precision, device)
-            return Numbers(torch.bfloat16, None)
+            return Dtypes(torch.bfloat16, None)
         case Precision.AUTO:
             mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
-            return numbers(Precision.BF16_MIXED if mixed else Precision.FP32, device)
+            return dtypes_of(Precision.BF16_MIXED if mixed else Precision.FP32, device)
 
 
 def _need_bf16(precision: Precision, device: torch.device) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported():
         name = torch.cuda.get_device_name(device)
-        raise PromiseError(f"model.precision={precision}: {name} has no bf16. Use model.precision=fp32.")
+        raise UnsupportedError(f"model.precision={precision}: {name} has no bf16. Use model.precision=fp32.")
 
 
 def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) -> PreTrainedModel:
@@ -58,16 +58,16 @@ def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) ->
     """
     chosen = config.model
     attention = None if chosen.attention == "auto" else chosen.attention
-    dtype = numbers(chosen.precision, device).weights
+    dtype = dtypes_of(chosen.precision, device).weights
     try:
         model = _made(chosen, attention, dtype) if chosen.init else _loaded(chosen, attention, dtype)
     except (OSError, ValueError, ImportError) as error:
         asked = f"model.attention={chosen.attention}" if attention else f"model {chosen.path or chosen.init}"
-        raise PromiseError(f"{asked}: transformers refuses it: {error}") from error
+        raise UnsupportedError(f"{asked}: transformers refuses it: {error}") from error
     model.config.use_cache = False  # a cache would undo the isolation of packed sequences
     if chosen.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise PromiseError(f"model.gradient_checkpointing: {type(model).__name__} has none. Turn it off.")
+            raise UnsupportedError(f"model.gradient_checkpointing: {type(model).__name__} has none. Turn it off.")
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.liger.enabled:
         _apply_liger(model, config.liger, device, fuse_loss)
@@ -114,19 +114,19 @@ def check_liger(device: torch.device) -> None:
     try:
         import liger_kernel.transformers
     except ImportError as error:
-        raise PromiseError(
+        raise UnsupportedError(
             f"liger.enabled: Liger's kernels can't be imported ({error}). "
             "Install penstock[liger], or set liger.enabled=false."
         ) from error
     del liger_kernel
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise PromiseError("liger.enabled: Liger's kernels need a GPU, and there is none. Set liger.enabled=false.")
+        raise UnsupportedError("liger.enabled: Liger's kernels need a GPU, and there is none. Set liger.enabled=false.")
 
 
 def _apply_liger(model: PreTrainedModel, config: LigerConfig, device: torch.device, fuse_loss: bool) -> None:
     wanted = {kernel: getattr(config, name) for name, kernels in LIGER_KERNELS.items() for kernel in kernels}
     if not any(wanted.values()) and not config.fused_loss:
-        raise PromiseError(
+        raise UnsupportedError(
             "liger.enabled, and every kernel of it is turned off. Turn one on, or set liger.enabled=false."
         )
     wanted["fused_linear_cross_entropy"] = config.fused_loss and fuse_loss
@@ -137,7 +137,9 @@ def _apply_liger(model: PreTrainedModel, config: LigerConfig, device: torch.devi
 
     kind = model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise PromiseError(f"liger.enabled: Liger has no kernels for models of type {kind!r}. Set liger.enabled=false.")
+        raise UnsupportedError(
+            f"liger.enabled: Liger has no kernels for models of type {kind!r}. Set liger.enabled=false."
+        )
     _apply_liger_kernel_to_instance(model=model, cross_entropy=False, **wanted)
 
 
@@ -146,7 +148,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> torch.nn.Module:
     try:
         import peft
     except ImportError as error:
-        raise PromiseError(
+        raise UnsupportedError(
             f"lora.rank={config.rank}: peft can't be imported ({error}). Install penstock[train]."
         ) from error
 
@@ -161,7 +163,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> torch.nn.Module:
     try:
         return peft.get_peft_model(model, settings)
     except ValueError as error:
-        raise PromiseError(f"lora.targets={list(config.targets)}: {error}") from error
+        raise UnsupportedError(f"lora.targets={list(config.targets)}: {error}") from error
 
 
 def embeddings(model: Any) -> int:
@@ -173,19 +175,19 @@ def check_fits(model: PreTrainedModel, vocabulary: int, longest: int) -> None:
     """Refuse data whose ids or positions the model does not have."""
     size = embeddings(model)
     if vocabulary > size:
-        raise PromiseError(
+        raise UnsupportedError(
             f"the tokenizer has {vocabulary} tokens and the model embeddings for {size}: some ids would not exist. "
             "Use the model's own tokenizer, or resize its embeddings first."
         )
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and longest > positions:
-        raise PromiseError(
+        raise UnsupportedError(
             f"the longest sequence has {longest} tokens and the model has {positions} positions. "
             f"Set data.max_length={positions}, or less."
         )
 
 
-def accepted(model: PreTrainedModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def forward_inputs(model: PreTrainedModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs among a batch's tensors: those that the model's forward takes, without labels and masks of ours."""
     ours = {"labels", "loss_weights", "completion_mask"}
     parameters = inspect.signature(type(model).forward).parameters.values()

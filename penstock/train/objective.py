@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from penstock.feed.batch import Batch
 from penstock.train.config import Mean
 from penstock.train.loss import dpo_terms, sequence_log_probs, sft_sum, targets
-from penstock.train.model import accepted
+from penstock.train.model import forward_inputs
 from penstock.view.example import IGNORED
 
 
@@ -55,7 +55,7 @@ class Policy(NamedTuple):
 
     def __call__(self, tensors: Mapping[str, Any], *, model: nn.Module | None = None, **extra: Any) -> Any:
         """A forward pass, of the model or of another like it."""
-        inputs = {name: self._moved(value) for name, value in accepted(self.plain, tensors).items()}
+        inputs = {name: self._moved(value) for name, value in forward_inputs(self.plain, tensors).items()}
         with self.computing():
             return (model or self.model)(**inputs, use_cache=False, **extra)
 
@@ -98,7 +98,7 @@ class LiveModel(Protocol):
         """As transformers made it."""
         ...
 
-    def entered(self) -> AbstractContextManager[nn.Module]:
+    def active(self) -> AbstractContextManager[nn.Module]:
         """A context in which it may be called."""
         ...
 
@@ -164,7 +164,7 @@ class FusedDpo:
         states = self._states(batch, self._policy.model)[rows]
         if not len(rows):  # nothing to compare, but all ranks must take part in the backward pass
             return Sums(states.sum(), reward_sums(*states.detach().new_zeros((2, 0))))
-        with torch.no_grad(), self._reference.entered() as model:
+        with torch.no_grad(), self._reference.active() as model:
             known = self._states(batch, model)[rows]
         labels = targets(self._policy.on_device(batch.tensors), Mean.TOKEN).labels[rows]
         heads = [part.get_output_embeddings().weight for part in (self._policy.plain, self._reference.plain)]

@@ -35,14 +35,14 @@ log = logging.getLogger("penstock")
 VERSION = b"reference 1"  # raise it when the same model and view give other values
 
 
-class AdapterOff:
+class AdapterReference:
     """The model under training with its adapters off."""
 
     def __init__(self, policy: Policy, adapted: Any) -> None:
         self._policy, self._adapted, self.plain = policy, adapted, policy.plain
 
     @contextmanager
-    def entered(self) -> Iterator[nn.Module]:
+    def active(self) -> Iterator[nn.Module]:
         """Adapters off, dropout off."""
         model = self._policy.model
         training = model.training
@@ -54,20 +54,20 @@ class AdapterOff:
             model.train(training)
 
 
-class Frozen:
+class FrozenReference:
     """A copy of the model as it was at the start, or the model itself as long as it is that."""
 
     def __init__(self, model: nn.Module, plain: Any) -> None:
         self._model, self.plain = model, plain
 
     @classmethod
-    def copied(cls, model: Any, device: torch.device) -> Frozen:
+    def copied(cls, model: Any, device: torch.device) -> FrozenReference:
         """A copy that training does not change."""
         frozen = copy.deepcopy(model).to(device).requires_grad_(False)
         return cls(frozen, frozen)
 
     @contextmanager
-    def entered(self) -> Iterator[nn.Module]:
+    def active(self) -> Iterator[nn.Module]:
         """Dropout off."""
         training = self._model.training
         self._model.eval()
@@ -80,12 +80,12 @@ class Frozen:
 class LiveReferences:
     """Log-probabilities of a batch, by the reference model, now."""
 
-    def __init__(self, policy: Policy, reference: AdapterOff | Frozen) -> None:
+    def __init__(self, policy: Policy, reference: AdapterReference | FrozenReference) -> None:
         self._policy, self._reference = policy, reference
 
     def __call__(self, batch: Batch) -> Tensor:
         """[2n]: all chosen, then all rejected."""
-        with torch.no_grad(), self._reference.entered() as model:
+        with torch.no_grad(), self._reference.active() as model:
             return pair_log_probs(self._policy, batch, model=model)
 
 

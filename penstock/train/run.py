@@ -16,13 +16,13 @@ from penstock.build.progress import OnProgress
 from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate, LoaderOptions
 from penstock.train.config import TrainConfig
+from penstock.train.config_reader import ConfigSource, read_config
 from penstock.train.data import Data, Served, has_fractional_weights, open_data
-from penstock.train.errors import PromiseError, TrainError
-from penstock.train.journal import Journal, Report, StepReport
-from penstock.train.lock import locked
-from penstock.train.promises import Method, check_config
-from penstock.train.reading import Given, read_config
+from penstock.train.errors import TrainError, UnsupportedError
+from penstock.train.lock import output_lock
+from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.signals import Signals
+from penstock.train.validation import Method, check_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainResult:
     """How a run ended."""
 
     output: Path
@@ -53,7 +53,7 @@ class Outcome:
         }
 
 
-def train_sft(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
+def train_sft(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
     """Supervised fine-tuning, by a YAML file, a mapping or a `TrainConfig`, and overrides such as `optim.lr=1e-5`.
 
     Callbacks: `on_progress` while data is prepared, `on_report` after every step and evaluation.
@@ -61,24 +61,24 @@ def train_sft(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
     return train(Method.SFT, config, overrides, **callbacks)
 
 
-def train_dpo(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
+def train_dpo(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
     """Direct preference optimisation; arguments as of `train_sft`."""
     return train(Method.DPO, config, overrides, **callbacks)
 
 
 def train(
     method: Method,
-    config: Given,
+    config: ConfigSource,
     overrides: Iterable[str] = (),
     *,
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
-) -> Outcome:
+) -> TrainResult:
     """Train by a method; `train_sft` and `train_dpo` call this."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
-    with signals.handled(), locked(chosen.output):
+    with signals.handled(), output_lock(chosen.output):
         data = open_data(chosen, on_progress)
         _check_data(chosen, method, data)
         return _trained(method, chosen, data, signals, on_report)
@@ -88,16 +88,18 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
     for served in (data.train, data.held_out):
         if served is not None and served.is_preference != (method is Method.DPO):
             kind, wanted = ("pairs", "dpo") if served.is_preference else ("single conversations", "sft")
-            raise PromiseError(f"the data holds {kind}: that is for `penstock train {wanted}`.")
+            raise UnsupportedError(f"the data holds {kind}: that is for `penstock train {wanted}`.")
     if config.liger.enabled and config.liger.fused_loss and has_fractional_weights(data.train):
-        raise PromiseError(
+        raise UnsupportedError(
             "liger.fused_loss knows no weights of messages but 0 and 1, and the data has others. "
             "Set liger.fused_loss=false."
         )
 
 
-def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None) -> Outcome:
-    from penstock.train.final import save_model
+def _trained(
+    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None
+) -> TrainResult:
+    from penstock.train.final_model import save_model
 
     seen: list[StepReport] = []
 
@@ -108,16 +110,16 @@ def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, 
             on_report(entry)
 
     trainer = _ready(method, config, data, signals, report)
-    done = trainer.resumed()
+    done = trainer.resume()
     with _explained(config.output):
         try:
             done = trainer.fit(done)
         finally:
-            trainer.journal.close()
+            trainer.metrics.close()
         finished = done == trainer.loader.steps
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
-    return Outcome(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
+    return TrainResult(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         loader=loader,
         evaluator=evaluator,
         checkpoints=checkpoints,
-        journal=Journal(config.output, config.log, writes=accelerator.is_main_process),
+        metrics=MetricsWriter(config.output, config.log, writes=accelerator.is_main_process),
         signals=signals,
         on_report=on_report,
     )

@@ -38,7 +38,7 @@ def warmup_steps(config: OptimConfig, steps: int) -> int:
     return warmup
 
 
-def rate(config: OptimConfig, step: int, steps: int) -> float:
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     """The learning rate of a step, counted from 0, of a run with so many steps."""
     warmup = warmup_steps(config, steps)
     if step < warmup:

@@ -15,8 +15,8 @@ from pathlib import Path
 import orjson
 
 from penstock.train.config import TrainConfig
-from penstock.train.promises import Method
-from penstock.train.reading import Given, read_config
+from penstock.train.config_reader import ConfigSource, read_config
+from penstock.train.validation import Method
 from penstock.verify.certificate import Certificate, Finding, Verdict, unknown
 from penstock.verify.judge import judge_run
 from penstock.verify.observer import Observer
@@ -27,7 +27,7 @@ log = logging.getLogger("penstock")
 
 
 @contextmanager
-def first_steps(method: str, given: Given, overrides: Iterable[str] = (), *, steps: int = 2) -> Iterator[None]:
+def first_steps(method: str, given: ConfigSource, overrides: Iterable[str] = (), *, steps: int = 2) -> Iterator[None]:
     """Observes the first steps of the run in the `with` block and writes a certificate to its output folder."""
     config = read_config(given, overrides)
     written: list[Path] = []

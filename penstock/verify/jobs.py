@@ -124,7 +124,7 @@ def _isolation(spec: Any, limits: Any) -> list[Any]:
 
 
 def _data(spec: Any, limits: Any) -> dict[str, Any]:
-    from penstock.train.reading import read_config
+    from penstock.train.config_reader import read_config
     from penstock.verify.penstock_data import data_facts, explanations
     from penstock.verify.penstock_trainer import with_first_rows
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.train.config import LigerConfig, SourceConfig, TrainConfig
-from penstock.train.promises import Method
-from penstock.train.reading import read_config
+from penstock.train.config_reader import read_config
+from penstock.train.validation import Method
 from penstock.verify.canaries import Canaries, patch_penstock
 from penstock.verify.facts import BatchFacts
 from penstock.verify.penstock_data import is_hit

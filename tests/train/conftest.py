@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.running import Config
+from tests.train.runs import Config
 
 COMMON = {
     "vocab_size": 1024,

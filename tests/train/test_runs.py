@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.train.run import train_dpo, train_sft
-from tests.train.running import Config, losses, metrics
+from tests.train.runs import Config, losses, metrics
 
 
 def test_the_loss_falls_by_half(config: Config, examples: Path) -> None:

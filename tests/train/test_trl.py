@@ -14,10 +14,10 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from penstock.feed.batch import Batch
 from penstock.feed.loader import Loader
 from penstock.train.config import Mean
+from penstock.train.config_reader import read_config
 from penstock.train.data import open_data
 from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
-from penstock.train.reading import read_config
-from tests.train.running import Config
+from tests.train.runs import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "max_length": None, "disable_tqdm": True}

@@ -65,8 +65,8 @@ def test_fused_dpo_loss(supervisor: Supervisor, examples: Path, tmp_path: Path) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_first_steps_are_certified(examples: Path, tmp_path: Path) -> None:
-    from penstock.train.promises import Method
     from penstock.train.run import train
+    from penstock.train.validation import Method
     from penstock.verify.first_steps import first_steps
 
     feed = {"collate": "packed", "capacity": 64, "batch_size": 2, "steps": 3}

@@ -74,7 +74,7 @@ class EvalReport:
 Report = StepReport | EvalReport
 
 
-class Journal:
+class MetricsWriter:
     """Writes reports; on other ranks than the first it writes nothing."""
 
     def __init__(self, output: Path, config: LogConfig, *, writes: bool) -> None:

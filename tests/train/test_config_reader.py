@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.train.config import TrainConfig
+from penstock.train.config_reader import flat, plain, read_config
 from penstock.train.document import keys_table
-from penstock.train.reading import flat, plain, read_config
 
 EXAMPLE = {"model": {"init": "x"}, "data": {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}}
 

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.store.files import host, writer_name
 from penstock.train.checkpoint import newest_valid
-from penstock.train.errors import PromiseError, TrainError
-from penstock.train.lock import locked
+from penstock.train.errors import TrainError, UnsupportedError
+from penstock.train.lock import output_lock
 from penstock.train.run import train_sft
-from tests.train.running import Config, environment, losses
+from tests.train.runs import Config, environment, losses
 
 STEPS = {"feed": {"steps": 4}, "checkpoint": {"every": 2}}
 
@@ -173,14 +173,14 @@ def test_locks_of_other_hosts_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     lock.write_text("node7-0123abcd.4711.99")
     with (
         pytest.raises(TrainError, match=r"process 4711 on host node7 trains there.*remove .*run\.lock"),
-        locked(tmp_path),
+        output_lock(tmp_path),
     ):
         pass
     lock.write_text(f"{host()}.{os.getpid()}.1")  # our number, of a process before
-    with locked(tmp_path):
+    with output_lock(tmp_path):
         assert lock.read_text() == writer_name()
         monkeypatch.setenv("RANK", "1")
-        with locked(tmp_path):  # another rank of the same run
+        with output_lock(tmp_path):  # another rank of the same run
             pass
         assert lock.exists()
     assert not list(tmp_path.iterdir())
@@ -202,6 +202,6 @@ def test_code_of_a_model_folder_is_never_run(config: Config, tmp_path: Path, mon
     for place in ("path", "init"):
         values = config(name=place)
         values["model"] = {place: str(folder), "tokenizer": values["model"]["tokenizer"]}
-        with pytest.raises(PromiseError, match="transformers refuses it"):
+        with pytest.raises(UnsupportedError, match="transformers refuses it"):
             train_sft(values)
     assert not mark.exists()

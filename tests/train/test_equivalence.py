@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from penstock.feed.batch import Batch
 from penstock.feed.loader import Loader
 from penstock.train.config import Mean
+from penstock.train.config_reader import read_config
 from penstock.train.data import open_data
 from penstock.train.objective import Policy, Sft
-from penstock.train.reading import read_config
 from penstock.train.run import train_dpo, train_sft
-from tests.train.running import Config, environment, losses
+from tests.train.runs import Config, environment, losses
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])

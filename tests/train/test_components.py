@@ -10,11 +10,11 @@ import pytest
 from penstock.cli.live_training import eval_line, step_line
 from penstock.errors import UsageError
 from penstock.train.config import LogConfig, OptimConfig, Schedule
-from penstock.train.journal import EvalReport, Journal, StepReport, read_metrics
+from penstock.train.metrics import EvalReport, MetricsWriter, StepReport, read_metrics
 from penstock.train.plot import loss_plot
 from penstock.train.run import train_sft
-from penstock.train.schedule import rate, warmup_steps
-from tests.train.running import Config, losses
+from penstock.train.schedule import learning_rate, warmup_steps
+from tests.train.runs import Config, losses
 
 
 def report(step: int, loss: float = 1.0) -> StepReport:
@@ -24,7 +24,7 @@ def report(step: int, loss: float = 1.0) -> StepReport:
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_the_rate_warms_up_and_ends_where_it_should(schedule: Schedule) -> None:
     config = OptimConfig(lr=1.0, schedule=schedule, warmup=0.1, final=0.2)
-    rates = [rate(config, step, 100) for step in range(100)]
+    rates = [learning_rate(config, step, 100) for step in range(100)]
     assert rates[:10] == sorted(rates[:10])
     assert rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -46,14 +46,14 @@ def test_the_plot_is_an_svg(points: list[tuple[float, float]]) -> None:
 
 
 def test_the_journal_drops_what_comes_after_a_checkpoint(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, LogConfig(), writes=True)
-    journal.begin(0)
+    writer = MetricsWriter(tmp_path, LogConfig(), writes=True)
+    writer.begin(0)
     for step in (1, 2, 3):
-        journal.add(report(step))
-    journal.add(EvalReport(3, 0.5, 1.0, {"reward_accuracy": 1.0}))
+        writer.add(report(step))
+    writer.add(EvalReport(3, 0.5, 1.0, {"reward_accuracy": 1.0}))
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 4, "lo')  # cut off by a kill
-    again = Journal(tmp_path, LogConfig(), writes=True)
+    again = MetricsWriter(tmp_path, LogConfig(), writes=True)
     again.begin(2)
     again.close()
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

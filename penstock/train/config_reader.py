@@ -21,10 +21,10 @@ from penstock.build.options import nearest
 from penstock.errors import UsageError
 from penstock.train.config import SourceConfig, TrainConfig
 
-Given = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
+ConfigSource = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def read_config(given: Given, overrides: Iterable[str] = ()) -> TrainConfig:
+def read_config(given: ConfigSource, overrides: Iterable[str] = ()) -> TrainConfig:
     """The configuration of a file, a mapping or a configuration, changed by overrides such as `optim.lr=1e-5`."""
     if isinstance(given, TrainConfig):
         values = plain(given)

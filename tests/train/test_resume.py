@@ -16,7 +16,7 @@ import pytest
 
 from penstock.train.errors import TrainError
 from penstock.train.run import train_sft
-from tests.train.running import Config, environment, losses, metrics
+from tests.train.runs import Config, environment, losses, metrics
 
 STEPS = 24
 

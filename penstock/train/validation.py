@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.errors import UsageError
 from penstock.feed.collate import Padding, packed
 from penstock.feed.settings import Collate
-from penstock.train.config import DpoConfig, LossConfig, Mean, Reference, TrainConfig
-from penstock.train.errors import PromiseError
+from penstock.train.config import DpoConfig, LossConfig, Mean, ReferenceMode, TrainConfig
+from penstock.train.errors import UnsupportedError
 from penstock.view.gather import Gathered
 
 
@@ -40,9 +40,9 @@ def check_config(config: TrainConfig, method: Method) -> None:
     if config.eval.holdout is not None and config.eval.sources:
         raise UsageError("eval.holdout and eval.sources both say what to evaluate on. Give one of them.")
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise PromiseError("log.tensorboard: tensorboard is not installed. Install it, or turn this off.")
+        raise UnsupportedError("log.tensorboard: tensorboard is not installed. Install it, or turn this off.")
     if config.lora.rank and importlib.util.find_spec("peft") is None:
-        raise PromiseError(f"lora.rank={config.lora.rank}: peft is not installed. Install penstock[train].")
+        raise UnsupportedError(f"lora.rank={config.lora.rank}: peft is not installed. Install penstock[train].")
 
 
 def _check_model(config: TrainConfig) -> None:
@@ -81,7 +81,7 @@ def _check_method(config: TrainConfig, method: Method) -> None:
                     "dpo is set, and this is supervised fine-tuning. Use `penstock train dpo`, or leave it out."
                 )
             if fused and config.loss.mean is not Mean.TOKEN:
-                raise PromiseError(
+                raise UnsupportedError(
                     "liger.fused_loss has no example mean. Set liger.fused_loss=false or loss.mean=token."
                 )
         case Method.DPO:
@@ -91,13 +91,13 @@ def _check_method(config: TrainConfig, method: Method) -> None:
                 )
             if config.feed.collate not in (None, Collate.PAIRS):
                 raise UsageError(f"feed.collate={config.feed.collate}: DPO trains on pairs. Leave it out.")
-            if fused and config.dpo.reference is not Reference.LIVE:
-                raise PromiseError(
+            if fused and config.dpo.reference is not ReferenceMode.LIVE:
+                raise UnsupportedError(
                     "liger.fused_loss computes the reference along with the loss, so it can't use cached ones. "
                     "Set dpo.reference=live or liger.fused_loss=false."
                 )
             if fused and config.dpo.label_smoothing:
-                raise PromiseError("liger.fused_loss ignores label smoothing. Set one of them to off.")
+                raise UnsupportedError("liger.fused_loss ignores label smoothing. Set one of them to off.")
 
 
 Forward = Callable[[dict[str, Any]], Tensor]
@@ -120,12 +120,12 @@ def check_isolation(forward: Forward, vocabulary: int, attention: str) -> None:
     own = (before - after)[:, :first].abs().max().item()
     others = (before - after)[:, first:].abs().max().item()
     if not own > max(10 * noise, 1e-6):
-        raise PromiseError(
+        raise UnsupportedError(
             f"feed.collate=packed: it can't be told whether attention {attention!r} keeps packed sequences apart "
             f"(changing a sequence moved its own logits by {own:g}). Use feed.collate=padded."
         )
     if others > max(2 * noise, 1e-5 * own):
-        raise PromiseError(
+        raise UnsupportedError(
             f"feed.collate=packed: with attention {attention!r} this model lets packed sequences see each other "
             f"(logits moved by {others:g}, a sequence's own by {own:g}). "
             "Use feed.collate=padded, or another model.attention."

@@ -11,10 +11,10 @@ import torch
 
 from penstock.errors import PenstockError, UsageError
 from penstock.train import objective
-from penstock.train.errors import NonFiniteError, PromiseError
+from penstock.train.errors import NonFiniteError, UnsupportedError
 from penstock.train.loss import sft_sum
 from penstock.train.run import train_dpo, train_sft
-from tests.train.running import Config
+from tests.train.runs import Config
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_refused_for_dpo(config: Config, override: str, reason: str) -> None:
 
 
 def test_the_wrong_kind_of_data(config: Config) -> None:
-    with pytest.raises(PromiseError, match="single conversations: that is for `penstock train sft`"):
+    with pytest.raises(UnsupportedError, match="single conversations: that is for `penstock train sft`"):
         train_dpo(config("sft"))
-    with pytest.raises(PromiseError, match="pairs: that is for `penstock train dpo`"):
+    with pytest.raises(UnsupportedError, match="pairs: that is for `penstock train dpo`"):
         train_sft(config("dpo"))
 
 
@@ -73,23 +73,23 @@ def test_another_tokenizer(config: Config, models: Path) -> None:
     small = json.loads((models / "llama" / "config.json").read_text()) | {"vocab_size": 100}
     (models / "small").mkdir(exist_ok=True)
     (models / "small" / "config.json").write_text(json.dumps(small))
-    with pytest.raises(PromiseError, match="588 tokens and the model embeddings for 100"):
+    with pytest.raises(UnsupportedError, match="588 tokens and the model embeddings for 100"):
         train_sft(config(model="small"))
 
 
 def test_packing_that_leaks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attention mask of ones undoes the isolation, and so would a cache: the experiment sees it."""
-    accepted = objective.accepted
+    forward_inputs = objective.forward_inputs
 
     def leaking(model: Any, tensors: Any) -> dict[str, Any]:
-        inputs = accepted(model, tensors)
+        inputs = forward_inputs(model, tensors)
         return {"input_ids": inputs["input_ids"]}
 
     packed = {"collate": "packed", "capacity": 128, "steps": 2}
     train_sft(config(name="fine", feed=packed))
-    monkeypatch.setattr(objective, "accepted", leaking)
+    monkeypatch.setattr(objective, "forward_inputs", leaking)
     values = config(name="leaks", feed=packed)
-    with pytest.raises(PromiseError, match="lets packed sequences see each other.*feed.collate=padded"):
+    with pytest.raises(UnsupportedError, match="lets packed sequences see each other.*feed.collate=padded"):
         train_sft(values)
     assert not Path(values["output"]).exists()
 
@@ -99,7 +99,7 @@ def test_packing_is_refused_for_a_model_that_cannot_isolate(config: Config, mode
     (models / "mamba").mkdir(exist_ok=True)
     settings = {"model_type": "mamba", "vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
     (models / "mamba" / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(PromiseError, match="lets packed sequences see each other"):
+    with pytest.raises(UnsupportedError, match="lets packed sequences see each other"):
         train_sft(config(model="mamba", feed={"collate": "packed", "capacity": 128}))
 
 
@@ -131,13 +131,13 @@ def test_a_gradient_that_is_no_number(config: Config, monkeypatch: pytest.Monkey
 def test_the_fused_loss_of_liger_needs_plain_weights(config: Config, write_rows: Any, examples: Path) -> None:
     row = json.loads((examples / "data" / "chats.jsonl").read_text().splitlines()[1])
     row["messages"][-1]["weight"] = 0.5
-    with pytest.raises(PromiseError, match="weights of messages"):
+    with pytest.raises(UnsupportedError, match="weights of messages"):
         train_sft(config(data={"sources": [str(write_rows([row]))]}), "liger.enabled=true")
 
 
 def test_the_fused_dpo_loss_is_the_plain_one(config: Config) -> None:
     pytest.importorskip("liger_kernel")
-    from tests.train.running import metrics
+    from tests.train.runs import metrics
 
     plain = config("dpo", "plain", dpo={"reference": "live"}, feed={"batch_size": 7, "micro_batch": 3, "steps": 4})
     kernels = {"enabled": True, "rms_norm": False, "rope": False, "mlp": False, "fused_loss": True}
