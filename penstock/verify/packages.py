@@ -48,4 +48,6 @@ def commit_of(file: Path) -> str | None:
 
 
 def _git(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10)
+    # Without optional locks: a probe that is killed must not leave an index.lock in the user's checkout.
+    command = ["git", "--no-optional-locks", "-C", folder, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10)
