@@ -1,12 +1,12 @@
-"""Mutation tests of the template machine: is every one-line mistake noticed?
+"""Mutation testing of the template machine: is every one-line bug caught?
 
-    python -m tools.sabotage [--only TEXT] [--data FOLDER] [--json FILE]
+    python -m tools.mutation_test [--only TEXT] [--data FOLDER] [--json FILE]
 
-Each mistake of `tools.mutations` is made in a copy of the tree, the C file is compiled again, and the quick tests of
-the machine run until one fails. With --data, each mistake that changes at least 1% of the rows of some file (as one
-of `TEMPLATES` renders it) must also be found while that file is prepared: by the probes that compare the engines
-before any row is served, or by the spot check. Exit code 1 where a mistake goes unnoticed. Takes about ten seconds per
-mistake on one core.
+Each mutation in `tools.mutations` is applied to a copy of the tree, the C file is recompiled, and the machine's quick
+tests run until one fails. With --data, each mutation that changes at least 1% of the rows of some file (rendered with
+one of `TEMPLATES`) must also be caught while that file is prepared: by the probes that compare the engines before any
+row is served, or by the spot check. Exits with 1 if a mutation is missed. Takes about ten seconds per mutation on one
+core.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SHARE = 0.01
 
 
 @dataclass
-class Verdict:
-    """What became of a mistake."""
+class MutationResult:
+    """The result of a mutation."""
 
     file: str
     old: str
     new: str
-    tests: str = ""  # the first test that fails; "survived" where none does
-    share: float = 0.0  # of rows of the file that it changes most
+    tests: str = ""  # the first test that fails, or "survived"
+    share: float = 0.0  # fraction of rows changed, in the file with the most changes
     where: str = ""  # that file, and the template
-    check: str = ""  # what found it in a build: "probes", "spot check", "missed"
+    check: str = ""  # what caught it in a build: "probes", "spot check", "missed"
 
     @property
-    def is_noticed(self) -> bool:
+    def is_caught(self) -> bool:
         return self.tests != "survived" and self.check != "missed"
 
 
-class Copy:
-    """A copy of the tree, with a core of its own."""
+class TreeCopy:
+    """A copy of the source tree with its own compiled core."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Copy:
         self._link()
 
     def write(self, file: str, text: str) -> bool:
-        """Change a file; whether it compiles."""
+        """Changes a file; returns whether it compiles."""
         path = self.folder / file
         path.write_text(text)
         try:
@@ -92,7 +92,7 @@ class Copy:
         return self._objects / f"{source.stem}.o"
 
     def run(self, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """Run Python in this tree."""
+        """Runs Python in this tree."""
         command = [sys.executable, *arguments]
         try:
             return subprocess.run(
@@ -102,7 +102,7 @@ class Copy:
             return subprocess.CompletedProcess(command, 1, "", "FAILED (hangs)")
 
     def tests(self) -> str:
-        """The first test that fails, or "survived"; those of whole templates come last, for they take longest."""
+        """The first test that fails, or "survived"; the slow tests of whole templates run last."""
         quick = self._tests("not trl")
         return self._tests("trl") if quick == "survived" else quick
 
@@ -117,11 +117,11 @@ class Copy:
         return failed[0].split("::")[1].split(" ")[0]
 
 
-# ---- what a mistake does to rows; both run inside of a copy
+# ---- the effect of a mutation on rows; both functions run inside a copy
 
 
 def digests(files: list[Path]) -> dict[str, list[str | None]]:
-    """By file and template: what the machine makes of each row, None where it leaves the row to Python."""
+    """Digests of the machine's output for each row, by file and template; None if it leaves the row to Python."""
     import orjson
 
     from benchmarks.models import trl_templates
@@ -156,7 +156,7 @@ def _digest(batch: Any) -> str | None:
 
 
 def prepared(file: Path, template: str) -> dict[str, Any]:
-    """What a build of one file reports."""
+    """Prepares one file and returns what the build reports."""
     import penstock as ps
     from benchmarks.models import trl_templates
 
@@ -182,7 +182,7 @@ def prepared(file: Path, template: str) -> dict[str, Any]:
 
 
 def sampled(data: Path, folder: Path) -> list[Path]:
-    """Some rows of every file."""
+    """Samples rows from every file."""
     files = []
     for file in sorted(data.glob("*.jsonl")):
         lines = [line for line in file.read_bytes().splitlines() if line.strip()]
@@ -192,57 +192,57 @@ def sampled(data: Path, folder: Path) -> list[Path]:
     return files
 
 
-def judge_build(copy: Copy, verdict: Verdict, files: list[Path], usual: dict[str, list[str | None]]) -> None:
-    """How many rows a mistake changes, and whether a build finds it."""
-    done = copy.run("-m", "tools.sabotage", "--digests", *map(str, files))
+def judge_build(copy: TreeCopy, result: MutationResult, files: list[Path], usual: dict[str, list[str | None]]) -> None:
+    """Counts the rows that a mutation changes, and checks whether a build catches it."""
+    done = copy.run("-m", "tools.mutation_test", "--digests", *map(str, files))
     if done.returncode:
-        verdict.check = "died"
+        result.check = "died"
         return
     now = json.loads(done.stdout)
     for key, before in usual.items():
         changed = sum(a is not None and a != b for a, b in zip(now[key], before, strict=True))
-        if changed > verdict.share * len(before):
-            verdict.share, verdict.where = changed / len(before), key
-    if verdict.share < SHARE:
+        if changed > result.share * len(before):
+            result.share, result.where = changed / len(before), key
+    if result.share < SHARE:
         return
-    name, template = verdict.where.split()
+    name, template = result.where.split()
     file = next(file for file in files if file.name == name)
-    done = copy.run("-m", "tools.sabotage", "--prepare", str(file), template)
+    done = copy.run("-m", "tools.mutation_test", "--prepare", str(file), template)
     if done.returncode:
-        verdict.check = f"died: {done.stderr.strip().splitlines()[-1:]}"
+        result.check = f"died: {done.stderr.strip().splitlines()[-1:]}"
         return
     report = json.loads(done.stdout.splitlines()[-1])
     if report["mismatches"]:
-        verdict.check = "spot check"
+        result.check = "spot check"
     elif any("what the machine" in why for why in report["engines"].get("render", {})):
-        verdict.check = "probes"
+        result.check = "probes"
     else:
-        verdict.check = "missed"
+        result.check = "missed"
 
 
-def judge(copy: Copy, mutation: tuple[str, str, str], files: list[Path], usual: dict[str, Any]) -> Verdict:
-    """Make one mistake, look, and undo it."""
+def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usual: dict[str, Any]) -> MutationResult:
+    """Applies one mutation, tests it, and reverts it."""
     file, old, new = mutation
-    verdict = Verdict(file, old, new)
+    result = MutationResult(file, old, new)
     text = (ROOT / file).read_text()
     if text.count(old) != 1:
-        verdict.tests = f"stale: found {text.count(old)} times"
-        return verdict
+        result.tests = f"stale: found {text.count(old)} times"
+        return result
     if copy.write(file, text.replace(old, new)):
-        verdict.tests = copy.tests()
+        result.tests = copy.tests()
         if files:
-            judge_build(copy, verdict, files, usual)
+            judge_build(copy, result, files, usual)
     else:
-        verdict.tests = "does not compile"
+        result.tests = "does not compile"
     copy.write(file, text)
-    return verdict
+    return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="mistakes whose file or text contains this")
+    parser.add_argument("--only", default="", help="only mutations whose file or text contains this")
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files")
-    parser.add_argument("--json", type=Path, help="write the verdicts here; those that it has are not sought again")
+    parser.add_argument("--json", type=Path, help="write the results here; mutations already in it are skipped")
     parser.add_argument("--digests", nargs="+", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--prepare", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -252,32 +252,32 @@ def main() -> int:
     if options.prepare:
         print(json.dumps(prepared(Path(options.prepare[0]), options.prepare[1])))
         return 0
-    verdicts: list[Verdict] = []
+    results: list[MutationResult] = []
     if options.json and options.json.exists():
-        verdicts = [Verdict(**verdict) for verdict in json.loads(options.json.read_text())]
-    judged = {(verdict.file, verdict.old, verdict.new) for verdict in verdicts}
+        results = [MutationResult(**result) for result in json.loads(options.json.read_text())]
+    judged = {(result.file, result.old, result.new) for result in results}
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder) / "tree")
+        copy = TreeCopy(Path(folder) / "tree")
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
-        usual = json.loads(copy.run("-m", "tools.sabotage", "--digests", *map(str, files)).stdout) if files else {}
+        usual = json.loads(copy.run("-m", "tools.mutation_test", "--digests", *map(str, files)).stdout) if files else {}
         if (first := copy.tests()) != "survived":
-            print(f"the tests fail without any mistake: {first}")
+            print(f"the tests fail without any mutation: {first}")
             return 1
         for mutation in MUTATIONS:
             if options.only not in " ".join(mutation) or mutation in judged:
                 continue
             begun = time.monotonic()
-            verdict = judge(copy, mutation, files, usual)
-            verdicts.append(verdict)
-            build = f"{verdict.share:.0%} of {verdict.where}: {verdict.check}" if verdict.check else ""
-            line = f"{verdict.file.split('/')[-1]}: {verdict.old.strip()!r:.70} -> {verdict.new.strip()!r:.50}"
-            print(f"{line} | {verdict.tests} | {build} ({time.monotonic() - begun:.0f} s)", flush=True)
+            result = judge(copy, mutation, files, usual)
+            results.append(result)
+            build = f"{result.share:.0%} of {result.where}: {result.check}" if result.check else ""
+            line = f"{result.file.split('/')[-1]}: {result.old.strip()!r:.70} -> {result.new.strip()!r:.50}"
+            print(f"{line} | {result.tests} | {build} ({time.monotonic() - begun:.0f} s)", flush=True)
             if options.json:
-                options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
-    unnoticed = [verdict for verdict in verdicts if not verdict.is_noticed]
-    print(f"{len(verdicts)} mistakes, {len(unnoticed)} unnoticed")
-    return 1 if unnoticed else 0
+                options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    missed = [result for result in results if not result.is_caught]
+    print(f"{len(results)} mutations, {len(missed)} missed")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

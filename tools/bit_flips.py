@@ -1,11 +1,11 @@
-"""Flips random bits in a cache's files, one at a time, and looks at what is served afterwards.
+"""Flips random bits in the files of a cache, one at a time, and checks what is served afterwards.
 
-    python -m tools.flips [--flips 2000] [--seed 0] [--jobs 2]
+    python -m tools.bit_flips [--flips 2000] [--seed 0] [--jobs 2]
 
-Each flip is made in a fresh copy of a small cache; a process of its own then reads the dataset as it is, verifies the
-cache, and prepares again. Reading may fail with an error of ours or give what the damaged bytes say, but must never
-bring the interpreter down nor take all memory. What is served after `verify` found nothing, and after `prepare`, must
-be the very tokens and masks of the undamaged cache.
+Each flip is made in a fresh copy of a small cache; a separate process then reads the dataset as is, verifies the cache,
+and prepares again. Reading may raise one of our errors or return what the damaged bytes say, but must never crash the
+interpreter or exhaust memory. If `verify` finds nothing, and after `prepare`, the tokens and masks must be those of the
+undamaged cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.cache.conftest import ROOT, result
 from tests.cache.forks import cut_small
 
 ROWS = 24
-MEMORY = 8 << 30  # of a process, address space included; what takes more is an error
+MEMORY = 8 << 30  # limit on the address space of a process
 KINDS = {
     "shard": "shards/*/*.arrow",
     "manifest": "datasets/*/manifest.json",
@@ -50,10 +50,10 @@ KINDS = {
     "claim": "claims/*",
     "tokenizer": "tokenizers/*.json",
 }
-DEAD_WRITER = "elsewhere-00000000.1.1"  # of another host: its claim is waited for until it expires
+DEAD_WRITER = "elsewhere-00000000.1.1"  # on another host, so that its claim must expire
 
 
-class Flip(NamedTuple):
+class BitFlip(NamedTuple):
     """One bit of one file."""
 
     kind: str
@@ -62,8 +62,8 @@ class Flip(NamedTuple):
     bit: int
 
 
-class Flips:
-    """A pristine cache, and what it serves."""
+class BitFlips:
+    """A pristine cache, and the tokens it serves."""
 
     def __init__(self, work: Path) -> None:
         self._work, self._pristine = work, work / "pristine"
@@ -73,7 +73,7 @@ class Flips:
         os.utime(self._source, (1_700_000_000, 1_700_000_000))
         cut_small()
         claims.EXPIRY = 0.1
-        while not list(self._pristine.glob(KINDS["memo"])):  # a file just written is not remembered
+        while not list(self._pristine.glob(KINDS["memo"])):  # files that were just written are not memoised
             self._served = _served(self._prepared(self._pristine))
         self._expected = result(self._pristine)
         (self._pristine / "claims" / next(self._pristine.glob(KINDS["shard"])).stem).write_text(DEAD_WRITER)
@@ -83,17 +83,17 @@ class Flips:
         stored = Builder([self._source], prepare_options(options), None).run().dataset
         return Dataset(stored.cache, stored.manifest)
 
-    def chosen(self, count: int, choose: random.Random) -> Iterator[Flip]:
-        """Random flips, as many of each kind of file."""
+    def chosen(self, count: int, choose: random.Random) -> Iterator[BitFlip]:
+        """Random flips, equally many for each kind of file."""
         files = {kind: sorted(self._pristine.glob(pattern)) for kind, pattern in KINDS.items()}
         for number in range(count):
             kind = list(KINDS)[number % len(KINDS)]
             path = choose.choice(files[kind])
             byte, bit = choose.randrange(path.stat().st_size), choose.randrange(8)
-            yield Flip(kind, str(path.relative_to(self._pristine)), byte, bit)
+            yield BitFlip(kind, str(path.relative_to(self._pristine)), byte, bit)
 
-    def try_one(self, flip: Flip) -> str:
-        """How a flip ended: `found` by verify, or `harmless`; anything else is wrong."""
+    def try_one(self, flip: BitFlip) -> str:
+        """Returns how a flip ended: `found` by verify, or `harmless`; anything else is a bug."""
         cache = Path(tempfile.mkdtemp(dir=self._work))
         try:
             shutil.copytree(self._pristine, cache, dirs_exist_ok=True)
@@ -110,7 +110,7 @@ class Flips:
         except MemoryError:
             raise
         except Exception:
-            pass  # whatever it gives, the interpreter must live
+            pass  # any error is fine as long as the interpreter survives
         findings = verify_cache(Cache(cache)).findings
         if not findings:
             _compare(_served(self._opened(cache)), self._served, "after verify found nothing")
@@ -129,7 +129,7 @@ class Flips:
 
 
 def _served(dataset: Dataset) -> list[Any]:
-    """All tokens and masks that training would see, and where they come from."""
+    """All tokens and masks that training would see, and their source rows."""
     view = dataset.view()
     return [
         (view[i].input_ids.tolist(), view[i].loss_mask.tolist(), tuple(dataset.locate(i))) for i in range(len(view))
@@ -137,11 +137,11 @@ def _served(dataset: Dataset) -> list[Any]:
 
 
 def _compare(found: list[Any], expected: list[Any], when: str) -> None:
-    assert found == expected, f"other tokens are served {when}"
+    assert found == expected, f"different tokens {when}"
 
 
 def _in_a_process(act: Callable[[], str]) -> str:
-    """The answer of a forked process; what it printed and how it died, if it gives none."""
+    """Runs `act` in a fork and returns its answer, or how the process died."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -155,14 +155,14 @@ def _in_a_process(act: Callable[[], str]) -> str:
             out.write(answer)
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        answer = told.read()
+    with os.fdopen(reader) as pipe:
+        answer = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return answer if code == 0 else f"WRONG: the interpreter died: {code}"
 
 
 def main() -> None:
-    """Try as many flips as are wanted; exit code 1 if one led to what must not be."""
+    """Tries random flips; exits with 1 if one had a result it must not have."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
@@ -171,7 +171,7 @@ def main() -> None:
     np.seterr(all="ignore")
     work = Path(tempfile.mkdtemp(prefix="penstock-flips-"))
     try:
-        flips = Flips(work)
+        flips = BitFlips(work)
         todo = list(flips.chosen(args.flips, random.Random(args.seed)))  # noqa: S311
         with ThreadPoolExecutor(args.jobs) as pool:
             ended = list(pool.map(flips.try_one, todo))
