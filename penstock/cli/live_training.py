@@ -1,4 +1,4 @@
-"""How a training run goes: a live line in a terminal, plain lines elsewhere."""
+"""Shows the progress of a training run: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

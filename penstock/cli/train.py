@@ -1,4 +1,4 @@
-"""`penstock train sft|dpo CONFIG.yaml [section.key=value …]`: train, and see how it goes."""
+"""`penstock train sft|dpo CONFIG.yaml [section.key=value …]`: trains and shows progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ train_app = typer.Typer(help="Train a model on conversations or on preference pa
 Config = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="section.key=value …", help="Values that replace those of the file", show_default=False),
+    typer.Argument(metavar="section.key=value …", help="Values that override the file's", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
 
@@ -51,7 +51,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    first = os.environ.get("RANK", "0") == "0"  # other ranks work in silence
+    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
     messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
     watched = first_steps(method, config, overrides)
@@ -72,8 +72,8 @@ def _finish(outcome: TrainResult, json: bool) -> None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
     if outcome.signal:
-        told = f"stopped after step {outcome.steps}, which is saved; the same command goes on from there"
-        console.print(told, highlight=False)
+        message = f"stopped after step {outcome.steps}, which is saved; the same command resumes from there"
+        console.print(message, highlight=False)
     for path in (outcome.model, outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
         if path is not None:
             console.print(str(path), highlight=False, soft_wrap=True, markup=False)

@@ -1,8 +1,7 @@
-"""From the configuration to the policy and its objectives: model, adapters, optimiser, reference, checks.
+"""Assembles model, adapters, optimiser, reference and objectives from the configuration.
 
-Enters: configuration, data, accelerator. Leaves: `Assembly`, prepared for distribution. The order matters: a live
-reference is copied and the weights are named before anything changes them, adapters come before the optimiser, and what
-is checked by experiment is checked on the model as it will be trained.
+The order matters: a live reference is copied and the weights are hashed before anything changes them, adapters are
+added before the optimiser is created, and packing is tested on the model exactly as it will be trained.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Assembly(NamedTuple):
-    """A model ready to be trained."""
+    """A model prepared for (distributed) training, with its optimiser and objective."""
 
     policy: Policy
     optimizer: Any
@@ -36,7 +35,7 @@ class Assembly(NamedTuple):
 
 
 def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accelerator) -> Assembly:
-    """Load, check and prepare. Random weights and adapters come from torch's seed."""
+    """Loads, checks and prepares the model. Random weights and adapters depend on torch's seed."""
     device = accelerator.device
     plain = load_model(config, device, fuse_loss=method is Method.SFT)
     check_fits(plain, _vocabulary(data.train), max(_longest(data.train), _longest(data.held_out)))
@@ -63,15 +62,15 @@ def _dpo(
     name: str,
     accelerator: Accelerator,
 ) -> Callable[[Served], Objective]:
-    """DPO's objective; cached references are found or computed when it is made, before training."""
+    """Returns a factory of DPO objectives; cached references are loaded or computed when it is called."""
     chosen, live = config.dpo, LiveReferences(policy, reference)
     if config.liger.enabled and config.liger.fused_loss:
         return lambda _: FusedDpo(policy, reference, chosen.beta)
     if chosen.reference is ReferenceMode.LIVE:
         return lambda _: Dpo(policy, live, chosen.beta, chosen.label_smoothing)
-    decided = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
+    identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
     rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
-    store = ReferenceStore(accelerator, live, decided, rows)
+    store = ReferenceStore(accelerator, live, identity, rows)
 
     def objective(served: Served) -> Objective:
         references = CachedReferences(store.values(served), policy.device)

@@ -1,8 +1,7 @@
-"""From YAML and overrides to a checked configuration.
+"""Reads a `TrainConfig` from a YAML file or a mapping, with `section.key=value` overrides.
 
-Enters: a YAML file (or a mapping) and `section.key=value` overrides. Leaves: `TrainConfig`. An unknown key is an error
-that names the nearest one; a wrong value is an error that names its key. A source may be written as its path alone, and
-a number as YAML or Python would (`1e-5`). Paths are relative to the current folder, as on a command line.
+An unknown key is an error that suggests the nearest one; an invalid value is an error that names its key. A source may
+be written as just its path, and numbers in Python notation (`1e-5`). Paths are relative to the current folder.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from penstock.train.config import SourceConfig, TrainConfig
 ConfigSource = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def read_config(given: ConfigSource, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The configuration of a file, a mapping or a configuration, changed by overrides such as `optim.lr=1e-5`."""
-    if isinstance(given, TrainConfig):
-        values = plain(given)
-    elif isinstance(given, Mapping):
-        values = _copied(given)
+def read_config(source: ConfigSource, overrides: Iterable[str] = ()) -> TrainConfig:
+    """Reads a file, a mapping or a configuration, and applies overrides such as `optim.lr=1e-5`."""
+    if isinstance(source, TrainConfig):
+        values = plain(source)
+    elif isinstance(source, Mapping):
+        values = _copied(source)
     else:
-        values = _read_yaml(local_path(given, "configuration"))
+        values = _read_yaml(local_path(source, "configuration"))
     for override in overrides:
         _override(values, override)
-    return _checked(_tidied(values))
+    return _validated(_normalised(values))
 
 
 def plain(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as JSON values; reading them gives it back."""
+    """The configuration as JSON-compatible values, which `read_config` reads back."""
     value = _plain(asdict(config))
     assert isinstance(value, dict)
     return value
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as `section.key`; lists stay whole."""
+    """Flattens nested sections to `section.key`; lists are kept."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
@@ -67,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Mappings and lists copied, so that overrides do not change the caller's."""
+    """Copies mappings and lists, so that overrides don't modify the caller's."""
     if isinstance(value, Mapping):
         return {key: _copied(entry) for key, entry in value.items()}
     return [_copied(entry) for entry in value] if isinstance(value, (list, tuple)) else value
@@ -79,7 +78,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}. Give the path of a YAML file.") from error
+        raise UsageError(f"{path}: {error.strerror}. Pass the path of a YAML file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
@@ -88,7 +87,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _override(values: dict[str, Any], override: str) -> None:
-    """Set one value, as `optim.lr=1e-5` or `data.sources.0.weight=0.3` says."""
+    """Applies an override such as `optim.lr=1e-5` or `data.sources.0.weight=0.3`."""
     import yaml
 
     name, equals, text = override.partition("=")
@@ -116,14 +115,14 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _entry(place: list[Any], part: str, override: str) -> Any:
     if not part.isdigit() or int(part) >= len(place):
-        raise UsageError(f"{override!r}: {part!r} is not the number of an entry; there are {len(place)}, from 0.")
-    if isinstance(place[int(part)], str):  # a source that is written as its path alone
+        raise UsageError(f"{override!r}: {part!r} is not the index of an entry; there are {len(place)}, from 0.")
+    if isinstance(place[int(part)], str):  # a source written as just its path
         place[int(part)] = {"path": place[int(part)]}
     return place[int(part)]
 
 
-def _tidied(values: dict[str, Any]) -> dict[str, Any]:
-    """Short forms written out: an empty section is left out, a source is its path, a path is a list of one."""
+def _normalised(values: dict[str, Any]) -> dict[str, Any]:
+    """Expands short forms: empty sections, sources written as a path, and single paths."""
     values = {key: value for key, value in values.items() if value is not None}
     for section in ("data", "eval"):
         part = values.get(section)
@@ -146,7 +145,7 @@ def _source(entry: Any) -> Any:
     return entry
 
 
-def _checked(values: dict[str, Any]) -> TrainConfig:
+def _validated(values: dict[str, Any]) -> TrainConfig:
     from pydantic import ValidationError
 
     _refuse_unknown(TrainConfig, values, "")
@@ -161,20 +160,20 @@ def _checked(values: dict[str, Any]) -> TrainConfig:
 
 
 def _refuse_addresses(config: TrainConfig) -> None:
-    """Every path is a local one, or a name of the hub's."""
+    """Raises an error for URLs: every path must be local or a hub name."""
     model, sources = config.model, (*config.data.sources, *config.eval.sources)
-    given: list[tuple[str, Any]] = [("output", config.output), ("model.path", model.path), ("model.init", model.init)]
-    given += [("model.tokenizer", model.tokenizer), *(("sources.path", p) for source in sources for p in source.path)]
+    paths: list[tuple[str, Any]] = [("output", config.output), ("model.path", model.path), ("model.init", model.init)]
+    paths += [("model.tokenizer", model.tokenizer), *(("sources.path", p) for source in sources for p in source.path)]
     for prepare in (config.data.prepare, *(source.prepare for source in sources)):
         names = ("cache", "tokenizer", "template", "quarantine_file")
-        given += [(f"prepare.{name}", prepare.get(name)) for name in names]
-    for name, path in given:
+        paths += [(f"prepare.{name}", prepare.get(name)) for name in names]
+    for name, path in paths:
         if isinstance(path, str | os.PathLike):
             local_path(path, name)
 
 
 def _refuse_unknown(record: type[Any], values: Any, prefix: str) -> None:
-    """Walk the sections; a key that no record has is an error."""
+    """Raises an error for keys that no section has."""
     if values is None:
         return
     if not isinstance(values, dict):
@@ -183,7 +182,7 @@ def _refuse_unknown(record: type[Any], values: Any, prefix: str) -> None:
     known = [entry.name for entry in fields(record)]
     for key, value in values.items():
         if key not in known:
-            hint = nearest(str(key), known) or f" There are: {', '.join(known)}."
+            hint = nearest(str(key), known) or f" Available: {', '.join(known)}."
             raise UsageError(f"unknown key {prefix + str(key)!r}.{hint}")
         if is_dataclass(hints[key]):
             _refuse_unknown(typing.cast(type[Any], hints[key]), value, f"{prefix}{key}.")

@@ -1,8 +1,8 @@
-"""The final model, in Hugging Face format, with its tokenizer and the template it was trained with.
+"""Saves the final model in Hugging Face format, with its tokenizer and the template it was trained with.
 
-    OUTPUT/model/   config.json, model.safetensors (or the adapters alone), tokenizer.json, chat_template.jinja, …
+    OUTPUT/model/   config.json, model.safetensors (or only the adapters), tokenizer.json, chat_template.jinja, …
 
-Written under a temporary name and renamed; `tokenizer.json` is, byte for byte, the one that made the training data.
+Written under a temporary name and renamed; `tokenizer.json` is byte for byte the one that encoded the training data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def save_model(accelerator: Accelerator, model: Any, config: TrainConfig, served: Served) -> Path:
-    """Write the final model; all ranks call it."""
+    """Writes the final model; call it on all ranks."""
     target, temporary = config.output / "model", config.output / ".writing-model"
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
@@ -55,14 +55,14 @@ def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(dataset.tokenizer_json)
-    if compare(folder, dataset.tokenizer_json).difference:  # its class would rebuild it: the model is served as trained
+    if compare(folder, dataset.tokenizer_json).difference:  # its class would modify the tokenizer
         file = folder / "tokenizer_config.json"
         known = json.loads(file.read_text())
         file.write_text(json.dumps({**known, "tokenizer_class": PLAIN_CLASSES[0]}, indent=2, ensure_ascii=False))
 
 
 def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:
-    """As transformers loads it; where it can't (a tokenizer.json with nothing beside it), a plain one of that file."""
+    """The tokenizer as transformers loads it, or a generic one if there is only a tokenizer.json."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -75,6 +75,6 @@ def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError):
-        made = Tokenizer.from_str(dataset.tokenizer_json.decode())
+        tokenizer = Tokenizer.from_str(dataset.tokenizer_json.decode())
         special = dataset.recipe["special_tokens"]
-        return PreTrainedTokenizerFast(tokenizer_object=made, **special)  # type: ignore[no-untyped-call]
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
-"""What a run writes down: a JSON line per step and per evaluation, a loss plot, TensorBoard's events where asked for.
+"""Metrics of a run: a JSON line per step and evaluation, a loss plot and, optionally, TensorBoard events.
 
     OUTPUT/metrics.jsonl   {"step": 12, "epoch": 0, "loss": …, "lr": …, "tokens": …, "data_wait": …, …}
                            {"step": 12, "eval_loss": …, …}
     OUTPUT/loss.svg
 
-Steps count from 1: those that are done. A run that goes on from a checkpoint first drops the lines after it, so that
-the file is that of an undisturbed run, but for times.
+Steps are counted from 1. A run that resumes from a checkpoint first drops later lines, so that apart from timings the
+file equals that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step of a run. Counts are of the whole global batch, times are of this rank."""
+    """One step of a run. Counts cover the global batch, times are those of this rank."""
 
-    step: int  # steps done, this one included
+    step: int  # steps completed, including this one
     steps: int
     epoch: int
     loss: float
@@ -37,20 +37,18 @@ class StepReport:
     sequences: int
     tokens: int
     trained: int
-    efficiency: (
-        float  # the part of the batch's places (cells of padded rows, capacity of packed ones) that holds tokens
-    )
-    data_wait: float  # seconds that the step waited for its batches
+    efficiency: float  # tokens / positions (those of padded rows, or the capacity of packed ones)
+    data_wait: float  # seconds spent waiting for batches
     seconds: float
     measures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all ranks."""
+        """Tokens per second over all ranks."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, Any]:
-        """A flat object."""
+        """The report as a flat JSON object."""
         values = asdict(self)
         measures = values.pop("measures")
         return {**values, "tokens_per_second": round(self.tokens_per_second, 1), **measures}
@@ -58,7 +56,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """One evaluation, after so many steps."""
+    """One evaluation, after `step` steps."""
 
     step: int
     loss: float
@@ -66,7 +64,7 @@ class EvalReport:
     measures: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """A flat object; names begin with eval_."""
+        """The report as a flat JSON object; names start with eval_."""
         values = {"loss": self.loss, "seconds": self.seconds, **self.measures}
         return {"step": self.step, **{f"eval_{name}": value for name, value in values.items()}}
 
@@ -75,7 +73,7 @@ Report = StepReport | EvalReport
 
 
 class MetricsWriter:
-    """Writes reports; on other ranks than the first it writes nothing."""
+    """Writes reports, on the first rank only."""
 
     def __init__(self, output: Path, config: LogConfig, *, writes: bool) -> None:
         self._path, self._plot = output / "metrics.jsonl", output / "loss.svg"
@@ -83,11 +81,11 @@ class MetricsWriter:
         self._events: Any = None
 
     def begin(self, done: int) -> None:
-        """Start after so many steps; what the file says of later ones is dropped."""
+        """Starts after `done` steps; lines of later steps are dropped."""
         if not self._writes:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _cut(self._path, done)
+        _drop_after(self._path, done)
         if self._config.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -95,7 +93,7 @@ class MetricsWriter:
             self._events = SummaryWriter(folder, purge_step=done + 1)
 
     def add(self, report: Report) -> None:
-        """Write one line, and have it on its way to the disk."""
+        """Appends a line to the file."""
         if not self._writes:
             return
         values = report.to_json()
@@ -107,7 +105,7 @@ class MetricsWriter:
                     self._events.add_scalar(name, value, report.step)
 
     def draw(self) -> None:
-        """Draw the losses so far."""
+        """Plots the losses so far."""
         if not self._writes:
             return
         lines = read_metrics(self._path)
@@ -116,14 +114,14 @@ class MetricsWriter:
         self._plot.write_text(loss_plot(train, evaluations, self._title), encoding="utf-8")
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Plots the losses and closes the event file."""
         self.draw()
         if self._events is not None:
             self._events.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; damaged ones, and one that was cut off by a kill, are left out."""
+    """Reads a metrics file, skipping damaged lines and one cut off by a kill."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -132,7 +130,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _line(raw: bytes) -> dict[str, Any] | None:
-    """A line of a metrics file; None where it is damaged."""
+    """Parses a line of a metrics file; None if it is damaged."""
     try:
         line = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -140,11 +138,11 @@ def _line(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and type(line.get("step")) is int else None
 
 
-def _cut(path: Path, done: int) -> None:
-    """Keep the lines of steps that are done. Damaged lines are dropped, and this is said."""
+def _drop_after(path: Path, done: int) -> None:
+    """Drops lines after step `done`, and damaged lines, with a warning."""
     damaged = sum(_line(raw) is None for raw in path.read_bytes().split(b"\n")[:-1]) if path.exists() else 0
     if damaged:
-        log.warning("%s: %d damaged lines are dropped", path, damaged)
+        log.warning("%s: dropped %d damaged lines", path, damaged)
     kept = [line for line in read_metrics(path) if line["step"] <= done]
     temporary = path.with_suffix(".writing")
     temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))

@@ -1,7 +1,7 @@
-"""A whole run: configuration in, trained model out. What can't be is refused first, from the cheapest check on.
+"""Runs training from configuration to final model. Checks come first, the cheapest ones before the others.
 
-check the configuration → prepare the data → load the model → check that they fit and that packing isolates
-→ resume → train → write the final model
+validate the configuration → prepare the data → load the model → check that they fit and that packing isolates
+→ resume → train → save the final model
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run ended."""
+    """The result of a run."""
 
     output: Path
-    steps: int  # done, those of earlier runs included
-    model: Path | None  # the final model; None when a signal ended the run
-    signal: int  # the signal that ended it, or 0
+    steps: int  # completed, including those before a resume
+    model: Path | None  # the final model; None if a signal ended the run
+    signal: int  # the signal that ended the run, or 0
     first: StepReport | None  # of this process
     last: StepReport | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The result as JSON-compatible values."""
         return {
             "output": str(self.output),
             "steps": self.steps,
@@ -54,15 +54,15 @@ class TrainResult:
 
 
 def train_sft(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
-    """Supervised fine-tuning, by a YAML file, a mapping or a `TrainConfig`, and overrides such as `optim.lr=1e-5`.
+    """Runs supervised fine-tuning from a YAML file, a mapping or a `TrainConfig`, with overrides like `optim.lr=1e-5`.
 
-    Callbacks: `on_progress` while data is prepared, `on_report` after every step and evaluation.
+    Callbacks: `on_progress` is called while data is prepared, `on_report` after every step and evaluation.
     """
     return train(Method.SFT, config, overrides, **callbacks)
 
 
 def train_dpo(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
-    """Direct preference optimisation; arguments as of `train_sft`."""
+    """Runs direct preference optimisation; takes the arguments of `train_sft`."""
     return train(Method.DPO, config, overrides, **callbacks)
 
 
@@ -74,7 +74,7 @@ def train(
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
 ) -> TrainResult:
-    """Train by a method; `train_sft` and `train_dpo` call this."""
+    """Trains with the given method; called by `train_sft` and `train_dpo`."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
@@ -87,11 +87,11 @@ def train(
 def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
     for served in (data.train, data.held_out):
         if served is not None and served.is_preference != (method is Method.DPO):
-            kind, wanted = ("pairs", "dpo") if served.is_preference else ("single conversations", "sft")
-            raise UnsupportedError(f"the data holds {kind}: that is for `penstock train {wanted}`.")
+            kind, command = ("preference pairs", "dpo") if served.is_preference else ("single conversations", "sft")
+            raise UnsupportedError(f"the data consists of {kind}. Use `penstock train {command}`.")
     if config.liger.enabled and config.liger.fused_loss and has_fractional_weights(data.train):
         raise UnsupportedError(
-            "liger.fused_loss knows no weights of messages but 0 and 1, and the data has others. "
+            "liger.fused_loss only supports message weights of 0 and 1, and the data has others. "
             "Set liger.fused_loss=false."
         )
 
@@ -124,18 +124,18 @@ def _trained(
 
 @contextmanager
 def _explained(output: Path) -> Iterator[None]:
-    """What the system refuses, in clear words."""
+    """Turns OS errors into errors that state the remedy."""
     try:
         yield
     except OSError as error:
         raise TrainError(
-            f"{error.filename or output}: {error.strerror or error}. Once that is mended, run the same command again: "
-            "it goes on from the last checkpoint."
+            f"{error.filename or output}: {error.strerror or error}. Once this is fixed, run the same command again: "
+            "it resumes from the last checkpoint."
         ) from error
 
 
 def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport) -> Trainer:
-    """Everything loaded, checked and prepared for distribution."""
+    """Loads, checks and prepares everything for (distributed) training."""
     from accelerate.utils import set_seed
 
     from penstock.train.assembly import assemble
@@ -148,7 +148,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     loader = _loader(config, data.train, accelerator)
     warmup_steps(config.optim, loader.steps or 1)
     checkpoints = Checkpoints(accelerator, config)
-    checkpoints.last()  # refuses what it can't go on from, before the model is loaded
+    checkpoints.last()  # raises before the model is loaded if the run can't resume
     set_seed(config.seed)
     policy, optimizer, objectives = assemble(method, config, data, accelerator)
     evaluator = None
@@ -156,7 +156,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         held_out = _loader(config, data.held_out, accelerator, evaluates=True)
         evaluator = Evaluator(accelerator, policy, objectives(data.held_out), held_out)
     objective = objectives(data.train)
-    set_seed(config.seed + accelerator.process_index)  # ranks start alike, then draw dropout of their own
+    set_seed(config.seed + accelerator.process_index)  # same initial weights on all ranks, different dropout
     return Trainer(
         config=config,
         accelerator=accelerator,
@@ -176,7 +176,7 @@ def _accelerator() -> Accelerator:
     import torch
     from accelerate import Accelerator
 
-    # Precision is ours: accelerate's would also turn the logits of every position to fp32.
+    # We handle precision ourselves: accelerate would also convert the logits of all positions to fp32.
     return Accelerator(
         mixed_precision="no", cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available()
     )

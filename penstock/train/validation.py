@@ -1,7 +1,7 @@
-"""What a configuration can't promise, refused before training with the reason and the remedy.
+"""Rejects unsupported configurations before training, with the reason and the remedy.
 
-`check_config` needs nothing but the configuration and runs first. `check_isolation` is an experiment on the model
-itself: what one packed sequence says must not reach another.
+`check_config` needs only the configuration and runs first. `check_isolation` tests by experiment that packed sequences
+don't attend to each other in the model itself.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from penstock.view.gather import Gathered
 
 
 class Method(StrEnum):
-    """What is trained for."""
+    """The training method."""
 
     SFT = "sft"
     DPO = "dpo"
 
 
 def check_config(config: TrainConfig, method: Method) -> None:
-    """Refuse what contradicts itself, or can't be, whatever the model and the data are."""
+    """Raises an error for contradictions and impossible values, independent of model and data."""
     _check_model(config)
     _check_numbers(config)
     _check_method(config, method)
     if config.eval.every is not None and config.eval.holdout is None and not config.eval.sources:
-        raise UsageError("eval.every, and nothing to evaluate on. Give eval.holdout or eval.sources.")
+        raise UsageError("eval.every is set, but there is nothing to evaluate on. Set eval.holdout or eval.sources.")
     if config.eval.holdout is not None and config.eval.sources:
-        raise UsageError("eval.holdout and eval.sources both say what to evaluate on. Give one of them.")
+        raise UsageError("eval.holdout and eval.sources are mutually exclusive. Set one of them.")
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UnsupportedError("log.tensorboard: tensorboard is not installed. Install it, or turn this off.")
     if config.lora.rank and importlib.util.find_spec("peft") is None:
@@ -48,10 +48,10 @@ def check_config(config: TrainConfig, method: Method) -> None:
 def _check_model(config: TrainConfig) -> None:
     if (config.model.path is None) == (config.model.init is None):
         raise UsageError(
-            "give either model.path (a folder or a hub name) or model.init (a config.json, for random weights)."
+            "set either model.path (a folder or a hub name) or model.init (a config.json, for random weights)."
         )
     if not config.data.sources:
-        raise UsageError("data.sources is empty. Give at least one file, folder or dataset.")
+        raise UsageError("data.sources is empty. Add at least one file, folder or dataset.")
 
 
 def _check_numbers(config: TrainConfig) -> None:
@@ -65,7 +65,7 @@ def _check_numbers(config: TrainConfig) -> None:
     ]
     for name, value, least in limits:
         if value is not None and not value >= least:
-            raise UsageError(f"{name}={value} is not possible. Use {least:g} or more.")
+            raise UsageError(f"{name}={value} is too small. Use {least:g} or more.")
     if config.optim.clip is not None and not config.optim.clip > 0:
         raise UsageError(f"optim.clip={config.optim.clip} would stop all learning. Use more than 0, or null for none.")
     if config.dpo.beta <= 0 or not 0 <= config.dpo.label_smoothing < 0.5:
@@ -78,26 +78,25 @@ def _check_method(config: TrainConfig, method: Method) -> None:
         case Method.SFT:
             if config.dpo != DpoConfig():
                 raise UsageError(
-                    "dpo is set, and this is supervised fine-tuning. Use `penstock train dpo`, or leave it out."
+                    "dpo is set, but this is supervised fine-tuning. Use `penstock train dpo`, or remove it."
                 )
             if fused and config.loss.mean is not Mean.TOKEN:
                 raise UnsupportedError(
-                    "liger.fused_loss has no example mean. Set liger.fused_loss=false or loss.mean=token."
+                    "liger.fused_loss does not support loss.mean=example. "
+                    "Set liger.fused_loss=false or loss.mean=token."
                 )
         case Method.DPO:
             if config.loss != LossConfig():
-                raise UsageError(
-                    "loss.mean is for supervised fine-tuning; DPO's loss is a mean over pairs. Leave it out."
-                )
+                raise UsageError("loss.mean is for supervised fine-tuning; DPO's loss is a mean over pairs. Remove it.")
             if config.feed.collate not in (None, Collate.PAIRS):
-                raise UsageError(f"feed.collate={config.feed.collate}: DPO trains on pairs. Leave it out.")
+                raise UsageError(f"feed.collate={config.feed.collate}: DPO trains on pairs. Remove it.")
             if fused and config.dpo.reference is not ReferenceMode.LIVE:
                 raise UnsupportedError(
-                    "liger.fused_loss computes the reference along with the loss, so it can't use cached ones. "
+                    "liger.fused_loss computes the reference along with the loss and can't use cached references. "
                     "Set dpo.reference=live or liger.fused_loss=false."
                 )
             if fused and config.dpo.label_smoothing:
-                raise UnsupportedError("liger.fused_loss ignores label smoothing. Set one of them to off.")
+                raise UnsupportedError("liger.fused_loss ignores label smoothing. Turn one of them off.")
 
 
 Forward = Callable[[dict[str, Any]], Tensor]
@@ -105,10 +104,10 @@ _LENGTHS = (7, 9, 8)
 
 
 def check_isolation(forward: Forward, vocabulary: int, attention: str) -> None:
-    """Refuse to pack where a packed sequence sees another.
+    """Raises an error if packed sequences attend to each other.
 
-    The tokens of the first of three sequences are changed: logits of the others must not move by more than two equal
-    runs differ, and its own must, or the experiment would have no power.
+    The first of three packed sequences is changed: the others' logits must not move by more than two identical runs
+    differ, and its own must move, or the experiment has no power.
     """
     before, again, after = (
         forward(_probe(vocabulary, 0)),
@@ -121,19 +120,19 @@ def check_isolation(forward: Forward, vocabulary: int, attention: str) -> None:
     others = (before - after)[:, first:].abs().max().item()
     if not own > max(10 * noise, 1e-6):
         raise UnsupportedError(
-            f"feed.collate=packed: it can't be told whether attention {attention!r} keeps packed sequences apart "
+            f"feed.collate=packed: can't determine whether attention {attention!r} isolates packed sequences "
             f"(changing a sequence moved its own logits by {own:g}). Use feed.collate=padded."
         )
     if others > max(2 * noise, 1e-5 * own):
         raise UnsupportedError(
-            f"feed.collate=packed: with attention {attention!r} this model lets packed sequences see each other "
+            f"feed.collate=packed: with attention {attention!r}, packed sequences of this model attend to each other "
             f"(logits moved by {others:g}, a sequence's own by {own:g}). "
             "Use feed.collate=padded, or another model.attention."
         )
 
 
 def _probe(vocabulary: int, change: int) -> dict[str, Any]:
-    """Three packed sequences, as the feed packs them; the first one depends on `change`."""
+    """Three sequences, packed as by the feed; the first one depends on `change`."""
     total = sum(_LENGTHS)
     ids = (np.arange(total, dtype=np.int64) * 13 + 5) % vocabulary
     ids[: _LENGTHS[0]] = (ids[: _LENGTHS[0]] + change * (1 + vocabulary // 3)) % vocabulary

@@ -1,4 +1,4 @@
-"""What tests of training share: the configuration maker's type, and what a run wrote down."""
+"""Shared by the training tests: the type of the `config` fixture, and readers of a run's metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = Callable[..., dict[str, Any]]
 
 
 def metrics(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a run wrote down."""
+    """The metrics that a run wrote."""
     return read_metrics(Path(config["output"]) / "metrics.jsonl")
 
 
@@ -22,6 +22,6 @@ def losses(config: dict[str, Any]) -> list[float]:
 
 
 def environment() -> dict[str, str]:
-    """For processes of their own."""
+    """The environment of subprocesses."""
     root = str(Path(__file__).parents[2])
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}

@@ -1,4 +1,4 @@
-"""What can happen to a run's folder: damaged checkpoints, stray files, a full disk, a second trainer, foreign code."""
+"""Hostile output folders: damaged checkpoints, stray files, a full disk, a second process, untrusted code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flip(path: Path, at: int = -20) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -42,13 +42,13 @@ def remove(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "a flipped bit of the model": ("model.safetensors", flip, "model.safetensors is damaged"),
-    "a flipped bit of the optimiser": ("optimizer.bin", flip, "optimizer.bin is damaged"),
-    "a cut-off model": ("model.safetensors", cut, "model.safetensors is damaged"),
+    "bit flip in model": ("model.safetensors", flip, "model.safetensors is damaged"),
+    "bit flip in optimiser": ("optimizer.bin", flip, "optimizer.bin is damaged"),
+    "truncated model": ("model.safetensors", truncate, "model.safetensors is damaged"),
     "missing random states": ("random_states_0.pkl", remove, "random_states_0.pkl is missing"),
-    "a missing state": ("run.json", remove, "run.json is missing"),
-    "a cut-off state": ("run.json", cut, "can't be read"),
-    "a changed state": (
+    "missing run.json": ("run.json", remove, "run.json is missing"),
+    "truncated run.json": ("run.json", truncate, "can't be read"),
+    "modified run.json": (
         "run.json",
         lambda path: path.write_text(path.read_text().replace('"step": 4', '"step": 3')),
         "run.json is damaged",
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_run_goes_on_from_the_last_valid_checkpoint(
+def test_damaged_checkpoint_is_set_aside(
     name: str, config: Config, whole: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     values = config(**STEPS)
@@ -76,13 +76,13 @@ def test_a_run_goes_on_from_the_last_valid_checkpoint(
     damage(checkpoints(values) / "step-00000004" / file)
     saved = newest_valid(checkpoints(values))
     assert saved is not None and saved.step == 2
-    assert words in caplog.text and "going on from step-00000002 instead" in caplog.text
+    assert words in caplog.text and "resuming from step-00000002 instead" in caplog.text
     assert sorted(p.name for p in checkpoints(values).iterdir()) == ["damaged-step-00000004", "step-00000002"]
 
 
-def test_a_resumed_run_is_the_undisturbed_one(config: Config) -> None:
-    undisturbed, values = config(name="undisturbed", **STEPS), config(**STEPS)
-    train_sft(undisturbed)
+def test_resumed_run_equals_an_uninterrupted_one(config: Config) -> None:
+    uninterrupted, values = config(name="uninterrupted", **STEPS), config(**STEPS)
+    train_sft(uninterrupted)
     train_sft(values)
     flip(checkpoints(values) / "step-00000004" / "model.safetensors")
     (checkpoints(values) / ".DS_Store").write_bytes(b"x")
@@ -90,22 +90,22 @@ def test_a_resumed_run_is_the_undisturbed_one(config: Config) -> None:
     metrics = Path(values["output"]) / "metrics.jsonl"
     metrics.write_bytes(b"{not json\n[1]\n" + metrics.read_bytes())
     assert train_sft(values).steps == 4
-    assert losses(values) == losses(undisturbed) and len(losses(values)) == 4
+    assert losses(values) == losses(uninterrupted) and len(losses(values)) == 4
     names = {path.name for path in checkpoints(values).iterdir()}
     kept = {"step-00000002", "step-00000004"}
     assert names == {*kept, "damaged-step-00000004", ".DS_Store", "step-notes.txt"}
     for path in checkpoints(values).glob("step-0*"):
         flip(path / "optimizer.bin")
-    with pytest.raises(TrainError, match=r"no checkpoint in .* can be gone on from: .*; .*optimizer.bin is damaged"):
+    with pytest.raises(TrainError, match=r"no usable checkpoint in .*: .*; .*optimizer.bin is damaged"):
         train_sft(values)
 
 
-def test_a_step_is_saved_though_its_folder_exists(config: Config) -> None:
+def test_existing_folder_is_replaced_by_the_checkpoint(config: Config) -> None:
     values = config(**STEPS)
     stale = checkpoints(values) / "step-00000002"
     stale.mkdir(parents=True)
     (stale / "run.json").write_text("{}")
-    with pytest.raises(TrainError, match="can be gone on from"):
+    with pytest.raises(TrainError, match="no usable checkpoint"):
         train_sft(values)
     (stale / "run.json").unlink()
     stale.rmdir()
@@ -118,7 +118,7 @@ def test_a_step_is_saved_though_its_folder_exists(config: Config) -> None:
 
 FULL = """
 import json, resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # nothing larger can be written
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # no larger file can be written
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.argv = ["penstock", "train", "sft", sys.argv[1]]
 from penstock.cli import main
@@ -126,7 +126,7 @@ main()
 """
 
 
-def test_a_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> None:
+def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> None:
     values = config(**STEPS)
     train_sft(values, "feed.steps=1", "output=" + str(tmp_path / "first"))  # prepares the data
     path = tmp_path / "run.json"
@@ -141,26 +141,26 @@ def test_a_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) ->
     assert train_sft(values).steps == 4
 
 
-# -- two trainers -------------------------------------------------------------------------------------------------
+# -- two processes ------------------------------------------------------------------------------------------------
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from penstock.train.lock import locked
-with locked(Path(sys.argv[1])):
+from penstock.train.lock import output_lock
+with output_lock(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(60)
 """
 
 
-def test_a_second_trainer_is_refused(config: Config) -> None:
+def test_second_process_is_refused(config: Config) -> None:
     values = config(feed={"steps": 1})
     output = Path(values["output"])
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, env=environment()
     ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        with pytest.raises(TrainError, match=rf"is in use: process {holder.pid} on this host trains there"):
+        with pytest.raises(TrainError, match=rf"is in use by process {holder.pid} on this host"):
             train_sft(values)
         holder.send_signal(signal.SIGKILL)
     assert (output / "run.lock").exists()
@@ -168,15 +168,15 @@ def test_a_second_trainer_is_refused(config: Config) -> None:
     assert not [path.name for path in output.iterdir() if "lock" in path.name]
 
 
-def test_locks_of_other_hosts_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "run.lock"
     lock.write_text("node7-0123abcd.4711.99")
     with (
-        pytest.raises(TrainError, match=r"process 4711 on host node7 trains there.*remove .*run\.lock"),
+        pytest.raises(TrainError, match=r"in use by process 4711 on host node7.*remove .*run\.lock"),
         output_lock(tmp_path),
     ):
         pass
-    lock.write_text(f"{host()}.{os.getpid()}.1")  # our number, of a process before
+    lock.write_text(f"{host()}.{os.getpid()}.1")  # our pid, but of an earlier process
     with output_lock(tmp_path):
         assert lock.read_text() == writer_name()
         monkeypatch.setenv("RANK", "1")
@@ -186,10 +186,10 @@ def test_locks_of_other_hosts_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(tmp_path.iterdir())
 
 
-# -- foreign code -------------------------------------------------------------------------------------------------
+# -- untrusted code -----------------------------------------------------------------------------------------------
 
 
-def test_code_of_a_model_folder_is_never_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_model_folder_is_never_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, mark = tmp_path / "model", tmp_path / "ran"
     folder.mkdir()
     (folder / "own.py").write_text(
@@ -202,6 +202,6 @@ def test_code_of_a_model_folder_is_never_run(config: Config, tmp_path: Path, mon
     for place in ("path", "init"):
         values = config(name=place)
         values["model"] = {place: str(folder), "tokenizer": values["model"]["tokenizer"]}
-        with pytest.raises(UnsupportedError, match="transformers refuses it"):
+        with pytest.raises(UnsupportedError, match="rejected by transformers"):
             train_sft(values)
     assert not mark.exists()

@@ -1,4 +1,4 @@
-"""The small parts: the schedule, the plot, the journal, the command's lines."""
+"""Learning-rate schedule, loss plot, metrics file and progress lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def report(step: int, loss: float = 1.0) -> StepReport:
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_the_rate_warms_up_and_ends_where_it_should(schedule: Schedule) -> None:
+def test_learning_rate_schedule(schedule: Schedule) -> None:
     config = OptimConfig(lr=1.0, schedule=schedule, warmup=0.1, final=0.2)
     rates = [learning_rate(config, step, 100) for step in range(100)]
     assert rates[:10] == sorted(rates[:10])
@@ -31,7 +31,7 @@ def test_the_rate_warms_up_and_ends_where_it_should(schedule: Schedule) -> None:
     assert rates[-1] == pytest.approx(1.0 if schedule is Schedule.CONSTANT else 0.2, abs=0.02)
 
 
-def test_warm_up_in_steps() -> None:
+def test_warmup_steps() -> None:
     assert warmup_steps(OptimConfig(warmup=7), 100) == 7
     assert warmup_steps(OptimConfig(warmup=0.03), 1) == 0
     with pytest.raises(UsageError, match="never be reached"):
@@ -39,13 +39,13 @@ def test_warm_up_in_steps() -> None:
 
 
 @pytest.mark.parametrize("points", [[], [(1, 2.0)], [(1, 2.0), (2, 2.0)], [(n, 1 / n) for n in range(1, 5000)]])
-def test_the_plot_is_an_svg(points: list[tuple[float, float]]) -> None:
+def test_loss_plot_is_valid_svg(points: list[tuple[float, float]]) -> None:
     text = loss_plot(points, points[:2], "a < b & c")
     assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
     assert "a &lt; b &amp; c" in text
 
 
-def test_the_journal_drops_what_comes_after_a_checkpoint(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, LogConfig(), writes=True)
     writer.begin(0)
     for step in (1, 2, 3):
@@ -67,7 +67,7 @@ def test_tensorboard(config: Config) -> None:
     assert list(Path(values["output"], "tensorboard").glob("events*"))
 
 
-def test_lines() -> None:
+def test_progress_lines() -> None:
     line = step_line(report(3), 61)
     for part in (
         "step 3/10",

@@ -1,4 +1,4 @@
-"""Configurations: YAML, overrides, and errors that say what would be right."""
+"""Configurations: YAML, overrides, and errors that state the remedy."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_overrides_replace_values() -> None:
     assert EXAMPLE["data"] == {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}
 
 
-def test_a_configuration_survives_being_written() -> None:
+def test_round_trip() -> None:
     config = read_config(EXAMPLE, ["eval.holdout=0.05", "optim.betas=[0.8, 0.9]"])
     assert read_config(plain(config)) == config
     assert flat(plain(config))["optim.betas"] == [0.8, 0.9]
 
 
-def test_the_examples_can_be_read(examples: Path) -> None:
+def test_example_configurations(examples: Path) -> None:
     for name in ("sft.yaml", "dpo.yaml"):
         assert read_config(examples / name).data.sources
 
@@ -49,7 +49,7 @@ def test_empty_sections_are_defaults(tmp_path: Path) -> None:
         ("optim.lrr=1", "unknown key 'optim.lrr'. Did you mean 'lr'?"),
         ("opti.lr=1", "unknown key 'opti'. Did you mean 'optim'?"),
         ("data.sources.0.wieght=2", "unknown key 'data.sources.0.wieght'. Did you mean 'weight'?"),
-        ("data.sources.5.weight=1", "'5' is not the number of an entry; there are 2"),
+        ("data.sources.5.weight=1", "'5' is not the index of an entry; there are 2"),
         ("optim.lr=abc", "optim.lr: .*got 'abc'"),
         ("optim=3", "optim: expected a section"),
         ("model.precision=fp8", "model.precision: .*'bf16-mixed' or 'bf16'.*got 'fp8'"),
@@ -62,8 +62,8 @@ def test_errors(override: str, message: str) -> None:
         read_config(EXAMPLE, [override])
 
 
-def test_files_that_are_no_configuration(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Give the path of a YAML file"):
+def test_invalid_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Pass the path of a YAML file"):
         read_config(tmp_path / "nothing.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(UsageError, match="expected sections"):
@@ -73,12 +73,12 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
         read_config(tmp_path / "broken.yaml")
 
 
-def test_every_option_has_its_help() -> None:
+def test_every_option_has_help() -> None:
     for section in fields(TrainConfig):
         kind = type(getattr(TrainConfig(), section.name))
         for option in fields(kind) if is_dataclass(kind) else [section]:
             assert option.metadata["help"], f"{section.name}.{option.name}"
 
 
-def test_the_documentation_has_every_key(examples: Path) -> None:
+def test_docs_list_every_key(examples: Path) -> None:
     assert keys_table() in (examples.parent / "docs" / "train.md").read_text()

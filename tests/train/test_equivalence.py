@@ -1,4 +1,4 @@
-"""How a step is made changes nothing: look-ahead, packing, accumulation, processes."""
+"""Prefetching, packing, gradient accumulation and the number of processes don't change the losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.train.runs import Config, environment, losses
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_ahead_or_not_is_bit_equal(config: Config, method: str) -> None:
+def test_prefetching_is_bit_identical(config: Config, method: str) -> None:
     found = []
     for ahead in (0, 1, 4):
         values = config(method, f"ahead-{ahead}", feed={"ahead": ahead, "micro_batch": 3})
@@ -34,7 +34,7 @@ def test_ahead_or_not_is_bit_equal(config: Config, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_accumulation(config: Config, method: str) -> None:
+def test_gradient_accumulation(config: Config, method: str) -> None:
     found = []
     for micro in (1, 2, 8, 3):
         values = config(method, f"micro-{micro}", feed={"micro_batch": micro})
@@ -73,8 +73,8 @@ def test_packed_and_padded(config: Config, models: Path, architecture: str, atte
         torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
-def test_weights_of_messages_count(config: Config, examples: Path, write_rows: Any) -> None:
-    """A weight of 0.5 counts half in the mean; the mean is over weights."""
+def test_message_weights(config: Config, examples: Path, write_rows: Any) -> None:
+    """A message with weight 0.5 counts half, in the sum and in the denominator."""
     rows = [json.loads(line) for line in (examples / "data" / "chats.jsonl").read_text().splitlines()[:6]]
     for row in rows:
         for number, message in enumerate(row["messages"]):
@@ -115,7 +115,7 @@ def test_two_processes(config: Config, tmp_path: Path, method: str) -> None:
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(losses(together), losses(alone), atol=1e-5)
     assert (Path(together["output"]) / "model" / "model.safetensors").is_file()
-    # A checkpoint of two processes goes on with one.
+    # A checkpoint written by two processes resumes with one.
     more = {**together, "feed": {**together["feed"], "steps": 6}, "checkpoint": {"resume": "anyway"}}
     (train_sft if method == "sft" else train_dpo)(more)
     assert len(losses(more)) == 6

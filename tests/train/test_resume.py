@@ -1,4 +1,4 @@
-"""Killed anywhere and run again: the same losses and the same final weights, bit for bit."""
+"""Runs that are killed and resumed have the same losses and final weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(config: dict[str, Any], **more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env={**environment(), **more}, stderr=log, start_new_session=True)
 
 
-def said(config: dict[str, Any]) -> str:
+def stderr(config: dict[str, Any]) -> str:
     """What the last process wrote to standard error."""
     return Path(config["output"]).with_suffix(".log").read_text()
 
@@ -37,7 +37,7 @@ def said(config: dict[str, Any]) -> str:
 def wait_for_step(config: dict[str, Any], step: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 120
     while not any(line["step"] >= step for line in metrics(config)):
-        assert process.poll() is None or step >= STEPS, said(config)
+        assert process.poll() is None or step >= STEPS, stderr(config)
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -48,7 +48,7 @@ def final_weights(config: dict[str, Any]) -> bytes:
 
 @pytest.fixture
 def settings(config: Config) -> Any:
-    """Dropout in the adapters, so that random numbers matter; batches that cross epochs; frequent checkpoints."""
+    """Dropout in the adapters (so that random states matter), prefetching across epochs, frequent checkpoints."""
     feed = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "ahead": 2}
     lora = {"rank": 2, "dropout": 0.2, "merge": True}
     return lambda name: config(
@@ -57,8 +57,8 @@ def settings(config: Config) -> Any:
 
 
 def test_killed_at_random_steps(settings: Any) -> None:
-    undisturbed, killed = settings("undisturbed"), settings("killed")
-    train_sft(undisturbed)
+    uninterrupted, killed = settings("uninterrupted"), settings("killed")
+    train_sft(uninterrupted)
     chance = random.Random(7)
     step, kinds = 0, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -67,15 +67,15 @@ def test_killed_at_random_steps(settings: Any) -> None:
         process = start(killed)
         wait_for_step(killed, step, process)
         os.kill(process.pid, kind)
-        assert process.wait() == codes[kind], said(killed)
+        assert process.wait() == codes[kind], stderr(killed)
     train_sft(killed)
-    assert losses(killed) == losses(undisturbed)
+    assert losses(killed) == losses(uninterrupted)
     timeless = [{k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(killed)]
     expected = [
-        {k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(undisturbed)
+        {k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(uninterrupted)
     ]
     assert timeless == expected
-    assert final_weights(killed) == final_weights(undisturbed)
+    assert final_weights(killed) == final_weights(uninterrupted)
     kept = sorted(path.name for path in (Path(killed["output"]) / "checkpoints").iterdir())
     assert kept == ["step-00000021", "step-00000024"]
 
@@ -90,7 +90,7 @@ def test_killed_while_saving(settings: Any, point: str) -> None:
     assert not list((Path(values["output"]) / "checkpoints").glob(".*"))
 
 
-def test_a_finished_run_is_not_done_again(config: Config) -> None:
+def test_finished_run_is_not_repeated(config: Config) -> None:
     values = config(feed={"steps": 2})
     train_sft(values)
     before = final_weights(values)
@@ -99,7 +99,7 @@ def test_a_finished_run_is_not_done_again(config: Config) -> None:
     assert final_weights(values) == before
 
 
-def test_other_settings_do_not_go_on(config: Config) -> None:
+def test_changed_settings_are_refused(config: Config) -> None:
     values = config(feed={"steps": 2})
     train_sft(values)
     with pytest.raises(TrainError, match=r"optim\.lr was 0\.003 and is 0\.5.*checkpoint\.resume=anyway"):

@@ -1,4 +1,4 @@
-"""The losses are TRL's, on the same batch and model."""
+"""Losses equal TRL's on the same batch and model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_dpo(config: Config, models: Path, examples: Path, tmp_path: Path, smoot
     inputs = {name: batch.tensors[name] for name in ("input_ids", "attention_mask")}
     inputs["completion_mask"] = (batch.tensors["labels"] != -100).long()
     model.train()
-    # TRL's sigmoid loss ignores its label_smoothing; swapping the sides is what smoothing mixes in.
+    # TRL's sigmoid loss ignores label_smoothing, so mix in the loss with swapped sides by hand.
     swapped = {name: torch.cat(tensor.chunk(2)[::-1]) for name, tensor in inputs.items()}
     right, wrong = trainer.compute_loss(model, inputs), trainer.compute_loss(model, swapped)
     theirs = (1 - smoothing) * right + smoothing * wrong

@@ -1,4 +1,4 @@
-"""What can't be is refused before training, and a loss that is no number ends it, with reasons."""
+"""Unsupported configurations are rejected before training, and a non-finite loss or gradient ends it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.train.runs import Config
     [
         ("liger.enabled=true", "can't be imported|need a GPU"),
         ("feed.collate=pairs", "does not fit"),
-        ("model.attention=flash_attention_2", "transformers refuses it"),
-        ("model.attention=nonsense", "transformers refuses it"),
+        ("model.attention=flash_attention_2", "rejected by transformers"),
+        ("model.attention=nonsense", "rejected by transformers"),
         ("data.max_length=null", "longest sequence"),
         ("lora={rank: 2, targets: [nothing]}", "lora.targets"),
         ("optim.warmup=50", "never be reached"),
@@ -38,7 +38,7 @@ from tests.train.runs import Config
         ("feed.epochs=3", "both say when to end"),
     ],
 )
-def test_refused(config: Config, override: str, reason: str, models: Path) -> None:
+def test_rejected_for_sft(config: Config, override: str, reason: str, models: Path) -> None:
     short = json.loads((models / "llama" / "config.json").read_text()) | {"max_position_embeddings": 130}
     (models / "short").mkdir(exist_ok=True)
     (models / "short" / "config.json").write_text(json.dumps(short))
@@ -53,32 +53,32 @@ def test_refused(config: Config, override: str, reason: str, models: Path) -> No
     [
         ("liger.enabled=true", "dpo.reference=live"),
         ("feed.collate=packed", "DPO trains on pairs"),
-        ("loss.mean=example", "Leave it out"),
+        ("loss.mean=example", "Remove it"),
         ("dpo.label_smoothing=0.7", "below 0.5"),
     ],
 )
-def test_refused_for_dpo(config: Config, override: str, reason: str) -> None:
+def test_rejected_for_dpo(config: Config, override: str, reason: str) -> None:
     with pytest.raises(PenstockError, match=reason):
         train_dpo(config("dpo"), override)
 
 
-def test_the_wrong_kind_of_data(config: Config) -> None:
-    with pytest.raises(UnsupportedError, match="single conversations: that is for `penstock train sft`"):
+def test_wrong_kind_of_data(config: Config) -> None:
+    with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
         train_dpo(config("sft"))
-    with pytest.raises(UnsupportedError, match="pairs: that is for `penstock train dpo`"):
+    with pytest.raises(UnsupportedError, match="preference pairs. Use `penstock train dpo`"):
         train_sft(config("dpo"))
 
 
-def test_another_tokenizer(config: Config, models: Path) -> None:
+def test_vocabulary_larger_than_the_model(config: Config, models: Path) -> None:
     small = json.loads((models / "llama" / "config.json").read_text()) | {"vocab_size": 100}
     (models / "small").mkdir(exist_ok=True)
     (models / "small" / "config.json").write_text(json.dumps(small))
-    with pytest.raises(UnsupportedError, match="588 tokens and the model embeddings for 100"):
+    with pytest.raises(UnsupportedError, match="588 tokens but the model only 100 embeddings"):
         train_sft(config(model="small"))
 
 
-def test_packing_that_leaks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attention mask of ones undoes the isolation, and so would a cache: the experiment sees it."""
+def test_leaky_packing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without position_ids nothing isolates packed sequences, and the experiment detects it."""
     forward_inputs = objective.forward_inputs
 
     def leaking(model: Any, tensors: Any) -> dict[str, Any]:
@@ -89,21 +89,23 @@ def test_packing_that_leaks(config: Config, monkeypatch: pytest.MonkeyPatch) -> 
     train_sft(config(name="fine", feed=packed))
     monkeypatch.setattr(objective, "forward_inputs", leaking)
     values = config(name="leaks", feed=packed)
-    with pytest.raises(UnsupportedError, match="lets packed sequences see each other.*feed.collate=padded"):
+    with pytest.raises(
+        UnsupportedError, match="packed sequences of this model attend to each other.*feed.collate=padded"
+    ):
         train_sft(values)
     assert not Path(values["output"]).exists()
 
 
-def test_packing_is_refused_for_a_model_that_cannot_isolate(config: Config, models: Path) -> None:
-    """Mamba's state runs through the whole row unless its kernels are there."""
+def test_packing_with_a_model_that_cannot_isolate(config: Config, models: Path) -> None:
+    """Mamba's state carries over the whole row unless its kernels are installed."""
     (models / "mamba").mkdir(exist_ok=True)
     settings = {"model_type": "mamba", "vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
     (models / "mamba" / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UnsupportedError, match="lets packed sequences see each other"):
+    with pytest.raises(UnsupportedError, match="packed sequences of this model attend to each other"):
         train_sft(config(model="mamba", feed={"collate": "packed", "capacity": 128}))
 
 
-def test_a_loss_that_is_no_number(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def poisoned(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
@@ -118,7 +120,7 @@ def test_a_loss_that_is_no_number(config: Config, monkeypatch: pytest.MonkeyPatc
     assert str(caught.value).count("chats.jsonl row ") == 2
 
 
-def test_a_gradient_that_is_no_number(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_gradient(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
         loss = sft_sum(logits, wanted)
         return loss + (loss * 0).sqrt() * 0  # finite, but its gradient is not
@@ -128,14 +130,14 @@ def test_a_gradient_that_is_no_number(config: Config, monkeypatch: pytest.Monkey
         train_sft(config())
 
 
-def test_the_fused_loss_of_liger_needs_plain_weights(config: Config, write_rows: Any, examples: Path) -> None:
+def test_fused_loss_rejects_fractional_weights(config: Config, write_rows: Any, examples: Path) -> None:
     row = json.loads((examples / "data" / "chats.jsonl").read_text().splitlines()[1])
     row["messages"][-1]["weight"] = 0.5
-    with pytest.raises(UnsupportedError, match="weights of messages"):
+    with pytest.raises(UnsupportedError, match="only supports message weights of 0 and 1"):
         train_sft(config(data={"sources": [str(write_rows([row]))]}), "liger.enabled=true")
 
 
-def test_the_fused_dpo_loss_is_the_plain_one(config: Config) -> None:
+def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
     pytest.importorskip("liger_kernel")
     from tests.train.runs import metrics
 
@@ -149,6 +151,6 @@ def test_the_fused_dpo_loss_is_the_plain_one(config: Config) -> None:
             assert one[name] == pytest.approx(other[name], abs=1e-5), name
 
 
-def test_usage_errors_are_usage_errors(config: Config) -> None:
+def test_usage_error(config: Config) -> None:
     with pytest.raises(UsageError):
         train_sft(config(), "feed.batch_size=0")
