@@ -1,4 +1,4 @@
-"""Flipped bits never change a token after `verify` nor crash the interpreter. A sample of `python -m tools.bit_flips`."""
+"""Bit flips never change a token after `verify` nor crash the interpreter. A sample of `python -m tools.bit_flips`."""
 
 from __future__ import annotations
 
