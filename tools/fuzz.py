@@ -6,10 +6,11 @@
 Three parts share the time:
 
 rows        valid rows of every format, mutated at random, rendered with the templates of PyPI's trl. The machine must
-agree with `RowReader`, `Adapter` and the reference, or leave the row to them. templates   random templates on unusual
-values. The machine must render or refuse exactly as transformers does, with the same pieces as the reference, or give
-up. sanitizer   both again in a separate process, with the C core compiled for AddressSanitizer and UBSan, without
-references.
+            agree with `RowReader`, `Adapter` and the reference, or leave the row to them.
+templates   random templates on unusual values. The machine must render or refuse exactly as transformers does, with
+            the same pieces as the reference, or give up.
+sanitizer   both again in a separate process, with the C core compiled for AddressSanitizer and UBSan, without
+            references.
 
 Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
 regression test, move its file to tests/template/fuzz_corpus.

@@ -1,9 +1,9 @@
-"""Jobs that take turns: each goes on for a moment while all others stand still, so that all meet the same noise.
+"""Interleaves jobs: each runs for a moment while all others are stopped, so that all see the same noise.
 
-    python -m benchmarks.turns prepare FILE TOKENIZER CACHE WORKERS WARM | loop COUNT
+    python -m benchmarks.interleave prepare FILE TOKENIZER CACHE WORKERS WARM | loop COUNT
 
-A job is one process or several (with their children). Each prints how far it is twice: once warm, and once done.
-What a job did in between, over the time that it had in between, is its rate.
+A job is one or more processes (with their children). Each prints its progress twice: once warm, and at the end. The
+progress in between, divided by the job's running time in between, is its rate.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MOMENT = 0.25  # seconds
 Command = Sequence[str]
 
 
-class Job:
-    """Processes that stand still until it is their turn."""
+class InterleavedJob:
+    """Processes that are stopped unless it is their turn."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.turns", *command],
+                [sys.executable, "-m", "benchmarks.interleave", *command],
                 stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True,
             )
             for command in commands
         ]  # fmt: skip
         self._signal(signal.SIGSTOP)
         self._selector = selectors.DefaultSelector()
-        self._seen: dict[int, list[tuple[float, float]]] = {}  # by process: its time, and how far it was
+        self._seen: dict[int, list[tuple[float, float]]] = {}  # by process: its running time and progress
         for process in self._processes:
             assert process.stdout is not None
             self._selector.register(process.stdout, selectors.EVENT_READ, process)
@@ -48,8 +48,8 @@ class Job:
     def is_done(self) -> bool:
         return all(len(seen) == 2 for seen in self._seen.values())
 
-    def go_on(self) -> None:
-        """Work for a moment."""
+    def advance(self) -> None:
+        """Runs for a moment."""
         begin = time.perf_counter()
         self._signal(signal.SIGCONT)
         end = begin + MOMENT
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def rate(self) -> float:
-        """What all processes did a second, from when the last of them was warm until the last was done."""
+        """Progress per second of all processes, from when all were warm until all were done."""
         first, last = zip(*self._seen.values(), strict=True)
         return sum(b[1] - a[1] for a, b in zip(first, last, strict=True)) / (
             max(time for time, _ in last) - max(time for time, _ in first)
@@ -85,24 +85,24 @@ class Job:
 
 def rates(commands: Mapping[str, Sequence[Command]]) -> dict[str, float]:
     """The rates of jobs, by name."""
-    jobs = {name: Job(own) for name, own in commands.items()}
+    jobs = {name: InterleavedJob(own) for name, own in commands.items()}
     try:
         while not all(job.is_done for job in jobs.values()):
             for job in jobs.values():
                 if not job.is_done:
-                    job.go_on()
+                    job.advance()
         return {name: job.rate for name, job in jobs.items()}
-    finally:  # whatever happens, nothing that stands still is left behind
+    finally:  # never leave stopped processes behind
         for job in jobs.values():
             job.close()
 
 
-def say(how_far: float) -> None:
+def report_progress(how_far: float) -> None:
     print(how_far, flush=True)
 
 
 def prepare(file: str, tokenizer: str, cache: str, workers: str, warm: str) -> None:
-    """Prepare a file; warm after so many bytes."""
+    """Prepares a file; warm after `warm` bytes."""
     import penstock as ps
 
     seen: list[int] = []
@@ -110,23 +110,23 @@ def prepare(file: str, tokenizer: str, cache: str, workers: str, warm: str) -> N
     def on_progress(progress: Any) -> None:
         if progress.bytes_seen >= float(warm):
             if not seen:
-                say(progress.bytes_seen)
+                report_progress(progress.bytes_seen)
             seen[:] = [progress.bytes_seen]
 
     ps.prepare(
         file, tokenizer=tokenizer, cache=cache, workers=workers, dropped_tool_calls="keep", on_bad_row="quarantine",
         on_progress=on_progress,
     )  # fmt: skip
-    say(seen[0])
+    report_progress(seen[0])
 
 
 def loop(count: str) -> None:
-    """Work that needs nothing but a core."""
-    say(0)
+    """Runs a pure CPU loop."""
+    report_progress(0)
     total = 0
     for number in range(int(count)):
         total += number & 7
-    say(float(count))
+    report_progress(float(count))
 
 
 def main() -> None:
