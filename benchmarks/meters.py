@@ -26,8 +26,8 @@ import xxhash
 
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
-from penstock.encode.engines import Engine, Gigatoken, Splintr
-from penstock.sources import model_folder
+from penstock.encode.engines import FastEngine, Gigatoken, Splintr
+from penstock.tokenizer import load_tokenizer
 
 
 class Meter:
@@ -152,7 +152,7 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
     Templates that agree on the original rows may differ once words are shuffled; such rows (`other_text`) are encoded
     again with the model's own template, off the clock.
     """
-    oracle, own = Oracle(Path(model)), model_folder.load(model).templates
+    oracle, own = Oracle(Path(model)), load_tokenizer(model).templates
     tagged: dict[str, str] = json.loads(Path(templates).read_text())
 
     def encode(conversation: dict[str, Any], template: str, masks: bool) -> list[int]:
@@ -186,10 +186,10 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
     """Runs the fast encoder alone: gigatoken, or the engine used in its place."""
-    folder = model_folder.load(model)
+    folder = load_tokenizer(model)
     oracle, own = Oracle(Path(model)), dict(folder.templates)
     try:
-        encoder: Engine = Gigatoken(folder.tokenizer_json)
+        encoder: FastEngine = Gigatoken(folder.tokenizer_json)
     except RuntimeError:  # it refuses the tokenizer
         encoder = Splintr(folder.tokenizer_json)
 

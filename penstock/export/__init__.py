@@ -9,6 +9,6 @@ killed resumes and ends in the same bytes.
 other modules are not imported here so that the command line starts fast.
 """
 
-from penstock.export.options import ExportOptions, Weights, export_options
+from penstock.export.options import ExportOptions, Weights, WriteOptions
 
-__all__ = ["ExportOptions", "Weights", "export_options"]
+__all__ = ["ExportOptions", "Weights", "WriteOptions"]

@@ -71,7 +71,8 @@ def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) ->
             raise UnsupportedError(
                 f"model.gradient_checkpointing: not supported by {type(model).__name__}. Turn it off."
             )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable: Any = model.gradient_checkpointing_enable  # untyped in some releases
+        enable({"use_reentrant": False})
     if config.liger.enabled:
         _apply_liger(model, config.liger, device, fuse_loss)
     return model

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.store.files import host, writer_name
+from penstock.store.files import host_id, writer_name
 from penstock.train.checkpoint import newest_valid
 from penstock.train.errors import TrainError, UnsupportedError
 from penstock.train.lock import output_lock
@@ -176,7 +176,7 @@ def test_locks_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
         output_lock(tmp_path),
     ):
         pass
-    lock.write_text(f"{host()}.{os.getpid()}.1")  # our pid, but of an earlier process
+    lock.write_text(f"{host_id()}.{os.getpid()}.1")  # our pid, but of an earlier process
     with output_lock(tmp_path):
         assert lock.read_text() == writer_name()
         monkeypatch.setenv("RANK", "1")
