@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress
-    from penstock.export.export import Exported
-    from penstock.export.export import OnProgress as OnExportProgress
+    from penstock.export.exporter import Exported
+    from penstock.export.exporter import OnProgress as OnExportProgress
     from penstock.store.conversations import ConversationReader
 
 
@@ -89,7 +89,7 @@ def _export(
     on_progress: OnExportProgress | None,
     options: ExportArguments,
 ) -> Exported:
-    from penstock.export.export import export  # needs pyarrow's writers, which training does without
+    from penstock.export.exporter import export  # needs pyarrow's writers, which training does without
 
     return export(served, to, folder, on_progress, **options)
 
