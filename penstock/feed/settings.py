@@ -7,17 +7,22 @@ what there is.
 from __future__ import annotations
 
 import difflib
+import logging
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import SupportsIndex, TypedDict, TypeVar
 
+from penstock.build.ranks import Ranks, launched
 from penstock.errors import UsageError
 from penstock.feed.collate import Side
 from penstock.pack.settings import PlanSettings, Tail
 from penstock.view.mixture import Mixture
 from penstock.view.view import Served, View
+
+log = logging.getLogger("penstock")
 
 
 class Collate(StrEnum):
@@ -47,8 +52,8 @@ class LoaderOptions(TypedDict, total=False):
     epochs: int | None  # default: 1, unless steps says when to end
     steps: int | None
     tail: Tail | str
-    rank: int
-    world_size: int
+    rank: int | None  # default: as torch's process group, torchrun, accelerate or Slurm say; else 0 of 1
+    world_size: int | None
     micro_batch: int | None  # rows at a time; default: all of a rank's rows of a step
     ahead: int  # batches made ahead of the loop; 0: none
     side: Side | str  # padded and pairs: where padding goes
@@ -63,7 +68,7 @@ class LoaderOptions(TypedDict, total=False):
 
 _DEFAULTS: LoaderOptions = {
     "capacity": None, "align": 1, "seed": 0, "shuffle": True, "epochs": None, "steps": None, "tail": Tail.FILL,
-    "rank": 0, "world_size": 1, "micro_batch": None, "ahead": 2, "side": Side.RIGHT, "pad_to_multiple_of": 1,
+    "rank": None, "world_size": None, "micro_batch": None, "ahead": 2, "side": Side.RIGHT, "pad_to_multiple_of": 1,
     "pad_to_capacity": False, "pad_id": None, "loss_weights": True, "framework": Framework.NUMPY,
     "pin_memory": False, "device": None,
 }  # fmt: skip
@@ -100,9 +105,7 @@ def loader_settings(served: Served, options: LoaderOptions) -> LoaderSettings:
     given: Mapping[str, object] = {**_DEFAULTS, **options}
     collate = _collate(served, given)
     epochs, steps = _end(given)
-    rank, world_size = _number(given, "rank", 0), _number(given, "world_size", 1)
-    if rank >= world_size:
-        raise UsageError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1.")
+    rank, world_size = _ranks(given)
     framework = _choice(Framework, given, "framework")
     device = given["device"]
     if framework is Framework.NUMPY and (given["pin_memory"] or device is not None):
@@ -175,6 +178,38 @@ def _end(given: Mapping[str, object]) -> tuple[int | None, int | None]:
     if epochs is not None and steps is not None:
         raise UsageError(f"epochs={epochs} and steps={steps} both say when to end. Give one of them.")
     return (1, None) if epochs is None and steps is None else (epochs, steps)
+
+
+def _ranks(given: Mapping[str, object]) -> tuple[int, int]:
+    """Rank and world size, as given or as the launcher says: two ranks must never serve the same rows unasked."""
+    rank, world_size = _optional(given, "rank", 0), _optional(given, "world_size", 1)
+    if rank is None or world_size is None:
+        found = launched()
+        if rank is None and world_size is None:
+            if found is None:
+                return 0, 1
+            _say(found)
+            return found.rank, found.world_size
+        if world_size is None:
+            world_size = 1 if found is None else found.world_size
+        elif found is not None and found.world_size != world_size:
+            raise UsageError(
+                f"world_size={world_size}, but {found.said_by} say {found.world_size}. Give the rank, too."
+            )
+        elif rank is None:
+            if found is None and world_size > 1:
+                raise UsageError(f"world_size={world_size} without a rank. Give the rank, from 0 to {world_size - 1}.")
+            rank = 0 if found is None else found.rank
+    assert rank is not None
+    if rank >= world_size:
+        raise UsageError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1.")
+    return rank, world_size
+
+
+@cache
+def _say(found: Ranks) -> None:
+    """Once per process; a warning where only Slurm says it: a batch script may ask for tasks that it never starts."""
+    log.log(logging.WARNING if found.is_outer else logging.INFO, "loaders serve rank %d of %d, as %s say", *found[:3])
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

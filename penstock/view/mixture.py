@@ -27,6 +27,7 @@ from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
 from penstock.view.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
+from penstock.view.runs import Float32
 from penstock.view.settings import ViewOptions, ViewSettings
 from penstock.view.view import View
 
@@ -102,6 +103,11 @@ class Mixture:
     def lengths(self) -> Int32:
         """Tokens per item; of pairs, a column per side."""
         return np.concatenate([share.view.lengths for share in self.shares.values()])
+
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
+        return np.concatenate([share.view.trained_weights for share in self.shares.values()])
 
     def epoch_indices(self, epoch: int) -> Int64:
         """The items of an epoch, part by part; an item of two passes stands there twice."""

@@ -20,7 +20,8 @@ from penstock.store.columns import Columns
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, place_of
 from penstock.view.ledger import Ledger
-from penstock.view.scan import Index, scan
+from penstock.view.runs import Float32
+from penstock.view.scan import Index, scan, trained_weights
 from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
 
 
@@ -45,6 +46,11 @@ class Served(Protocol):
     @property
     def lengths(self) -> Int32:
         """Tokens per item; of pairs, a column per side."""
+        ...
+
+    @property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
         ...
 
     def epoch_indices(self, epoch: int) -> Int64:
@@ -107,6 +113,11 @@ class View:
     def starts(self) -> Int32:
         """Per item, where in its row it begins."""
         return self._index.starts
+
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights; the first token is not one."""
+        return trained_weights(self.dataset, self.settings, self._index)
 
     def epoch_indices(self, epoch: int) -> Int64:
         """Every item, once an epoch."""
