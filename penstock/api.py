@@ -71,7 +71,7 @@ class Dataset(StoredDataset):
 
     def view(self, **options: Unpack[ViewOptions]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
-        return View(self, checked_settings(options)).scanned()
+        return View(self, checked_settings(options)).filled()
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.

@@ -23,6 +23,7 @@ from blake3 import blake3
 
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
+from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
 from penstock.view.keyed import keyed_permutation
@@ -146,7 +147,9 @@ class Mixture:
     def _bounds(self) -> Int64:
         """Items before each part, and the total."""
         for name, share in self.shares.items():
-            if not share.per_epoch or not len(share.view):
+            if not len(share.view):
+                raise ViewError(f"part {name!r} of the mixture: {empty_view(share.view.ledger, share.view.settings)}")
+            if not share.per_epoch:
                 raise ViewError(
                     f"part {name!r} of the mixture gives no example: its view has {len(share.view)} and an epoch "
                     f"takes {share.amount} of them. Raise the amount, or leave the part out."

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
+from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, place_of
 from penstock.view.ledger import Ledger
@@ -64,8 +65,7 @@ class Served(Protocol):
 
 def open_view(dataset: Examples, **options: Unpack[ViewOptions]) -> View:
     """A view of the dataset, scanned at once, so that what can't be served is refused here."""
-    view = View(dataset, checked_settings(options))
-    return view.scanned()
+    return View(dataset, checked_settings(options)).filled()
 
 
 class View:
@@ -78,6 +78,12 @@ class View:
     def scanned(self) -> Self:
         """This view, with its index computed."""
         _ = self._index
+        return self
+
+    def filled(self) -> Self:
+        """This view, scanned; an error that names the cause where it has no examples."""
+        if not len(self):
+            raise empty_view(self.ledger, self.settings)
         return self
 
     def changed(self, **options: Unpack[ViewOptions]) -> Self:
