@@ -61,7 +61,7 @@ def test_explicit_ranks_win(launched: Any) -> None:
 
 
 def test_a_world_needs_a_rank(launched: Any) -> None:
-    with pytest.raises(UsageError, match="world_size=2 without a rank. Give the rank, from 0 to 1"):
+    with pytest.raises(UsageError, match="world_size=2 without a rank. Give the rank, from 0 on"):
         Loader(view(), batch_size=4, world_size=2)
     assert Loader(view(), batch_size=4).settings.world_size == 1
 
