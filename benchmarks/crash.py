@@ -1,11 +1,11 @@
-"""The long crash test: kills at random instants and at every commit step, worker counts changed between reruns.
+"""The long crash test: kills at random times and at every commit step, with varying numbers of workers.
 
     python -m benchmarks.crash --kills 500 [--rows 8000] [--cache DIR] [--seed 0]
 
-Real worker processes and the fast engines, on slices cut smaller than usual so that redoing one takes little time;
-builds are forked from a process that has imported everything, so that no kill is spent on imports. Each round starts
-with an empty cache and is killed until it completes; its shards and manifest must then be byte-identical to an
-undisturbed build, with no temporary file, claim or mark left behind.
+Uses real worker processes, real (but smaller) slices, and the fast engines; builds are forked from a process that has
+imported everything, so that no kill is spent on imports. Each round starts with an empty cache and is killed and rerun
+until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and no temporary file,
+claim or marker may remain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLICES = SliceSizes(20_000, 80_000, 320_000)
 
 
 def main() -> None:
-    """Kill until there were enough kills."""
+    """Runs rounds until there were enough kills."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--rows", type=int, default=8000)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def crash(work: Path, kills: int, rows: int, choose: random.Random) -> dict[str, object]:
-    """Rounds of kills; raises when a round ends in anything but the undisturbed result."""
+    """Runs rounds of kills; fails if a round's result differs from the undisturbed one."""
     data = _data(work / "rows.jsonl", rows, choose)
     (work / "logs").mkdir()
     forks = Forks(work / "logs", slices=SLICES)

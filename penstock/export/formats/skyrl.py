@@ -1,6 +1,6 @@
-"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers the last `num_actions` tokens alone.
+"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers only the last `num_actions` tokens.
 
-That window begins at the first trained token, or at the second token of the row: nothing predicts the first one.
+That window begins at the first trained token, but not before the second token of the row: nothing predicts the first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def _check(rows: ExportRows) -> None:
     short = int((rows.served.lengths < 2).sum())
     if short:
         raise UsageError(
-            f"{short} rows have a single token, which nothing predicts, and SkyRL takes no row without a prediction. "
-            "Raise --max-length, or export to another format."
+            f"{short} rows have a single token, which nothing predicts, and SkyRL requires at least one prediction "
+            "per row. Raise --max-length, or export to another format."
         )
 
 
@@ -37,4 +37,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     }
 
 
-FORMAT = TableFormat(columns=_columns, container=ArrowFolder(), checked=_check)
+FORMAT = TableFormat(columns=_columns, container=ArrowFolder(), check_rows=_check)
