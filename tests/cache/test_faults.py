@@ -33,7 +33,7 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
     assert side.try_one(Fault(side.calls + 100, "EIO", True)) == "done"  # never comes
 
 
-def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> None:
+def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> None:
     """A disk that is full for a moment left folders without a marker, which the rerun refused."""
     home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")
     home.mkdir()
@@ -45,6 +45,6 @@ def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> No
 
 
 @pytest.mark.slow
-def test_faults_here_and_there(side: Faults) -> None:
+def test_faults_at_sampled_calls(side: Faults) -> None:
     ended = {side.try_one(fault) for fault in faults(side.calls, ERRORS, every=401)}
     assert ended == {"done", "error"}

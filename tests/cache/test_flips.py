@@ -18,14 +18,14 @@ from penstock.store.shard import read_shard
 from tests.cache.conftest import ROOT, Prepare
 
 
-def test_flips_here_and_there() -> None:
+def test_bit_flips_at_sampled_positions() -> None:
     seed = random.SystemRandom().randrange(1 << 32)  # another sample each time; the failure names it
     command = [sys.executable, "-W", "ignore", "-m", "tools.flips", "--flips", "42", "--seed", str(seed), "--jobs", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
 
 
-def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_damaged_memo_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     """It named slices that the file does not have, and every prepare ended with an error."""
     time.sleep(2 * CLOCK_TICK)  # younger files are not remembered
     prepare(data)
@@ -34,7 +34,7 @@ def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) ->
     assert prepare(data).hit
 
 
-def test_a_damaged_note_is_no_note(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     name = dataset.shards[0]
     note = Cache(cache).note_path(name)
@@ -46,7 +46,7 @@ def test_a_damaged_note_is_no_note(prepare: Prepare, data: Path, cache: Path) ->
     assert Cache(cache).read_note(name) is None
 
 
-def test_a_shard_whose_offsets_lead_astray_is_refused_at_once(prepare: Prepare, data: Path) -> None:
+def test_a_shard_with_invalid_offsets_is_rejected_when_opened(prepare: Prepare, data: Path) -> None:
     """One flipped bit in a segment's end took all memory when the shard was viewed."""
     dataset = prepare(data).dataset
     path = dataset.cache.shard_path(dataset.shards[0])

@@ -19,7 +19,7 @@ print("modules:", *sys.modules, file=sys.stderr)
 """
 
 
-def test_the_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+def test_a_hit_by_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
     time.sleep(0.06)  # a file that was written just now is not remembered
     prepare(data)
     command = ["prepare", str(data), "--tokenizer", str(model), "--cache", str(cache), "--json"]
@@ -29,7 +29,7 @@ def test_the_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: 
     assert modules & HEAVY == set()
 
 
-def test_in_a_program_it_takes_milliseconds(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+def test_a_hit_in_a_program_takes_milliseconds(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
     time.sleep(0.06)
     prepare(data)
     times = []

@@ -134,13 +134,13 @@ def test_what_was_checked_is_not_checked_again_until_it_changes(shared: Shared) 
 
 
 @needs_root
-def test_who_wrote_it_trusts_it(shared: Shared) -> None:
+def test_the_writer_trusts_its_own_shards(shared: Shared) -> None:
     assert shared.prepare(WRITER)["build"]["others_checked"] == 0
     assert shared.prepare(READER, "--trust", "all")["build"]["others_checked"] == 0
 
 
 @needs_root
-def test_trust_own_reuses_nothing_of_others(shared: Shared) -> None:
+def test_trust_own_reuses_no_shards_of_other_users(shared: Shared) -> None:
     shared.poison(other_tokens, shards=3)
     found = shared.prepare(READER, "--trust", "own")
     assert not found["hit"]
@@ -152,7 +152,7 @@ def test_trust_own_reuses_nothing_of_others(shared: Shared) -> None:
 
 
 @needs_root
-def test_a_manifest_of_another_user_with_wrong_counts_is_made_again(shared: Shared) -> None:
+def test_another_users_manifest_with_wrong_counts_is_rebuilt(shared: Shared) -> None:
     path = shared.dataset().path / "manifest.json"
     value = orjson.loads(path.read_bytes())
     del value["digest"]
@@ -164,7 +164,7 @@ def test_a_manifest_of_another_user_with_wrong_counts_is_made_again(shared: Shar
 
 
 @needs_root
-def test_a_planted_memo_leads_to_no_other_dataset(
+def test_a_planted_memo_is_not_used(
     shared: Shared, forks: Forks, chats: Path, public_tokenizer: Path, memory: Path
 ) -> None:
     """A memo says how a file is cut. One that names the slices of another file would make its dataset a hit."""
@@ -199,7 +199,7 @@ def test_a_planted_tokenizer_is_not_used(shared: Shared) -> None:
 
 
 @needs_root
-def test_recheck_finds_what_verify_cant(shared: Shared) -> None:
+def test_recheck_finds_what_verify_can_not(shared: Shared) -> None:
     code, output = shared.verified("--recheck", "100%")
     assert code == 0, output
     assert "400 rows redone from their sources: all as promised" in output
@@ -214,7 +214,7 @@ def test_recheck_finds_what_verify_cant(shared: Shared) -> None:
     assert result(shared.cache) == shared.expected
 
 
-def test_recheck_of_sources_that_are_gone(prepare: Prepare, data: Path, small_slices: None) -> None:
+def test_recheck_of_missing_sources(prepare: Prepare, data: Path, small_slices: None) -> None:
     from penstock.build.recheck import recheck
 
     dataset = prepare(data).dataset
@@ -263,7 +263,7 @@ DAMAGES: dict[str, Callable[[Columns], Columns]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_columns_that_do_not_fit_together(prepare: Prepare, data: Path, damage: str) -> None:
+def test_inconsistent_columns_are_rejected(prepare: Prepare, data: Path, damage: str) -> None:
     dataset = prepare(data).dataset
     columns = dataset.columns(0)
     check_columns(columns)

@@ -95,7 +95,7 @@ def test_every_token_is_in_exactly_one_segment(
     assert needed == sum(1 for r in rows if r)
 
 
-def test_rows_whose_lengths_do_not_add_up_take_offsets_and_no_others() -> None:
+def test_only_rows_whose_lengths_do_not_add_up_use_offsets() -> None:
     """A row that is short by a byte does not shift the ones after it."""
     texts, rows = [b"aaa", b"aaaa", b"aaa"], [[1, 2], [1, 2], [2, 1]]
     ids, offsets = np.array([t for r in rows for t in r], np.uint32), np.array([0, 2, 4, 6])

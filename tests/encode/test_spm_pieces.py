@@ -151,7 +151,7 @@ def subjects() -> dict[str, Subject]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_tokens_are_where_the_reference_has_them(name: str, subjects: dict[str, Subject]) -> None:
+def test_token_positions_match_the_reference(name: str, subjects: dict[str, Subject]) -> None:
     subject = subjects[name]
     assert subject.vocabulary.pieces.rule == RULES[name]
     by_pieces = 0
@@ -203,7 +203,7 @@ def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
         ),
     ],
 )
-def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Vocabulary], TokenPieces]) -> None:
+def test_sabotaged_rules_are_detected(name: str, sabotage: Callable[[Vocabulary], TokenPieces]) -> None:
     """Without a correction tokens no longer account for the text, so that offsets are needed; masks stay right."""
     subject = Subject(SHAPES[name]())
     subject.vocabulary.__dict__["pieces"] = sabotage(subject.vocabulary)
@@ -220,7 +220,7 @@ def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Voca
         pytest.param({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}}, id="_"),
     ],
 )
-def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
+def test_unknown_configurations_use_offsets(change: dict[str, Any]) -> None:
     changed = {**json.loads(SHAPES["mistral"]()), **change}
     assert token_pieces(Vocabulary(json.dumps(changed).encode())).rule == 0
 
@@ -233,7 +233,7 @@ def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
         pytest.param("metaspace", {"rstrip": True}, id="takes spaces along"),
     ],
 )
-def test_added_tokens_that_hide_where_a_section_begins_take_offsets(name: str, change: dict[str, Any]) -> None:
+def test_added_tokens_that_obscure_section_starts_use_offsets(name: str, change: dict[str, Any]) -> None:
     changed = json.loads(SHAPES[name]())
     token = changed["added_tokens"][1]
     assert token["content"] == "<s>"
@@ -248,7 +248,9 @@ def test_added_tokens_that_hide_where_a_section_begins_take_offsets(name: str, c
         assert (found, needed) == (wanted, by_offsets)
 
 
-def test_without_a_compiler_offsets_decide(subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_used_without_the_compiled_core(
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(align, "native", None)
     for text in PLAIN:
         found, wanted, needed = subjects["gemma"].counts(text, boundaries(text), [False] * len(text))

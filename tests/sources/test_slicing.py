@@ -151,7 +151,7 @@ def digests(path: Path, rows: list[bytes]) -> list[str]:
     return [part.digest for part in discover([path]).slices()]
 
 
-def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
+def test_edits_change_only_neighbouring_slices(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = numbered_rows(100_000)
     before = digests(path, rows)
@@ -170,7 +170,7 @@ def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
     assert len(appended) <= len(before) + 1
 
 
-def test_a_slice_is_a_function_of_rows_alone(tmp_path: Path) -> None:
+def test_slices_depend_on_rows_alone(tmp_path: Path) -> None:
     rows = numbered_rows(30_000)
     whole = digests(tmp_path / "a.jsonl", rows)
     path = tmp_path / "b.jsonl"
@@ -210,7 +210,7 @@ def test_a_row_between_slice_and_row_limit_is_read(tmp_path: Path) -> None:
     assert found[1].digest == digest([row])
 
 
-def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
+def test_plans_and_slices_round_trip_through_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     sources = discover([path])
@@ -222,7 +222,7 @@ def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
     assert not made.holds_for(identity(path))
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     slices = discover([path]).slices()

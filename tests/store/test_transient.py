@@ -87,7 +87,7 @@ def check(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 @pytest.mark.parametrize("answer_lost", [False, True])
-def test_a_fault_at_every_call_is_overcome(
+def test_a_transient_fault_at_every_call_is_retried(
     tmp_path: Path, inject: Callable[[Any], None], number: int, answer_lost: bool
 ) -> None:
     at, tried = 0, True
@@ -103,7 +103,7 @@ def test_a_fault_at_every_call_is_overcome(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC])
-def test_a_lasting_fault_is_told_and_the_rerun_completes(
+def test_a_persistent_fault_is_reported_and_the_rerun_completes(
     tmp_path: Path, inject: Callable[[Any], None], number: int
 ) -> None:
     at, tried, told = 0, True, 0
@@ -126,7 +126,7 @@ def test_a_lasting_fault_is_told_and_the_rerun_completes(
     assert told > 40
 
 
-def test_a_claim_that_another_host_has_removed_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_removed_by_another_host_counts_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between open and read: NFS says ESTALE."""
     monkeypatch.setattr(files, "RETRY_PAUSES", (0.0,))
     (tmp_path / "claims").mkdir()
@@ -143,7 +143,7 @@ def test_a_claim_that_another_host_has_removed_is_gone(tmp_path: Path, monkeypat
     assert list((tmp_path / "claims").iterdir()) == []
 
 
-def test_the_error_names_the_place_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
+def test_the_error_names_the_path_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
     inject(FaultyOs(1, errno.EIO, lasting=True))
     with pytest.raises(StoreError) as raised:
         Tree(tmp_path).write(tmp_path / "a", b"", "x")
