@@ -1,4 +1,4 @@
-"""Killed anywhere, it resumes: SIGKILL of the whole process group at every commit step and at random instants."""
+"""Builds resume after a kill: SIGKILL of the process group at every commit step and at random times."""
 
 from __future__ import annotations
 

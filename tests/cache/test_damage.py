@@ -1,4 +1,4 @@
-"""What can happen to files: flipped bits, lost and cut-off shards, strange manifests, full disks, read-only folders."""
+"""Damaged files: flipped bits, lost and truncated shards, invalid manifests, full disks, read-only folders."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_simulated_full_disk(prepare: Prepare, data: Path, cache: Path, monkey
 
 
 def test_an_unwritable_cache(forks: Forks, chats: Path, public_tokenizer: Path, memory: Path, cache: Path) -> None:
-    """As a user who may only read: hits work; a miss fails clearly, or is built elsewhere if that is wanted."""
+    """A user with read access only: hits work; a miss fails clearly, or is built elsewhere if requested."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     command = ("prepare", chats, "--tokenizer", public_tokenizer, "--no-fast", "--cache", cache)

@@ -1,4 +1,4 @@
-"""A fault at system calls of a build: done and byte-identical, or a clear error, and the rerun completes.
+"""Injects faults into a build's system calls: it succeeds byte-identically or fails clearly, and a rerun completes.
 
 A sample of what `python -m tools.faults` tries.
 """
@@ -34,7 +34,7 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
 
 
 def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> None:
-    """A disk that is full for a moment left folders without a marker, which the rerun refused."""
+    """A briefly full disk used to leave folders without a marker, which the rerun refused."""
     home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")
     home.mkdir()
     PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])

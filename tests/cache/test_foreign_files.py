@@ -1,4 +1,4 @@
-"""A folder is a cache only if it is marked as one, and nothing in it is deleted that Penstock did not make."""
+"""Only marked folders are caches, and Penstock deletes only files that it created."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_user_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: Path
     mine = put_mine(cache)
     prepare(data, force=True)
     prepare(data)
-    time.sleep(0.05)  # ages are told by a clock that ticks
+    time.sleep(0.05)  # file clocks are coarse
     found = collect_garbage(Cache(cache), older_than=0, drop_unused=0)
     assert len(found.datasets) == 1
     assert found.refused == 0
@@ -109,8 +109,8 @@ def test_user_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: Path
 
 @pytest.mark.parametrize("name", ["claims", "datasets", "memo", "shards", "tmp", "tokenizers"])
 def test_planted_links_are_not_followed(prepare: Prepare, data: Path, cache: Path, tmp_path: Path, name: str) -> None:
-    """Not even to files that have the very names of Penstock's own."""
-    time.sleep(0.06)  # a file that was written just now is not remembered
+    """Not even to files with the names that Penstock uses."""
+    time.sleep(0.06)  # files younger than the clock tick are not memoized
     prepare(data)
     elsewhere = tmp_path / "elsewhere"
     shutil.move(cache / name, elsewhere)
@@ -243,7 +243,7 @@ def test_concurrent_creation_of_a_cache(forks: Forks, chats: Path, tokenizer: Pa
 def test_a_link_planted_by_another_user(
     forks: Forks, chats: Path, public_tokenizer: Path, cache: Path, memory: Path, name: str
 ) -> None:
-    """In a folder that everybody may write to, to have the next user delete files of his own."""
+    """In a world-writable folder, planted so that the next user would delete their own files."""
     cache.chmod(0o777)
     home = memory / f"home-{name}"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""What docs/format.md says about the bytes on disk, asserted."""
+"""Asserts what docs/format.md says about the bytes on disk."""
 
 from __future__ import annotations
 

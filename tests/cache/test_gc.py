@@ -1,4 +1,4 @@
-"""What goes and what stays, beside readers, writers and kills."""
+"""Garbage collection, alongside readers, builds and kills."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_old_unreferenced_files_are_deleted(prepare: Prepare, data: Path, cache:
     other = prepare(data, template_vars={"x": 1}).dataset
     before = result(cache)
     (other.path / "manifest.json").unlink()
-    assert collect_garbage(Cache(cache)).shards == 0  # too young: it could be a build under way
+    assert collect_garbage(Cache(cache)).shards == 0  # too young: a build may be running
     assert collect_garbage(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
     found = collect_garbage(Cache(cache), older_than=0)
     assert found.shards == len(other.shards)
@@ -114,7 +114,7 @@ def test_a_build_that_commits_during_gc_keeps_its_shards(
     def referenced(*given: object, **more: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 2:  # the shards are aside; another process commits its manifest
+        if calls == 2:  # the shards are set aside; another process commits its manifest
             manifest.write_bytes(whole)
         return real(*given, **more)  # type: ignore[arg-type]
 
@@ -159,7 +159,7 @@ def test_gc_during_a_build_only_repeats_work(forks: Forks, chats: Path, public_t
 def test_a_build_about_to_commit_keeps_its_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reuses old shards that no manifest reaches, and `gc` runs just before it commits."""
+    """The build reuses old unreferenced shards, and `gc` runs just before it commits."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -182,7 +182,7 @@ def test_a_build_about_to_commit_keeps_its_shards(
 def test_a_build_with_stale_listings_commits_no_missing_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another host's gc has deleted shards, and this host's NFS client still shows them."""
+    """Another host's gc deleted shards that this host's NFS client still shows."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -288,7 +288,7 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
         ("elsewhere-0000.12.34", 60, False),
         ("elsewhere-0000.12.34", 300, True),
         (f"{host_id()}.999999999.1", 0, True),
-        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our number, but of a process that started at another time
+        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our process id, with another start time
         (writer_name(), 60, False),
         ("", 1, False),
         ("", 10, True),

@@ -1,4 +1,4 @@
-"""A hit is fast because it does little: it imports no numerics, no engine, and reads no data."""
+"""A cache hit is fast: it imports neither numpy nor an engine, and reads no data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print("modules:", *sys.modules, file=sys.stderr)
 
 
 def test_a_hit_by_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
-    time.sleep(0.06)  # a file that was written just now is not remembered
+    time.sleep(0.06)  # files younger than the clock tick are not memoized
     prepare(data)
     command = ["prepare", str(data), "--tokenizer", str(model), "--cache", str(cache), "--json"]
     done = subprocess.run([sys.executable, "-c", CODE, *command], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The manifest vouches for itself; no file in a cache, whatever it is, ends `ls` or `verify` for the others."""
+"""Manifests are self-checking, and no bad file in a cache stops `ls` or `verify` from handling the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG: tuple[Any, ...] = (None, True, -1, 2**63, 1e300, "", "b3-", [], [None], {
 
 @pytest.fixture
 def dataset(prepare: Prepare, data: Path) -> StoredDataset:
-    """A dataset beside another, which must stay usable."""
+    """A dataset next to another one, which must stay usable."""
     prepare(data, template_vars={"x": 1})
     return prepare(data).dataset
 
@@ -88,7 +88,7 @@ def test_a_changed_manifest_is_not_a_hit(
 
 
 def test_verify_finds_counts_that_differ_from_the_shards(cache: Path, dataset: StoredDataset) -> None:
-    """Even with a new digest and sums that agree: `verify` counts."""
+    """Even with a new digest and consistent sums, because `verify` counts."""
     value = content(dataset)
     value["shards"]["tokens"][0] += 1
     value["ledger"]["tokens"] += 1
@@ -98,7 +98,7 @@ def test_verify_finds_counts_that_differ_from_the_shards(cache: Path, dataset: S
 
 
 def test_moved_slices_make_a_different_dataset(prepare: Prepare, data: Path, tmp_path: Path) -> None:
-    """Their rows have other numbers."""
+    """Because their row numbers differ."""
     rows = data.read_bytes().splitlines(keepends=True)
     tail = tmp_path / "tail.jsonl"
     tail.write_bytes(b"".join(rows[380:]))
@@ -111,7 +111,7 @@ def test_moved_slices_make_a_different_dataset(prepare: Prepare, data: Path, tmp
 
 
 def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value; of lists the first entry."""
+    """Every path in a JSON value; for lists, the first entry."""
     entries = (
         value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
     )
@@ -121,7 +121,7 @@ def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def consistent(value: dict[str, Any]) -> dict[str, Any]:
-    """With key and names that follow from what is there, where that can be: as a hostile writer would have it."""
+    """Recompute key and names where possible, as a hostile writer would."""
     try:
         table, made = value["shards"], recipe_digest(value["recipe"])
         table["names"] = [shard_name(made, part) for part in table["slices"]]
@@ -163,7 +163,7 @@ def test_invalid_notes_are_ignored(cache: Path, dataset: StoredDataset, notes: b
 @pytest.mark.parametrize("kind", ["pipe", "link", "loop", "folder"])
 @pytest.mark.parametrize("which", ["manifest.json", "notes.json", "used", "shard", "note", "tokenizer", "dataset"])
 def test_pipes_do_not_block(cache: Path, dataset: StoredDataset, tmp_path: Path, which: str, kind: str) -> None:
-    """Pipes, links and folders where files belong: `ls` and `verify` come to their end, and say what is wrong."""
+    """Pipes, links and folders in place of files: `ls` and `verify` finish and report the problem."""
     shard = dataset.cache.shard_path(dataset.shards[0])
     place = {
         "shard": shard,

@@ -1,4 +1,4 @@
-"""A shard that readers may have mapped keeps its file: on NFS, one that vanishes kills them by SIGBUS."""
+"""A shard that readers may have mapped keeps its file: on NFS, removing it would kill them with SIGBUS."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_work_done_twice_keeps_the_first_shard(prepare: Prepare, data: Path, cac
 def test_of_two_concurrent_commits_the_first_wins(
     cache: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
 ) -> None:
-    """The second one found no shard when it looked."""
+    """The second process saw no shard when it checked."""
     if not hard_links:
 
         def refuse(*given: object, **more: object) -> None:
@@ -124,7 +124,7 @@ def test_restoring_a_shard_keeps_one_rebuilt_in_the_meantime(
     def referenced(*given: object, **more: object) -> object:
         nonlocal calls, made
         calls += 1
-        if calls == 2:  # all shards are aside; another process makes them again and commits
+        if calls == 2:  # all shards are set aside; another process rebuilds them and commits
             for name, content in before.items():
                 if name.endswith(".arrow"):
                     (cache / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""What costs what: appended and edited rows, copies, other paths, changed recipes, and what `explain` says of them."""
+"""Reuse per slice: appended and edited rows, copies, other paths, changed recipes, and the output of `explain`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_slices")
 
 @pytest.fixture
 def why(cache: Path, model: Path) -> Callable[..., list[str]]:
-    """What `explain` says: "hit", or the differences."""
+    """The output of `explain`: "hit", or the differences."""
 
     def run(*sources: Path, **options: Any) -> list[str]:
         found = explain(list(sources), prepare_options({"tokenizer": model, "cache": cache} | options))
@@ -209,7 +209,7 @@ class _Date(datetime.date):
 
 @pytest.fixture
 def today(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[[int, int], None]:
-    """Sets the day; the template prints it."""
+    """Sets the date; the template prints it."""
     template = model / "chat_template.jinja"
     template.write_text("{{ strftime_now('%Y-%m-%d') }}\n" + template.read_text())
     monkeypatch.setattr(recipes.datetime, "date", _Date)

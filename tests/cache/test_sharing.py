@@ -1,4 +1,4 @@
-"""Many processes, one build: started at once, by rank, with one killed and one that never starts."""
+"""Processes that share one build: started together, by rank, with one killed and one that never starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cache.conftest import Forks, leftovers, result
 
 
 def made(output: str) -> int:
-    """How many slices a run encoded, by its `--json` output (the format line comes before it)."""
+    """The number of slices a run encoded, from its `--json` output (which follows the format line)."""
     return int(json.loads(output[output.index("{") :])["build"]["slices_done"])
 
 

@@ -1,4 +1,4 @@
-"""A cache that others write to: what another user planted under the right name is not served unchecked."""
+"""Shared caches: files that another user planted under the right name are not used unchecked."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Shared:
         return self.run(READER, "cache", "verify", "--cache", self.cache, *more)
 
     def poison(self, change: Callable[[Columns], Columns], shards: int = 1) -> None:
-        """Put other content under the names of some shards, with notes and manifest to match, as their owner could."""
+        """Replace the content of some shards, with matching notes and manifest, as their owner could."""
         dataset = self.dataset()
         for number in range(shards):
             replace_shard(dataset, number, change)
@@ -106,7 +106,7 @@ def other_hashes(columns: Columns) -> Columns:
 @pytest.mark.parametrize("change", [other_tokens, other_mask, other_hashes])
 def test_a_poisoned_shard_is_not_used(shared: Shared, change: Callable[[Columns], Columns]) -> None:
     shared.poison(change, shards=2)
-    assert shared.verified()[0] == 0  # digests and counts are all in order
+    assert shared.verified()[0] == 0  # digests and counts are consistent
     found = shared.prepare(READER)
     assert found["build"]["others_refused"] == 2
     assert found["build"]["slices_done"] == 2
@@ -167,7 +167,7 @@ def test_another_users_manifest_with_wrong_counts_is_rebuilt(shared: Shared) -> 
 def test_a_planted_memo_is_not_used(
     shared: Shared, forks: Forks, chats: Path, public_tokenizer: Path, memory: Path
 ) -> None:
-    """A memo says how a file is cut. One that names the slices of another file would make its dataset a hit."""
+    """A memo holds the slices of a file. One with the slices of another file would turn that dataset into a hit."""
     other = memory / "other.jsonl"
     other.write_bytes(b"\n".join(chats.read_bytes().split(b"\n")[50:]))
     os.utime(other, (1_700_000_000, 1_700_000_000))
@@ -238,7 +238,7 @@ def test_recheck_of_a_compressed_source(prepare: Prepare, data: Path, tmp_path: 
 
 @needs_root
 def test_every_shard_is_listed_with_its_writer(shared: Shared) -> None:
-    os.chown(next(iter(shared.cache.glob("shards/*/*.arrow"))), READER, READER)  # so the note is somebody else's
+    os.chown(next(iter(shared.cache.glob("shards/*/*.arrow"))), READER, READER)  # so the note belongs to someone else
     code, output = shared.run(READER, "cache", "ls", "--shards", "--json", "--cache", shared.cache)
     assert code == 0, output
     entries = orjson.loads(output)["shards"]

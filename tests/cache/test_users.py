@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 @pytest.fixture
 def shared(cache: Path) -> Path:
-    """A folder that everybody may write to."""
+    """A world-writable folder."""
     cache.chmod(0o777)
     return cache
 
@@ -40,7 +40,7 @@ def test_one_user_builds_and_another_reuses(
     whole = result(shared)
     second = prepare(forks, *command, user=NOBODY, umask=0o022)
     assert result(shared) == whole
-    assert second["hit"] is (umask == 0o022)  # what the other may not read is made again, for both
+    assert second["hit"] is (umask == 0o022)  # shards hidden by the other user's umask are rebuilt, for both
     assert prepare(forks, *command, user=NOBODY, umask=0o022)["hit"]
     assert prepare(forks, *command, user=DAEMON, umask=umask)["hit"]
     owners = {path.stat().st_uid for path in shared.glob("shards/*/*.arrow")}

@@ -1,4 +1,4 @@
-"""Which texts need normalisation: just those that Python says are not in NFC."""
+"""Finding texts that need normalization: exactly those that are not in NFC according to Python."""
 
 from __future__ import annotations
 

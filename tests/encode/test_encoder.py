@@ -1,4 +1,4 @@
-"""The fast encoder and the reference give the same ids; guards send doubtful text to the reference."""
+"""The fast encoder and the reference give the same ids; guards send uncertain texts to the reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def large(deepseek: Path) -> Encoder:
 
 @pytest.fixture(scope="module")
 def nfc() -> Encoder:
-    """A byte-level tokenizer that normalises to NFC, as Qwen's does."""
+    """A byte-level tokenizer that normalizes to NFC, like Qwen's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -83,7 +83,7 @@ def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("name", ["small", "large", "nfc"])
 def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> None:
-    """The tokens, and where they end, are the reference's, however a text is cut."""
+    """Tokens and their ends equal the reference's, however a text is split."""
     encoder: Encoder = request.getfixturevalue(name)
     without = Encoder(encoder._json, encoder._vocabulary, fast=False)
     added = [token.content for token in encoder._vocabulary.added]
@@ -172,7 +172,7 @@ def test_decomposed_text_goes_to_the_reference(nfc: Encoder) -> None:
 
 
 def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
-    """Ids, and tokens up to each end, as a build makes them."""
+    """Ids, and token counts up to each end, as in a build."""
     vocabulary = encoder._vocabulary
     parts = segments([cuts], [[False] * len(cuts)])
     found = encode_texts([text.encode()], parts, encoder, NfcNormalizer(vocabulary), vocabulary)
@@ -180,14 +180,14 @@ def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], lis
 
 
 def test_marks_known_to_python_but_not_to_the_reference(nfc: Encoder) -> None:
-    """Python's NFC would put the second mark first."""
+    """Python's NFC would swap the marks."""
     text = "e\u0301a\u08d3\u0d3b"
     assert unicodedata.normalize("NFC", text)[-1] == "\u08d3"
     assert staged(nfc, text, [len(text.encode())])[0] == nfc.reference([text.encode()]).ids.tolist()
 
 
 def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
-    """ḿ is as long as its parts; a segment that ends between them has the tokens that the offsets give it."""
+    """ḿ is as long as its parts; a segment that ends between them gets its tokens by offsets."""
     data = "I'm\u0301 x".encode()
     ids, found = staged(nfc, data.decode(), [3, len(data)])
     ends = nfc._reference_ends(data)
@@ -278,7 +278,7 @@ def test_token_ends_are_byte_sums_where_these_hold(name: str, request: pytest.Fi
         sums = encoder._vocabulary.byte_lengths[ids].cumsum()
         assert sums[-1] == len(data)
         ends = encoder.token_ends(data, ids)
-        # inside a character split over tokens, offsets name the whole character
+        # inside a character split over tokens, offsets cover the whole character
         boundaries = {len(text[:k].encode()) for k in range(len(text) + 1)}
         assert [e for e in ends.tolist() if e in boundaries][-1] == sums[-1]
         assert all(a >= b for a, b in zip(ends.tolist(), sums.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The watch over what the process allocates, and what the encoder does when its engine has grown."""
+"""Watching the growth of the process, and clearing the engine's cache when it has grown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_growth_is_detected() -> None:
 
 @pytest.mark.skipif(memory._mallinfo() is None, reason="the allocator does not tell")
 def test_the_allocator_is_queried_only_after_growth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes milliseconds: it walks all free blocks."""
+    """Because that takes milliseconds: it walks all free blocks."""
     asked: list[int] = []
 
     def counted() -> int:
@@ -70,4 +70,4 @@ def test_the_engine_cache_is_cleared_only_between_batches(tokenizer: Path, monke
     monkeypatch.setattr(engine, "encode", lambda texts: (steps.append("encode"), encode(texts))[1])
     for _ in range(2):
         assert subject.encode(texts).ids.tolist() == expected
-    assert steps == ["clear_cache", "encode", "encode"] * 2  # the second one is of the guarded text's pieces
+    assert steps == ["clear_cache", "encode", "encode"] * 2  # the second one encodes the pieces of the guarded text

@@ -114,7 +114,7 @@ def test_wrong_arguments_of_a_program(name: str) -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_damaged_code_is_rejected_or_runs(at: int, byte: int) -> None:
-    """The loader checks every operand; what it takes can't leave the program's memory."""
+    """The loader checks every operand, so accepted code can't access memory outside the program."""
     assert native is not None
     given = [*assembled(), dict(LAYOUT)]
     code = bytearray(given[0])

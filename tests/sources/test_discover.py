@@ -1,4 +1,4 @@
-"""What users name, and what they are told when it can't be read."""
+"""Resolving sources, and the errors for those that can't be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same rows from every kind of file: same rows out, and for text the same slices."""
+"""Every kind of file gives the same rows and, for text, the same slices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINES = [orjson.dumps(row) for row in ROWS]
 
 
 def without_nulls(row: dict) -> dict:
-    """The row as Arrow's structs give it back: null fields of messages are gone."""
+    """The row as read from Arrow structs: without null fields of messages."""
     messages = [{key: value for key, value in m.items() if value is not None} for m in row["messages"]]
     return row | {"messages": messages}
 
@@ -122,7 +122,7 @@ def test_large_units_are_divided_into_row_ranges(tmp_path: Path) -> None:
         assert len(slices) == 7 and {part.units for part in slices} == {1}
         assert len({part.digest for part in slices}) == 7
         assert [orjson.loads(row)["text"] for row in read_all(sources)] == texts
-        backwards = [read_rows(part, source) for part in reversed(slices)]  # out of order: read from the start again
+        backwards = [read_rows(part, source) for part in reversed(slices)]  # out of order: re-read from the start
         assert [row for part in reversed(backwards) for row in part.rows] == read_all(sources)
 
 

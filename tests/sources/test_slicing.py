@@ -1,4 +1,4 @@
-"""The laws of slicing: every row once and in order, cuts by content alone, digests of rows alone."""
+"""Properties of slicing: every row once and in order, boundaries and digests from content alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ line = st.one_of(
 
 
 def pieces(text: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
-    """The text in chunks that end at the cuts."""
+    """Split the text into chunks at the given offsets."""
     start = 0
     for cut in [*sorted({c % (len(text) + 1) for c in cuts}), len(text)]:
         if cut > start:
@@ -60,7 +60,7 @@ def cut_lines(text: bytes, cuts: Iterable[int], keep_data: bool = False, limit: 
 
 
 def rows_of(text: bytes) -> list[tuple[int, bytes]]:
-    """Line numbers and rows, the slow and obvious way."""
+    """Line numbers and rows, computed the slow and obvious way."""
     lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     numbered = [(number, text.removesuffix(b"\r")) for number, text in enumerate(lines, start=1)]
     return [(number, row) for number, row in numbered if row.strip(b" \t\r")]
@@ -174,7 +174,7 @@ def test_slices_depend_on_rows_alone(tmp_path: Path) -> None:
     rows = numbered_rows(30_000)
     whole = digests(tmp_path / "a.jsonl", rows)
     path = tmp_path / "b.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no last line end
+    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no final newline
     found = list(discover([path]).slices())
     assert [part.digest for part in found] == whole
     last = read_rows(found[-1], path)
@@ -239,7 +239,7 @@ def test_a_changed_file_is_detected(tmp_path: Path) -> None:
 
 
 def test_cuts_and_digests_are_pinned(tmp_path: Path) -> None:
-    """If this changes, every cache is void: raise SLICING_VERSION and say so in the changelog."""
+    """If this changes, all caches are invalidated: bump SLICING_VERSION and add a changelog entry."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(b'{"n":%d,"text":"%s"}\n' % (n, b"%d" % (n * n) * 40) for n in range(50_000)))
     found = list(discover([path]).slices())

@@ -1,4 +1,4 @@
-"""Split strings mean what they mean in `datasets`, and share slices with the whole."""
+"""Split strings behave as in `datasets`, and share slices with the full data."""
 
 from __future__ import annotations
 

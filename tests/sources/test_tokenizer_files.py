@@ -1,4 +1,4 @@
-"""A tokenizer's files: what is read, what is added, what is refused."""
+"""Reading a tokenizer's files, completing them, and refusing unsupported ones."""
 
 from __future__ import annotations
 

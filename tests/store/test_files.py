@@ -1,4 +1,4 @@
-"""Digests, writers that are dead, names that are not trusted."""
+"""Digests, dead writers and the validation of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shard file: its bytes, what comes back, and hostile files."""
+"""Shard files: bytes, round trip, and hostile files."""
 
 from __future__ import annotations
 

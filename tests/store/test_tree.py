@@ -1,4 +1,4 @@
-"""Whole files or none, folders that are shared, and nothing touched that Penstock did not make."""
+"""Atomic writes, shared folders, and no change to files that Penstock did not create."""
 
 from __future__ import annotations
 
