@@ -54,7 +54,7 @@ def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) ->
     assert Cache(cache).read_note(name) is None
     assert Cache(cache).shard_note(name)["rejected"] == 0
     value = unseal(b"note", seal(b"note", {"digest": 1, "bytes": "2"}))
-    note.write_bytes(seal(b"note", value))  # of somebody who means harm
+    note.write_bytes(seal(b"note", value))  # written by an attacker
     assert Cache(cache).read_note(name) is None
 
 
