@@ -106,7 +106,7 @@ class Dataset(StoredDataset):
     @with_signature(ViewSettings)
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
-        return View(self, view_settings(options)).scanned()
+        return View(self, view_settings(options)).filled()
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.

@@ -80,6 +80,8 @@ def _loader(config: TrainConfig, served: Served) -> Loader:
         "ahead": feed.ahead,
         "tail": feed.tail,
         "steps": BATCHES + 1,
+        "rank": 0,  # it looks at the data alone, whoever started it
+        "world_size": 1,
     }
     if feed.collate is not None:
         options["collate"] = feed.collate
