@@ -2,11 +2,11 @@
 
     python -m tools.sabotage [--only TEXT] [--data FOLDER] [--json FILE]
 
-Each mistake of `tools.mutations` is made in a copy of the tree, the C file is compiled again, and the quick tests of
-the machine run until one fails. With --data, each mistake that changes at least 1% of the rows of some file (as one
-of `TEMPLATES` renders it) must also be found while that file is prepared: by the probes that compare the engines
+Each mistake of `tools.mutations` is made in a copy of the tree, the C file is compiled again, and the tests in `STAGES`
+(quick ones first) run until one fails. With --data, each mistake that changes at least 1% of the rows of some file (as
+one of `TEMPLATES` renders it) must also be found while that file is prepared: by the probes that compare the engines
 before any row is served, or by the spot check. Exit code 1 where a mistake goes unnoticed. Takes about ten seconds per
-mistake on one core.
+mistake on one core, and a minute for one that survives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from typing import Any
 from tools.mutations import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
-TESTS = "tests/template/test_machine.py"
+_MACHINE = "tests/template/test_machine.py"
+STAGES = ((_MACHINE, "not trl"), (_MACHINE, "trl"), ("tests/template/test_rows.py", ""))  # file, its tests by -k
+ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file
 SHARE = 0.01
@@ -101,14 +103,14 @@ class Copy:
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", "FAILED (hangs)")
 
-    def tests(self) -> str:
-        """The first test that fails, or "survived"; those of whole templates come last, for they take longest."""
-        quick = self._tests("not trl")
-        return self._tests("trl") if quick == "survived" else quick
+    def tests(self, stages: tuple[tuple[str, str], ...] = STAGES) -> str:
+        """The first test that fails, or "survived"."""
+        outcomes = (self._tests(*stage) for stage in stages)
+        return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
 
-    def _tests(self, chosen: str) -> str:
+    def _tests(self, file: str, chosen: str) -> str:
         options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=no", "-k", chosen)
-        done = self.run("-m", "pytest", *options, TESTS)
+        done = self.run("-m", "pytest", *options, file)
         if done.returncode == 0:
             return "survived"
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -229,8 +231,8 @@ def judge(copy: Copy, mutation: tuple[str, str, str], files: list[Path], usual: 
         verdict.tests = f"stale: found {text.count(old)} times"
         return verdict
     if copy.write(file, text.replace(old, new)):
-        verdict.tests = copy.tests()
-        if files:
+        verdict.tests = copy.tests(ALIGNMENT if file.endswith("align.c") else STAGES)
+        if files and not file.endswith("align.c"):
             judge_build(copy, verdict, files, usual)
     else:
         verdict.tests = "does not compile"
@@ -261,7 +263,7 @@ def main() -> int:
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
         usual = json.loads(copy.run("-m", "tools.sabotage", "--digests", *map(str, files)).stdout) if files else {}
-        if (first := copy.tests()) != "survived":
+        if (first := copy.tests((*STAGES, *ALIGNMENT))) != "survived":
             print(f"the tests fail without any mistake: {first}")
             return 1
         for mutation in MUTATIONS:

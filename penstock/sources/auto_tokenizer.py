@@ -13,6 +13,7 @@ takes seconds, too; what may differ does not lie in the vocabulary, so it is fir
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -35,6 +36,7 @@ VOCABULARIES: Final = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
 MERGES, ADDED = 2000, 100  # of these, so many are tried
+BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 PARTS: Final = ("normalizer", "pre_tokenizer")
 FLAGS: Final = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "unk_id")
 PROBES: Final = (
@@ -103,13 +105,13 @@ def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
 
 def _reduced(tokenizer_json: bytes) -> bytes | None:
     """A BPE tokenizer with single characters, the first merges and the added tokens alone; None for other models."""
-    config = orjson.loads(tokenizer_json)
+    config = _parsed(tokenizer_json)
     model, added = config["model"], config.get("added_tokens") or []
     added = added if len(added) <= 2 * ADDED else added[:ADDED] + added[-ADDED:]
     vocab, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocab, dict) or not isinstance(merges, list):
         return None
-    kept = {t for t in vocab if len(t) == 1 or (len(t) == 6 and t.startswith("<0x"))}
+    kept = {token for token in vocab if len(token) == 1} | BYTE_TOKENS & vocab.keys()
     kept |= {token["content"] for token in added} | {model.get("unk_token") or ""} & vocab.keys()
     first = []
     for merge in merges:
@@ -119,12 +121,25 @@ def _reduced(tokenizer_json: bytes) -> bytes | None:
             first.append(merge)
             if len(first) == MERGES:
                 break
-    numbers = {token["content"]: token["id"] for token in added} | vocab
-    model["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=lambda t: numbers[t]))}
+    numbers = {token["content"]: token["id"] for token in added}
+    numbers |= {token: vocab[token] for token in kept if token in vocab}
+    model["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=numbers.__getitem__))}
     model["merges"] = first
     config["added_tokens"] = [{**token, "id": model["vocab"][token["content"]]} for token in added]
     config["post_processor"] = None  # it names ids
     return orjson.dumps(config)
+
+
+def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
+    """The file's JSON. Half a million merges, each a list, would keep the cyclic collector busy for half of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        config: dict[str, Any] = orjson.loads(tokenizer_json)
+    finally:
+        if was_on:
+            gc.enable()
+    return config
 
 
 def _compared(folder: Path, tokenizer_json: bytes) -> Comparison:
