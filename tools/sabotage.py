@@ -29,7 +29,10 @@ from tools.mutations import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
 _MACHINE = "tests/template/test_machine.py"
-STAGES = ((_MACHINE, "not trl"), (_MACHINE, "trl"), ("tests/template/test_rows.py", ""))  # file, its tests by -k
+STAGES = (  # files of tests, and which of them
+    *((_MACHINE, "not trl"), (_MACHINE, "trl")),
+    *(("tests/template/test_special_text.py", ""), ("tests/template/test_rows.py", "")),
+)
 ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file

@@ -131,7 +131,7 @@ def _reduced(tokenizer_json: bytes) -> bytes | None:
 
 
 def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
-    """The file's JSON. Half a million merges, each a list, would keep the cyclic collector busy for half of the time."""
+    """The file's JSON, parsed without the cyclic collector, which half a million merges (each a list) keep busy."""
     was_on = gc.isenabled()
     gc.disable()
     try:
