@@ -30,17 +30,18 @@ from penstock.build.sharing import Sharing
 from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
-from penstock.errors import CorruptError, RowError, StoreError
+from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
-from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
+from penstock.sources import KeepData, Slice, SourceSet, discover
 from penstock.store.cache import Cache
+from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import is_there
-from penstock.store.leases import lease
+from penstock.store.files import is_readable_file
+from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.orphans import clean_orphans
-from penstock.store.trust import Checked, Trust
+from penstock.store.trust import CheckedFiles, Trust
+from penstock.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -94,7 +95,7 @@ class Builder:
             sources, split=options.split, config=options.config, revision=options.revision
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
-        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
         if by_auto:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
@@ -104,7 +105,7 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = Checked()
+        self._checked = CheckedFiles()
         self._doubted = False  # has the dataset files of other users that this one had not checked before?
         self._auto: AutoCheck | None = None
 
@@ -292,13 +293,13 @@ class Builder:
         here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
         if here:
             self.progress.workers = 1
-        found = self._finder.find(Keep.ALL if here else Keep.STREAMED)
+        found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)
         remember_date(self.cache, self.recipe, first, overwrite=force)
         slices = chain((first,), found)
         del first  # so that its data does not stay
-        self.cache.keep_tokenizer(self.model.tokenizer_json)
+        self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
         job = job_here(setup)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
@@ -372,17 +373,28 @@ class Builder:
         (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
+    def _nothing_kept(self, manifest: Manifest, quarantine: Path) -> SourceError:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.ledger["rejected"].items())
+        parts = zip(manifest.shards.names, self._slices, strict=True)
+        first = next(self._first_rejected(name, part) for name, part in parts if self._meta(name).rejected)
+        return SourceError(
+            f"no row is left: on_bad_row=quarantine set all {manifest.ledger['rows']:,} of them aside ({kinds}). "
+            f"The first: {first}. All are in {quarantine}."
+        )
+
     # -- finishing ------------------------------------------------------------------------------------------------
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
-        if not is_there(self.cache.tokenizer_path(self.recipe.tokenizer)):
+        if not is_readable_file(self.cache.tokenizer_path(self.recipe.tokenizer)):
             with contextlib.suppress(StoreError):  # only needed to show tokens; others' caches may be read-only
-                self.cache.keep_tokenizer(self.model.tokenizer_json)
+                self.cache.store_tokenizer(self.model.tokenizer_json)
         note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
+            if not manifest.ledger["kept"]:
+                raise self._nothing_kept(manifest, quarantine)
         compared = "" if self._auto is None else self._auto.summary
         if self._auto is not None and self._auto.warning:
             self._notice(self._auto.warning)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from penstock.chat.notes import Note
-from penstock.encode.encoder import LONGEST_PIECE
+from penstock.encode.encoder import MAX_PIECE_BYTES
 from penstock.errors import EncoderPanic, RowError
 
 BATCH_ROWS = 4096
@@ -71,7 +71,7 @@ def unbroken(size: int) -> RowError:
     return RowError(
         "unbroken_text",
         f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
-        f"such as a space after a letter; at most {LONGEST_PIECE:,} are served",
+        f"such as a space after a letter; at most {MAX_PIECE_BYTES:,} are served",
         "Split the row, or remove what is not language",
     )
 

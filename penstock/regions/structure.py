@@ -58,13 +58,12 @@ class HeaderFinder:
         for index in sorted(open_questions):
             row = int(opening.rows[index])
             if row not in lost:
-                header = self._ask(
-                    regions.conversation(row), regions, opening, index, Role(int(previous[index])), asked
-                )
-                if header is None:
+                role = Role(int(previous[index]))
+                own = self._ask(regions.conversation(row), regions, opening, index, role, asked)
+                if own is None:
                     lost.add(row)
                 else:
-                    found[index] += len(header)
+                    found[index] += len(own)
         return found, lost
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
