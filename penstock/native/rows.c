@@ -310,8 +310,8 @@ static void alias_reasoning(Machine *m, Value *message, int32_t number) {
         if (given && given->tag != NONE) reasoning = given;
     }
     if (!reasoning) return;
-    const Value aliased = of_dict(m, message->dict->n + 2), *thinking = find_key(message->dict, names[1]);
-    set_key(m, aliased.dict, given_name(m, names[1], number), thinking ? *thinking : *reasoning);
+    const Value aliased = of_dict(m, message->dict->n + 2);
+    set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning); /* first, even where the message has its own */
     for (uint32_t i = 0; i < message->dict->n; i++)
         set_key(m, aliased.dict, message->dict->e[i].key, message->dict->e[i].value);
     set_key(m, aliased.dict, given_name(m, names[0], number), *reasoning);
