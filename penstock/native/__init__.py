@@ -23,7 +23,7 @@ class RenderedBatch(NamedTuple):
     reasons: list[str | None]  # why a row was not rendered; the template's own words where it refused the row
     ends: bytes  # (int64) of texts in `data`
     status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 refused by the template
-    known: bytes  # (uint8) bit 0: regions are certain; 1: the row has template variables of its own; 2: a false label
+    known: bytes  # (uint8) bit 0: regions are certain; 1: the row has template variables of its own; 2 on: its notes
     fresh: bytes  # (bool) whether a row took a branch of the template that no row had taken before
     needles: bytes  # (int32) number of the first needle found in a row's text, or -1
     counts: bytes  # (int32) messages of each row
