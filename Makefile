@@ -61,7 +61,7 @@ exits: .exits/done  ## Install the trainers whose own code reads our exports in 
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt torch
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt \
 	    ai2-olmo-core megatron-core transformers datasets peft trl accelerate ray tensordict torchdata hydra-core \
-	    codetiming dill pylatexenc loguru omegaconf addict colorama fire posthog numba art schedulefree tqdm
+	    codetiming dill pylatexenc loguru omegaconf addict colorama fire pillow posthog numba art schedulefree tqdm
 	.exits/bin/pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-exits.txt \
 	    axolotl llamafactory skyrl torchtune verl
 	touch $@

@@ -23,6 +23,9 @@ MaxLength = Annotated[int | None, typer.Option(help="Longest sequence")]
 def show(
     dataset: Where,
     row: Annotated[int, typer.Option(help="Number of the example or pair, from 0")] = 0,
+    noted: Annotated[
+        str | None, typer.Option(help="List the rows with this note, such as tools_dropped; --row counts among them")
+    ] = None,
     train_on: TrainOn = "all_assistant_messages",
     max_length: MaxLength = None,
     cache: Cached = None,
@@ -36,8 +39,11 @@ def show(
     opened = open_(dataset, cache=cache)
     console = Console()
     view = _view(opened, console, train_on=train_on, max_length=max_length)
-    if not 0 <= row < len(view):
-        raise UsageError(f"--row {row}: the view has {len(view):,} rows, numbered from 0")
+    items = range(len(view)) if noted is None else _noted(opened, view, noted, console)
+    if not 0 <= row < len(items):
+        kind = "rows" if noted is None else f"rows with the note {noted}"
+        raise UsageError(f"--row {row}: the view has {len(items):,} {kind}, numbered from 0")
+    row = items[row]
     table = opened.vocabulary.token_bytes
     show_item(view, row, lambda token: table[token], console)
 
@@ -62,6 +68,24 @@ def stats(
         print(orjson.dumps(counted.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
         console.print(stats_table(counted))
+
+
+def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[int]:
+    """The items of a view whose rows have a note, listed with their places."""
+    import numpy as np
+
+    from penstock.chat.notes import told
+
+    numbers = dataset.noted(note)
+    items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
+    console.print(f"{note}: {told(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
+    files = dataset.notes.get("files", [])
+    for k, item in enumerate(items):
+        place = view[item].row
+        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
+        console.print(f"{k:>6}  {name} row {place.row}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    return items
 
 
 def _view(dataset: Dataset, console: Console, **options: Any) -> View:

@@ -28,13 +28,15 @@ ROOT = Path(__file__).parent.parent.parent
 class Forks:
     """Runs commands in killable processes (see forks.py). With `host`, they appear to run on another host."""
 
-    def __init__(self, logs: Path, host: str = "", preload: Path | None = None) -> None:
+    def __init__(
+        self, logs: Path, host: str = "", preload: Path | None = None, slices: SliceSizes | None = None
+    ) -> None:
         self._logs = logs
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py")]
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py"), *map(str, slices or ())]
         if host:
             command = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
         self._process = subprocess.Popen(

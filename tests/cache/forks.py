@@ -1,8 +1,8 @@
 """Runs `penstock` commands in processes forked from one that has everything imported, so that starting takes ms.
 
 Commands come as JSON lines on standard input, answers go out the same way. Every run leads a process group of its own,
-so it can be killed with its workers. Slices are cut small here, so that little data makes many of them; this changes
-no stage: a shard is named by the bytes of its slice, however that was cut.
+so it can be killed with its workers. Slices are cut small (or to the three sizes given as arguments), so that little
+data makes many of them; this changes no stage: a shard is named by the bytes of its slice, however that was cut.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def warm_up() -> None:
 def main() -> None:
     """Serve until the input ends."""
     warm_up()
-    cut_small()
+    cut_small(SliceSizes(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else SMALL)
     for line in sys.stdin:
         job = json.loads(line)
         if job["do"] == "start":

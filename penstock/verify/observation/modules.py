@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from penstock.verify.training_steps import StepRecorder
+from penstock.verify.observation.training_steps import StepRecorder
 
 
 class ModuleRecorder:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from penstock.verify.facts import KernelFacts, RunFacts
-from penstock.verify.kernels import KERNELS, KernelCalls, import_errors, patched_modules, supported_kernels
-from penstock.verify.modules import ModuleRecorder, model_of
-from penstock.verify.packages import imported_packages
-from penstock.verify.profiling import Profile
-from penstock.verify.training_steps import StepRecorder, StopTraining
+from penstock.verify.observation.kernels import KERNELS, KernelCalls, import_errors, patched_modules, supported_kernels
+from penstock.verify.observation.modules import ModuleRecorder, model_of
+from penstock.verify.observation.packages import imported_packages
+from penstock.verify.observation.profiling import Profile
+from penstock.verify.observation.training_steps import StepRecorder, StopTraining
 
 
 class Observer:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.verify.modules import decoder_layers, model_of
+from penstock.verify.observation.modules import decoder_layers, model_of
 
 
 def shrink_model(root: nn.Module, layers: int) -> str | None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from penstock.verify.canaries import WIDTH, band, sequence_numbers
 from penstock.verify.facts import IsolationCase
-from penstock.verify.modules import decoder_layers, model_of
-from penstock.verify.targets import Target
+from penstock.verify.observation.modules import decoder_layers, model_of
+from penstock.verify.targets.canaries import WIDTH, band, sequence_numbers
+from penstock.verify.targets.target import Target
 
 LENGTHS = (7, 9, 8)
 Inputs = dict[str, Any]

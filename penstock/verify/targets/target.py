@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from penstock.errors import UsageError
-from penstock.verify.canaries import Canaries
 from penstock.verify.facts import BatchFacts
-from penstock.verify.shrink import shrink_model
+from penstock.verify.targets.canaries import Canaries
+from penstock.verify.targets.shrink import shrink_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ def make_target(
 ) -> Target:
     """Creates the target of a factory or a configuration; `off`: kernels to disable in Penstock's trainer."""
     if spec.factory is None:
-        from penstock.verify.penstock_trainer import PenstockTrainer
+        from penstock.verify.targets.penstock_trainer import PenstockTrainer
 
         return PenstockTrainer(spec, limits, canaries, off)
     result = _called(spec)
     trainers = sys.modules.get("transformers.trainer")
     if trainers is not None and isinstance(result, trainers.Trainer):
-        from penstock.verify.hf_trainer import HfTrainer
+        from penstock.verify.targets.hf_trainer import HfTrainer
 
         return HfTrainer(result, limits, canaries)
     if isinstance(result, nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock.verify.facts import BatchFacts
-from penstock.verify.shrink import trained_mask
+from penstock.verify.targets.shrink import trained_mask
 
 
 class BatchCounter:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.verify.batches import BatchCounter
-from penstock.verify.canaries import Canaries, sequence_numbers
 from penstock.verify.facts import BatchFacts
-from penstock.verify.modules import model_of
-from penstock.verify.shrink import keep_first_rows, shorten_rows, shrink_model
-from penstock.verify.targets import ProbeLimits
+from penstock.verify.observation.modules import model_of
+from penstock.verify.targets.batches import BatchCounter
+from penstock.verify.targets.canaries import Canaries, sequence_numbers
+from penstock.verify.targets.shrink import keep_first_rows, shorten_rows, shrink_model
+from penstock.verify.targets.target import ProbeLimits
 
 
 class HfTrainer:

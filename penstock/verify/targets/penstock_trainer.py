@@ -15,11 +15,11 @@ from typing import Any
 from penstock.train.config import LigerConfig, SourceConfig, TrainConfig
 from penstock.train.config_reader import read_config
 from penstock.train.validation import Method
-from penstock.verify.canaries import Canaries, patch_penstock
 from penstock.verify.facts import BatchFacts
-from penstock.verify.penstock_data import is_hit
-from penstock.verify.shrink import shrink_folder
-from penstock.verify.targets import ProbeLimits, TargetSpec
+from penstock.verify.targets.canaries import Canaries, patch_penstock
+from penstock.verify.targets.penstock_data import is_hit
+from penstock.verify.targets.shrink import shrink_folder
+from penstock.verify.targets.target import ProbeLimits, TargetSpec
 
 FIRST_ROWS = 64  # taken from each source if the data is not prepared yet
 # The configuration key that turns each kernel off.
