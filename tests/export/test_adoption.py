@@ -100,7 +100,12 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
         ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "re-encode to different ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
         ({"input_ids": [1]}, {"tokeniser": "x"}, UsageError, "unknown option 'tokeniser'. Did you mean 'tokenizer'"),
-        ({"input_ids": [1]}, {"check_tokenizer": "no"}, UsageError, "check_tokenizer='no' is unknown. Use one of: error, warn"),
+        (
+            {"input_ids": [1]},
+            {"check_tokenizer": "no"},
+            UsageError,
+            "check_tokenizer='no' is unknown. Use one of: error, warn",
+        ),
     ],
 )
 def test_errors(
