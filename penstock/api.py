@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.feed.loader import Loader
 from penstock.feed.settings import LoaderOptions
+from penstock.notebook import html
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.view import mixture, view
 from penstock.view.settings import ViewOptions, checked_settings
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
 
     from penstock.build.progress import OnProgress
     from penstock.export.export import ExportArguments, Exported
+    from penstock.look.stats import Stats
     from penstock.store.origin import Origin
 
 
 class View(view.View):
     """A dataset as a loss policy, a maximum length and a hold-out see it."""
+
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of what this view serves: what `penstock stats` prints and a report shows."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
         """Batches of this view, collated ahead of the loop, resumable at any step."""
@@ -54,6 +63,12 @@ class Mixture(mixture.Mixture):
         return _to_hf(self, capacity)
 
 
+def _stats(counted: View | Dataset, capacity: int | None) -> Stats:
+    from penstock.look.stats import stats
+
+    return stats(counted, capacity)
+
+
 def _export(served: View | Mixture, to: str, folder: str | os.PathLike[str], options: ExportArguments) -> Exported:
     from penstock.export.export import export  # needs pyarrow's writers, which training does without
 
@@ -72,6 +87,13 @@ class Dataset(StoredDataset):
     def view(self, **options: Unpack[ViewOptions]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
         return View(self, checked_settings(options)).scanned()
+
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of all rows; trained is what `all_assistant_messages` trains."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.

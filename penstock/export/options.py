@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.build.options import nearest
 from penstock.chat.formats import option
-from penstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from penstock.view.settings import ViewOptions
+from penstock.view.options import ViewFlags, checked_options
 
 
 class Weights(StrEnum):
@@ -23,16 +19,9 @@ class Weights(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(ViewFlags):
     """Options of `export`, besides the datasets, the format and the folder."""
 
-    train_on: str = option("Loss policy: which tokens are trained", "all_assistant_messages")
-    max_length: int | None = option("Longest sequence")
-    overlong: str = option("Longer rows: truncate, truncate_left, drop, split, error", "truncate")
-    regions_unknown: str = option("Rows whose regions are not certain: error, drop", "error")
-    holdout: float | int | None = option("Rows to hold out: a fraction, or how many")
-    part: str = option("Side of the hold-out: train, held_out", "train")
-    holdout_seed: int = option("Seed of the hold-out", 0)
     seed: int = option("Seed of a mixture", 0)
     epoch: int = option("Epoch of a mixture with fractions of its parts", 0)
     capacity: int | None = option("Pack rows of that many tokens, where the format takes packed rows")
@@ -42,31 +31,7 @@ class ExportOptions:
     )
     workers: int | None = option("Threads that write; default: as many as cores, at most 8")
 
-    @property
-    def view(self) -> ViewOptions:
-        """Those that a view takes."""
-        return {
-            "train_on": self.train_on,
-            "max_length": self.max_length,
-            "overlong": self.overlong,
-            "regions_unknown": self.regions_unknown,
-            "holdout": self.holdout,
-            "part": self.part,
-            "holdout_seed": self.holdout_seed,
-        }
-
 
 def export_options(values: Mapping[str, Any]) -> ExportOptions:
     """Options from names and values; unknown names and wrong values are errors that say what would be right."""
-    from pydantic import TypeAdapter, ValidationError
-
-    known = [f.name for f in fields(ExportOptions)]
-    for name in values:
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
-    try:
-        options: ExportOptions = TypeAdapter(ExportOptions).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg']} (got {first['input']!r})") from error
-    return options
+    return checked_options(ExportOptions, values)

@@ -1,4 +1,4 @@
-"""The columns of one shard as numpy arrays: what `store` hands to `view`, `pack` and `report`.
+"""The columns of one shard as numpy arrays: what `store` hands to `view`, `pack` and `look`.
 
 Example i owns tokens ids[id_offsets[i]:id_offsets[i+1]] and segments [segment_offsets[i]:segment_offsets[i+1]].
 `segment_ends` count tokens from the example's own start; the last one of an example is its length.
