@@ -82,7 +82,8 @@ class Comparison:
     added: int
     removed: int
     changed: int
-    masks_changed: int  # of rows with equal tokens
+    masks_changed: int  # rows with equal tokens
+    content_changed: int  # rows with equal tokens and masks, such as those with another unused column
     moved: bool  # matched rows are in another order
     added_rows: tuple[int, ...]  # the first of them, numbered in B
     removed_rows: tuple[int, ...]  # in A
@@ -91,7 +92,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether there is nothing to tell."""
-        return not (self.recipe or self.added or self.removed or self.changed or self.masks_changed or self.moved)
+        rows = self.added + self.removed + self.changed + self.masks_changed + self.content_changed
+        return not (self.recipe or rows or self.moved)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -125,14 +127,12 @@ def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.
         raise UsageError("one dataset holds preference pairs and the other single conversations: nothing to compare")
     left, right = _fingerprints(a, policy), _fingerprints(b, policy)
     found = _match(left.content, right.content)
-    first, second = found.same
+    first, second = (np.concatenate(sides) for sides in zip(found.same, found.edited, strict=True))
+    order = np.argsort(second, kind="stable")
+    first, second = first[order], second[order]
     other_tokens = left.tokens[first] != right.tokens[second]
     other_masks = ~other_tokens & (left.segments[first] != right.segments[second])
-    changed_a = np.concatenate((found.edited[0], first[other_tokens]))
-    changed_b = np.concatenate((found.edited[1], second[other_tokens]))
-    order = np.argsort(changed_b, kind="stable")[:_FEW]
-    pairs = list(zip(changed_a[order].tolist(), changed_b[order].tolist(), strict=True))
-    masked = list(zip(first[other_masks][:_FEW].tolist(), second[other_masks][:_FEW].tolist(), strict=True))
+    other_content = ~other_tokens & ~other_masks & (left.content[first] != right.content[second])
     return Comparison(
         a=a.key,
         b=b.key,
@@ -141,12 +141,16 @@ def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.
         after=right.totals,
         added=len(found.added),
         removed=len(found.removed),
-        changed=len(changed_a),
+        changed=int(np.count_nonzero(other_tokens)),
         masks_changed=int(np.count_nonzero(other_masks)),
-        moved=bool((np.diff(second) < 0).any()),
+        content_changed=int(np.count_nonzero(other_content)),
+        moved=bool((np.diff(found.same[1]) < 0).any()),
         added_rows=tuple(found.added[:_FEW].tolist()),
         removed_rows=tuple(found.removed[:_FEW].tolist()),
-        differences=(*_describe(a, b, pairs, policy), *_describe(a, b, masked, policy, masks_only=True)),
+        differences=(
+            *_describe(a, b, first[other_tokens], second[other_tokens], policy),
+            *_describe(a, b, first[other_masks], second[other_masks], policy, masks_only=True),
+        ),
     )
 
 
@@ -251,11 +255,12 @@ def _joined(hashes: UInt64, sides: int) -> UInt64:
 
 
 def _describe(
-    a: StoredDataset, b: StoredDataset, pairs: list[tuple[int, int]], policy: LossPolicy, masks_only: bool = False
+    a: StoredDataset, b: StoredDataset, rows_a: Int64, rows_b: Int64, policy: LossPolicy, masks_only: bool = False
 ) -> Iterator[Difference]:
+    """The first of these rows, each at its first differing token."""
     tables = safe_bytes(a), safe_bytes(b)
     sides = 2 if a.is_preference else 1
-    for row_a, row_b in pairs:
+    for row_a, row_b in zip(rows_a[:_FEW].tolist(), rows_b[:_FEW].tolist(), strict=True):
         for side in range(sides):
             left = example_of(a, sides * row_a + side, policy)
             right = example_of(b, sides * row_b + side, policy)

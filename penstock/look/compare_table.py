@@ -21,7 +21,7 @@ def print_comparison(compared: Comparison, console: Console) -> None:
     console.print(_totals(compared))
     counts = (
         f"rows: {compared.added:,} added, {compared.removed:,} removed, {compared.changed:,} changed, "
-        f"{compared.masks_changed:,} with another mask only"
+        f"{compared.masks_changed:,} with another mask only, {compared.content_changed:,} with equal tokens"
     )
     console.print(counts, highlight=False)
     if compared.moved:

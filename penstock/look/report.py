@@ -66,11 +66,11 @@ def report_figures(view: View, counted: Stats, run: TrainingRun | None, samples:
 
 
 def _samples(view: View, count: int) -> list[Sample]:
-    """Items across the lengths, the same ones for the same view: a short one, a long one, and some between."""
+    """Items across the lengths, the same ones for the same view: the shortest, the longest, and some between."""
     if not len(view):
         return []
     lengths = view.lengths if view.lengths.ndim == 1 else view.lengths.max(axis=1)
-    spread = np.quantile(np.arange(len(lengths)), np.linspace(0.02, 0.98, count), method="nearest")
+    spread = np.quantile(np.arange(len(lengths)), np.linspace(0, 1, count), method="nearest")
     order = np.argsort(lengths, kind="stable")
     found = []
     for item in dict.fromkeys(order[spread.astype(np.int64)].tolist()):
