@@ -23,8 +23,15 @@ $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 demo: $(VENV)/train
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev
+test: $(VENV)/dev chromium
 	$(BIN)/python -m pytest -n 2
+
+# The viewer's tests run in Debian's Chromium. Where it is missing and can't be installed they are skipped, and say so.
+.PHONY: chromium
+chromium:
+	@command -v chromium chromium-browser >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	    && apt-get install -y -qq chromium >/dev/null; } \
+	    || echo "no Chromium: tests/look/test_browser.py is skipped (as root: apt-get install chromium)"
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

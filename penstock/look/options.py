@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.chat.formats import option
 from penstock.errors import RegionsUnknown
@@ -28,8 +28,12 @@ def look_options(values: Mapping[str, Any]) -> LookOptions:
     return checked_options(LookOptions, values)
 
 
+SHARDS_OPEN: Final = 16  # pages of mapped files count as memory; a look at a large dataset shouldn't
+
+
 def open_to_look(dataset: Dataset, options: ViewFlags, say: Callable[[str], None]) -> View:
     """A view to look at. Rows whose regions are unknown are left out, and `say` hears it."""
+    dataset.keep_open = SHARDS_OPEN
     try:
         return dataset.view(**options.view)
     except RegionsUnknown as error:

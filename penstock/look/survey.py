@@ -56,7 +56,7 @@ class Survey(NamedTuple):
 
     lengths: Int64
     trained: Int64
-    roles: UInt8  # bit r: tokens of Role r occur
+    roles: UInt8  # of the whole row; bit r: tokens of Role r occur
     flags: UInt8
     messages: Int64  # of the whole row; 0 where regions are unknown
     tokens_by_role: dict[Role, int]
@@ -101,9 +101,9 @@ def survey(
     for role in Role:
         of_role = runs.by(role)
         if of_role.any():
-            tokens = Tally(runs, of_role).between(sequences, starts, ends)
-            occurring |= ((tokens > 0) << role.value).astype(np.uint8)
-            tokens_by_role[role] = int(tokens.sum())
+            tally = Tally(runs, of_role)
+            occurring |= ((tally.totals[sequences] > 0) << role.value).astype(np.uint8)
+            tokens_by_role[role] = int(tally.between(sequences, starts, ends).sum())
             trained_by_role[role] = int(Tally(runs, of_role & weights).between(sequences, own, ends).sum())
     unknown = runs.unknown[sequences]
     messages = runs.highest_message(np.ones(len(runs.roles), np.bool_)).astype(np.int64)[sequences] + 1

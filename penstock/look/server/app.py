@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -64,9 +65,11 @@ def make_app(session: Session, port: int) -> Guard:
 async def _shown(page: Page, session: Session, request: Request) -> Response:
     """A page from a thread; what is wrong with the request is said with a 4xx."""
     try:
-        return await run_in_threadpool(page, session, request)
+        response = await run_in_threadpool(page, session, request)
     except PenstockError as error:
         return _error_page(400, str(error))
+    response.background = BackgroundTask(session.catalog.start)  # once the page is out
+    return response
 
 
 def _http_error(request: Request, error: Exception) -> Response:

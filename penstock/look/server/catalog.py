@@ -55,7 +55,15 @@ class Catalog:
         rows = int(self.bounds[-1])
         self._lengths, self._trained = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self._roles, self._flags = np.zeros(rows, np.uint8), np.zeros(rows, np.uint8)
-        threading.Thread(target=self._fill, name="catalog", daemon=True).start()
+        self._starting = threading.Lock()
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to read in the background; the first page does, once it is out."""
+        with self._starting:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._fill, name="catalog", daemon=True).start()
 
     def rows(self, filters: Filters) -> Int64 | None:
         """The rows that pass, in order; None: all of them, in their own order."""
@@ -107,6 +115,7 @@ class Catalog:
         return keep
 
     def _wait(self) -> None:
+        self.start()
         self._ready.wait()
         if self._error is not None:
             raise self._error

@@ -18,7 +18,7 @@ from penstock.api import Dataset, View
 from penstock.arrays import Int64
 from penstock.errors import PenstockError
 from penstock.look.compare import Comparison, compare
-from penstock.look.options import LookOptions, open_to_look
+from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
 from penstock.look.server.catalog import Catalog
 from penstock.look.server.searching import Searcher
@@ -61,6 +61,7 @@ class Session:
         self._lock = threading.RLock()
         self._origin_lock = threading.Lock()
         self._plans: dict[PlanSettings, Plan] = {}
+        dataset.keep_open = SHARDS_OPEN
         self.catalog = Catalog(dataset, self.settings)
 
     @cached_property
