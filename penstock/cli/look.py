@@ -29,6 +29,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 def show(
     dataset: Where,
     row: Annotated[int, typer.Option(help="Number of the example or pair, from 0")] = 0,
+    noted: Annotated[
+        str | None, typer.Option(help="List the rows with this note, such as tools_dropped; --row counts among them")
+    ] = None,
     cache: Cached = None,
     *,
     given: dict[str, Any],
@@ -36,14 +39,16 @@ def show(
     """Print an example's tokens: who made them, and which are trained."""
     from rich.console import Console
 
-    from penstock.look.show import show as show_item
+    from penstock.look.terminal.show import show as show_item
 
     console = Console()
     opened, view = _opened(dataset, cache, look_options(given), console)
-    if not 0 <= row < len(view):
-        raise UsageError(f"--row {row}: the view has {len(view):,} rows, numbered from 0")
+    items = range(len(view)) if noted is None else _noted(opened, view, noted, console)
+    if not 0 <= row < len(items):
+        kind = "rows" if noted is None else f"rows with the note {noted}"
+        raise UsageError(f"--row {row}: the view has {len(items):,} {kind}, numbered from 0")
     table = opened.vocabulary.token_bytes
-    show_item(view, row, lambda token: table[token], console)
+    show_item(view, items[row], lambda token: table[token], console)
 
 
 @with_flags(LookOptions)
@@ -52,7 +57,7 @@ def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: di
     from rich.console import Console
 
     from penstock.look.stats import stats as count
-    from penstock.look.stats_table import stats_table
+    from penstock.look.terminal.stats_table import stats_table
 
     console, options = Console(stderr=json), look_options(given)
     _, view = _opened(dataset, cache, options, console)
@@ -137,16 +142,32 @@ def diff(
 
     from penstock.api import open_
     from penstock.look.compare import compare
-    from penstock.look.compare_table import print_comparison
-    from penstock.view.settings import checked_settings
+    from penstock.look.terminal.compare_table import print_comparison
 
-    policy = checked_settings({"train_on": look_options(given).train_on}).train_on
-    compared = compare(open_(a, cache=cache), open_(b, cache=cache), policy)
+    compared = compare(open_(a, cache=cache), open_(b, cache=cache), look_options(given).train_on)
     if json:
         print(orjson.dumps(compared.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
         print_comparison(compared, Console())
     raise typer.Exit(0 if compared.equal else 1)
+
+
+def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[int]:
+    """The items of a view whose rows have a note, listed with their places."""
+    import numpy as np
+
+    from penstock.chat.notes import told
+
+    numbers = dataset.noted(note)
+    items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
+    console.print(f"{note}: {told(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
+    files = dataset.notes.get("files", [])
+    for k, item in enumerate(items):
+        place = view[item].row
+        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
+        console.print(f"{k:>6}  {name} row {place.row}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    return items
 
 
 def _opened(where: str, cache: str | None, options: LookOptions, console: Console) -> tuple[Dataset, View]:

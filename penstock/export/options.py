@@ -1,37 +1,46 @@
-"""Every option of `penstock export`, declared once: flags and documentation come from here. Light: no numpy."""
+"""Options of `penstock export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
 
-from penstock.chat.formats import option
-from penstock.view.options import ViewFlags, checked_options
+from annotated_types import Ge
+
+from penstock.options import option
+from penstock.view.settings import ViewSettings
 
 
 class Weights(StrEnum):
-    """What happens to loss weights other than 0 and 1 in a format that only has a mask."""
+    """What to do with loss weights other than 0 and 1 in a format that only has a mask."""
 
     ERROR = "error"
     MASK = "mask"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions(ViewFlags):
-    """Options of `export`, besides the datasets, the format and the folder."""
+@dataclass(frozen=True, kw_only=True)  # without slots: ExportOptions has two bases
+class WriteOptions:
+    """How a view or mixture is written."""
 
-    seed: int = option("Seed of a mixture", 0)
-    epoch: int = option("Epoch of a mixture with fractions of its parts", 0)
-    capacity: int | None = option("Pack rows of that many tokens, where the format takes packed rows")
-    part_tokens: int | None = option("Tokens of a part: the unit of files, of resuming and of parallel work")
-    weights: Weights = option(
-        "Loss weights other than 0 and 1 where a format only has a mask: error, mask", Weights.ERROR
+    epoch: Annotated[int, Ge(0)] = option("Epoch to export, of a mixture with fractions", 0)
+    capacity: Annotated[int, Ge(1)] | None = option(
+        "Pack sequences into rows of this many tokens, if the format supports it"
     )
-    workers: int | None = option("Threads that write; default: as many as cores, at most 8")
+    part_tokens: Annotated[int, Ge(1)] | None = option("Tokens per part, the unit of files, resuming and parallel work")
+    weights: Weights = option(
+        "Loss weights other than 0 and 1 in a format that only has a mask: error, mask", Weights.ERROR
+    )
+    workers: Annotated[int, Ge(1)] | None = option("Writer threads; default: one per core, at most 8")
 
 
-def export_options(values: Mapping[str, Any]) -> ExportOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
-    return checked_options(ExportOptions, values)
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(WriteOptions, ViewSettings):
+    """Options of the command other than the datasets, the format and the folder."""
+
+    seed: Annotated[int, Ge(0)] = option("Seed of a mixture", 0)
+
+    @property
+    def view(self) -> ViewSettings:
+        """The options of the view."""
+        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})

@@ -71,7 +71,7 @@ class Totals(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DatasetDiff:
     """All that differs between A and B."""
 
     a: str
@@ -121,7 +121,7 @@ class _Matching(NamedTuple):
     added: Int64
 
 
-def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> Comparison:
+def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
     """All that differs; of changed rows, the first few are described."""
     if a.is_preference != b.is_preference:
         raise UsageError("one dataset holds preference pairs and the other single conversations: nothing to compare")
@@ -133,7 +133,7 @@ def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.
     other_tokens = left.tokens[first] != right.tokens[second]
     other_masks = ~other_tokens & (left.segments[first] != right.segments[second])
     other_content = ~other_tokens & ~other_masks & (left.content[first] != right.content[second])
-    return Comparison(
+    return DatasetDiff(
         a=a.key,
         b=b.key,
         recipe=tuple(_recipe_changes(a.recipe, b.recipe)),

@@ -1,14 +1,16 @@
-"""The options of `report`, `view`, `stats`, `show` and `diff`, declared once. Light: no numpy."""
+"""The options of `report`, `view`, `stats`, `show` and `diff`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from penstock.chat.formats import option
+from annotated_types import Ge
+
 from penstock.errors import RegionsUnknown
-from penstock.view.options import ViewFlags, checked_options
+from penstock.options import option, read_options
+from penstock.view.settings import UnknownRegions, ViewSettings, view_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,28 +18,37 @@ if TYPE_CHECKING:
     from penstock.api import Dataset, View
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookOptions(ViewFlags):
-    """Options of the commands that look at a dataset: those of a view, and those of packing."""
-
-    capacity: int | None = option("Tokens of a packed row; default: the maximum length")
-
-
-def look_options(values: Mapping[str, Any]) -> LookOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what is right."""
-    return checked_options(LookOptions, values)
-
-
 SHARDS_OPEN: Final = 16  # pages of mapped files count as memory; a look at a large dataset shouldn't
 
 
-def open_to_look(dataset: Dataset, options: ViewFlags, say: Callable[[str], None]) -> View:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookOptions(ViewSettings):
+    """Options of the commands that look at a dataset: those of a view, and those of packing."""
+
+    capacity: Annotated[int, Ge(1)] | None = option("Tokens of a packed row; default: the maximum length")
+
+    @property
+    def view(self) -> ViewSettings:
+        """The options of the view."""
+        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})
+
+
+def look_options(values: Mapping[str, Any]) -> LookOptions:
+    """Validated options."""
+    options = read_options(LookOptions, values, "a look")
+    view_settings({}, options.view)  # checks them together
+    return options
+
+
+def open_to_look(dataset: Dataset, options: LookOptions, say: Callable[[str], None]) -> View:
     """A view to look at. Rows whose regions are unknown are left out, and `say` hears it."""
+    from penstock.api import View
+
     dataset.keep_open = SHARDS_OPEN
     try:
-        return dataset.view(**options.view)
+        return View(dataset, options.view).filled()
     except RegionsUnknown as error:
         if dataset.recipe.get("adopted"):
             raise
         say(f"left out: {error}")
-        return dataset.view(**replace(options, regions_unknown="drop").view)
+        return View(dataset, replace(options.view, regions_unknown=UnknownRegions.DROP)).filled()

@@ -19,7 +19,7 @@ from penstock.look.html import render, script, source_hash, stylesheet
 from penstock.look.lineage import lineage
 from penstock.look.runs_folder import TrainingRun
 from penstock.look.stats import Stats, stats
-from penstock.look.tokens import Block, blocks, safe_bytes, sides_of
+from penstock.look.tokens import MessageBlock, blocks, safe_bytes, sides_of
 from penstock.store.dataset import StoredDataset
 from penstock.view.view import View
 
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     side: str
     tokens: int
     trained: int
-    blocks: list[Block]
+    blocks: list[MessageBlock]
 
 
 def report(view: View, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES) -> str:

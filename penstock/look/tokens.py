@@ -43,7 +43,7 @@ class TokenRun(NamedTuple):
         return self.weight > 0
 
 
-class Block(NamedTuple):
+class MessageBlock(NamedTuple):
     """All runs of one message, or of the text between two messages."""
 
     message: int
@@ -65,7 +65,7 @@ def example_of(dataset: Examples, sequence: int, policy: LossPolicy) -> Example:
     return cut_example(columns, number, Cut(0, length), policy, place, dataset)
 
 
-def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[Block]:
+def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[MessageBlock]:
     """The messages of an example; after `most` tokens, runs are left out and counted. No policy trains the `prompt`."""
     found, left = [], len(example) if most is None else most
     for (message, role), group in groupby(_runs(example, prompt), key=lambda run: (run.message, run.role)):
@@ -76,7 +76,7 @@ def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[B
                 left -= len(run.ids)
         tokens, kept = sum(len(run.ids) for run in own), sum(len(run.ids) for run in shown)
         trained = sum(len(run.ids) for run in own if run.trained)
-        found.append(Block(message, ROLE_NAMES[role], tokens, trained, tuple(shown), tokens - kept))
+        found.append(MessageBlock(message, ROLE_NAMES[role], tokens, trained, tuple(shown), tokens - kept))
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.arrays import Bool, Int64
 from penstock.notebook import html
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
 from penstock.view.examples import Examples
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
@@ -25,7 +25,7 @@ class Example:
 
     input_ids: Int64
     loss_weights: Float32
-    row: Place
+    row: RowLocation
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
     dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
@@ -59,7 +59,7 @@ class Pair:
     prompt_length: int
 
     @property
-    def row(self) -> Place:
+    def row(self) -> RowLocation:
         """Where the pair comes from."""
         return self.chosen.row
 
@@ -77,7 +77,7 @@ class Cut:
 
 
 def cut_example(
-    columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: Place, dataset: Examples | None = None
+    columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Examples | None = None
 ) -> Example:
     """The window of example `number` of a shard, weighted by the policy on the whole row."""
     first = int(columns.id_offsets[number])

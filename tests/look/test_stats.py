@@ -12,7 +12,7 @@ from rich.console import Console
 from penstock.chat.conversation import Part, Role
 from penstock.look.fill import Fill, Limit
 from penstock.look.stats import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
-from penstock.look.stats_table import stats_table
+from penstock.look.terminal.stats_table import stats_table
 from penstock.view.memory import MemoryExamples, Piece
 from tests.view.rows import chat, pairs, rows
 

@@ -18,7 +18,7 @@ _CAPACITY: Final = 4096
 _MOST: Final = 512  # rows of a step on one page
 
 
-class Placed(NamedTuple):
+class PlacedSequence(NamedTuple):
     """A sequence (or pair) in a row of the batch."""
 
     item: int
@@ -32,7 +32,7 @@ class Placed(NamedTuple):
 class BatchRow(NamedTuple):
     """A row of the batch: a bin when packed, else one sequence or pair."""
 
-    placed: list[Placed]
+    placed: list[PlacedSequence]
     tokens: int
     full: float
 
@@ -84,7 +84,7 @@ def _rows(session: Session, items: Any, counts: Any, capacity: int | None) -> li
             row = int(view.numbers[item])
             place = place_of(session.dataset, row)
             name = f"{session.sources.get(place.source, place.source)}, row {place.row:,}"
-            own.append(Placed(item, row, name, tokens, before / width, tokens / width))
+            own.append(PlacedSequence(item, row, name, tokens, before / width, tokens / width))
             before += tokens
         rows.append(BatchRow(own, before, before / width))
         at += count

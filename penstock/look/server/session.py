@@ -17,7 +17,7 @@ import orjson
 from penstock.api import Dataset, View
 from penstock.arrays import Int64
 from penstock.errors import PenstockError
-from penstock.look.compare import Comparison, compare
+from penstock.look.compare import DatasetDiff, compare
 from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
 from penstock.look.server.catalog import Catalog
@@ -29,7 +29,7 @@ from penstock.pack.settings import PlanSettings
 from penstock.view.example import Example
 from penstock.view.examples import place_of
 from penstock.view.policy import LossPolicy
-from penstock.view.settings import UnknownRegions, ViewSettings, checked_settings
+from penstock.view.settings import UnknownRegions, ViewSettings
 
 T = TypeVar("T")
 _PREVIEW: Final = 40  # tokens of a message in the list
@@ -52,10 +52,7 @@ class Session:
 
     def __init__(self, dataset: Dataset, options: LookOptions, against: Dataset | None = None) -> None:
         self.dataset, self.options, self.against = dataset, options, against
-        checked = checked_settings(options.view)
-        self.settings = ViewSettings(
-            train_on=checked.train_on, max_length=checked.max_length, overlong=checked.overlong
-        )
+        self.settings = options.view
         self.said = list[str]()
         self.sides = 2 if dataset.is_preference else 1
         self._lock = threading.RLock()
@@ -96,7 +93,7 @@ class Session:
         view = self.view()
         return self._once("figures", lambda: report_figures(view, stats(view, self.options.capacity), None))
 
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> DatasetDiff | None:
         """The difference to the other dataset, where there is one."""
         other = self.against
         if other is None:
