@@ -27,7 +27,7 @@ $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev  ## Run all tests
+test: $(VENV)/dev chromium  ## Run all tests
 	$(BIN)/python -m pytest -n 2
 
 quick: $(VENV)/dev  ## Run the quick tests, under two minutes
@@ -39,6 +39,13 @@ generate: $(VENV)/dev  ## Rewrite the files that are generated from the options
 
 graph: $(VENV)/dev  ## Print the import graph; fail on a backward edge
 	$(BIN)/python -m tools.graph
+
+# The viewer's tests run in Debian's Chromium. Where it is missing and can't be installed they are skipped, and say so.
+.PHONY: chromium
+chromium:
+	@command -v chromium chromium-browser >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	    && apt-get install -y -qq chromium >/dev/null; } \
+	    || echo "no Chromium: tests/look/test_browser.py is skipped (as root: apt-get install chromium)"
 
 check: $(VENV)/dev  ## Lint, formatting, types
 	$(BIN)/ruff check .

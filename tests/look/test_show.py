@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.chat.conversation import Part, Role
-from penstock.report.show import show, stretches
-from penstock.report.visible import visible_lines
+from penstock.look.terminal.show import show, stretches
+from penstock.look.visible import visible_lines
 from penstock.view.memory import MemoryExamples, Piece
 from tests.view.rows import rows
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.chat.conversation import Part, Role
-from penstock.report.visible import visible_lines
+from penstock.look.visible import visible_lines
 from penstock.view.example import Example, Pair
 from penstock.view.view import Served
 

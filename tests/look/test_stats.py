@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.chat.conversation import Part, Role
-from penstock.report.stats import Bin, Spread, Stats, stats
-from penstock.report.stats_table import stats_table
+from penstock.look.fill import Fill, Limit
+from penstock.look.stats import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
+from penstock.look.terminal.stats_table import stats_table
 from penstock.view.memory import MemoryExamples, Piece
 from tests.view.rows import chat, pairs, rows
 
@@ -23,20 +24,33 @@ DATASET = MemoryExamples.of([SHORT, LONG, SHORT, SILENT, UNKNOWN], shard_rows=2)
 
 
 def test_a_dataset_is_counted_whole() -> None:
-    assert stats(DATASET) == Stats(
-        rows=5,
-        sequences=5,
-        tokens=54,
-        trained=23,
-        trained_share=23 / 54,
-        lengths=Spread(10.8, 9, 30, 30, 30),
-        messages=Spread(2.0, 2, 3, 3, 3),
-        histogram=(Bin(2, 4, 1), Bin(4, 8, 1), Bin(8, 16, 2), Bin(16, 32, 1)),
-        tokens_by_role={"none": 4, "system": 4, "user": 14, "assistant": 32},
-        rows_without_trained_token=1,
-        rows_with_unknown_regions=1,
-        duplicate_rows=1,
-    )
+    seen = stats(DATASET)
+    assert (seen.rows, seen.sequences, seen.tokens, seen.trained) == (5, 5, 54, 23)
+    assert seen.trained_share == 23 / 54
+    assert seen.lengths == Spread(10.8, 9, 30, 30, 30)
+    assert seen.messages == Spread(2.0, 2, 3, 3, 3)
+    assert seen.histogram == (Bin(2, 4, 1), Bin(4, 8, 1), Bin(8, 16, 2), Bin(16, 32, 1))
+    assert seen.tokens_by_role == {"none": 4, "system": 4, "user": 14, "assistant": 32}
+    assert seen.trained_by_role == {"assistant": 23}
+    assert seen.message_histogram == (Bin(0, 1, 0), Bin(1, 2, 1), Bin(2, 3, 2), Bin(3, 4, 1))
+    assert (seen.rows_without_trained_token, seen.rows_with_unknown_regions, seen.duplicate_rows) == (1, 1, 1)
+    assert seen.copies == (Copies(row=0, copies=2),)
+    assert seen.longest[0] == Named(row=1, tokens=30, trained=17)
+    assert [named.row for named in seen.emptiest[:2]] == [3, 4]
+    assert seen.flags == {"nothing_trained": Flagged(2, (3, 4)), "regions_unknown": Flagged(1, (4,))}
+    assert seen.sources == (SourceCounts(0, "source 0", 5, 54, 23),)
+    assert seen.limits[0] == Limit(32, 0, 0, 0.0)
+    assert seen.packing[0] == Fill(32, 2, 54, 1 - 54 / 64, 0)
+
+
+def test_rows_that_look_wrong_are_flagged() -> None:
+    bare = [Piece(0, Role.USER, Part.BODY, (1, 2)), Piece(1, Role.ASSISTANT, Part.BODY, (3, 4, 5))]
+    dataset = MemoryExamples.of([SHORT, bare, LONG], shard_rows=2)
+    assert stats(dataset).flags == {"no_stop": Flagged(1, (1,))}
+    cut = stats(dataset.view(max_length=14)).flags
+    assert cut == {"no_stop": Flagged(1, (1,)), "cut_answer": Flagged(1, (2,))}
+    assert "cut_answer" not in stats(dataset.view(max_length=14, overlong="split")).flags
+    assert stats(dataset.view(max_length=4)).flags["cut_answer"].first == (1,)
 
 
 def test_a_view_is_counted_as_it_serves() -> None:
@@ -59,7 +73,11 @@ def test_statistics_agree_with_the_ledger(
         seen = stats(view)
         assert (seen.rows, seen.tokens) == (view.ledger.kept, view.ledger.trained + view.ledger.masked)
         assert sum(seen.tokens_by_role.values()) == seen.tokens
-        assert sum(bar.sequences for bar in seen.histogram) == seen.sequences == view.lengths.size
+        assert sum(seen.trained_by_role.values()) == sum(source.trained for source in seen.sources) == seen.trained
+        assert sum(source.rows for source in seen.sources) == seen.rows
+        assert seen.ledger.adds_up
+        for histogram in (seen.histogram, seen.fine_histogram):
+            assert sum(bar.sequences for bar in histogram) == seen.sequences == view.lengths.size
         whole = stats(dataset)
         assert (whole.rows, whole.tokens) == (len(dataset), view.ledger.tokens)
         assert sum(whole.tokens_by_role.values()) == whole.tokens

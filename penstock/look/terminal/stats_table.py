@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, JustifyMethod
 from rich.table import Table
 
-from penstock.report.stats import Spread, Stats
+from penstock.look.stats import Spread, Stats
 
 _BAR = 40
 
