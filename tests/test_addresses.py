@@ -66,7 +66,7 @@ def test_commands(
         with pytest.raises(SystemExit) as caught:
             main()
         assert caught.value.code in (1, 2)
-        assert "(s3)" in capsys.readouterr().err.replace("\n", " "), arguments
+        assert "s3 addresses" in capsys.readouterr().err.replace("\n", " "), arguments
     assert not list(Path().glob("*:*"))
 
 
