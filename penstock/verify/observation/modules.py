@@ -82,7 +82,7 @@ class ModuleRecorder:
     def _count_forward(self, module: int) -> None:
         """Counts a layer when it is called, and its recomputation when its first child runs in a backward pass.
 
-        Checkpointing wraps a layer's call or only its `forward`; the layer's own hooks run again in the first case only.
+        Checkpointing wraps a layer's call or only its `forward`; only in the first case do the layer's hooks run again.
         """
         if self._steps.in_backward:
             self.recomputed += module in self._first_children
