@@ -41,7 +41,8 @@ REST = """
 ## penstock show DATASET
 
 Prints one example: each run of tokens with its message, role, part and weight; trained text is marked with `+`.
-`--row N` chooses the example, `--train-on` the loss policy, `--max-length` the longest sequence.
+`--row N` chooses the example, `--noted NAME` lists the rows with a [note](notes.md) and chooses among them, `--train-on`
+the loss policy, `--max-length` the longest sequence.
 
 ## penstock stats DATASET
 
