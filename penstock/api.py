@@ -20,6 +20,7 @@ from penstock.build.options import PrepareOptions, prepare_options
 from penstock.export.options import WriteOptions
 from penstock.feed.loader import Loader
 from penstock.feed.settings import LoaderOptions
+from penstock.notebook import html
 from penstock.options import with_signature
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.view import mixture, view
@@ -29,13 +30,21 @@ if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress
-    from penstock.export.export import Exported
-    from penstock.export.export import OnProgress as OnExportProgress
+    from penstock.export.exporter import Exported
+    from penstock.export.exporter import OnProgress as OnExportProgress
+    from penstock.look.stats import Stats
     from penstock.store.conversations import ConversationReader
 
 
 class View(view.View):
     """A dataset as a loss policy, a maximum length and a hold-out see it."""
+
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of what this view serves: what `penstock stats` prints and a report shows."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     @with_signature(LoaderOptions)
     def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
@@ -82,6 +91,12 @@ class Mixture(mixture.Mixture):
         return _to_hf(self, capacity)
 
 
+def _stats(counted: View | Dataset, capacity: int | None) -> Stats:
+    from penstock.look.stats import stats
+
+    return stats(counted, capacity)
+
+
 def _export(
     served: View | Mixture,
     to: str,
@@ -89,7 +104,7 @@ def _export(
     on_progress: OnExportProgress | None,
     options: ExportArguments,
 ) -> Exported:
-    from penstock.export.export import export  # needs pyarrow's writers, which training does without
+    from penstock.export.exporter import export  # needs pyarrow's writers, which training does without
 
     return export(served, to, folder, on_progress, **options)
 
@@ -107,6 +122,13 @@ class Dataset(StoredDataset):
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
         return View(self, view_settings(options)).filled()
+
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of all rows; trained is what `all_assistant_messages` trains."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.

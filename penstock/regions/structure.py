@@ -46,11 +46,11 @@ class HeaderFinder:
         open_questions: list[int] = []
         for context in np.flatnonzero(np.bincount(contexts)).tolist():
             left = np.flatnonzero(contexts == context)
-            for header in self._quick[context]:
+            for candidate in self._quick[context]:
                 if not len(left):
                     break
-                begins = begins_with(text, opening.starts[left], opening.ends[left], header)
-                found[left[begins]] += len(header)
+                begins = begins_with(text, opening.starts[left], opening.ends[left], candidate)
+                found[left[begins]] += len(candidate)
                 left = left[~begins]
             open_questions += left.tolist()
         lost: set[int] = set()
@@ -58,13 +58,12 @@ class HeaderFinder:
         for index in sorted(open_questions):
             row = int(opening.rows[index])
             if row not in lost:
-                header = self._ask(
-                    regions.conversation(row), regions, opening, index, Role(int(previous[index])), asked
-                )
-                if header is None:
+                role = Role(int(previous[index]))
+                own = self._ask(regions.conversation(row), regions, opening, index, role, asked)
+                if own is None:
                     lost.add(row)
                 else:
-                    found[index] += len(header)
+                    found[index] += len(own)
         return found, lost
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:

@@ -56,6 +56,7 @@ class StoredDataset:
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._lock = threading.Lock()
         self._marked = 0.0
+        self.keep_open: int | None = None  # shards that stay mapped; None: as many as file descriptors allow
 
     # -- description ----------------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class StoredDataset:
         columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
         with self._lock:
             self._open[shard] = columns
-            if len(self._open) > _open_limit():
+            if len(self._open) > (self.keep_open or _open_limit()):
                 self._open.popitem(last=False)
         return columns
 

@@ -121,6 +121,11 @@ class View:
         """Per item, where in its row it begins."""
         return self._index.starts
 
+    @property
+    def prompts(self) -> Int32:
+        """Per pair, where in its row the common prompt ends; of single examples: empty."""
+        return self._index.prompts
+
     @cached_property
     def trained_weights(self) -> Float32:
         """Per item of single examples, the sum of its predicted tokens' loss weights; the first token is not one."""
@@ -145,17 +150,17 @@ class View:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
 
     def pair(self, index: SupportsIndex) -> Pair:
         """The item of a view of preference data."""
         item = self._item(index)
         number, columns, local = self._find(item)
         start, prompt = int(self._index.starts[item]), int(self._index.prompts[item])
-        lengths = [int(length) for length in self._index.lengths[item]]
+        lengths, policy = [int(length) for length in self._index.lengths[item]], self.settings.train_on
         place = place_of(self.dataset, number)
         chosen, rejected = (
-            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), self.settings.train_on, place)
+            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), policy, place, self.dataset)
             for side, length in enumerate(lengths)
         )
         return Pair(chosen, rejected, prompt - start)
