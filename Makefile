@@ -44,7 +44,7 @@ graph: $(VENV)/dev  ## Print the import graph; fail on a backward edge
 .PHONY: chromium
 chromium:
 	@command -v chromium chromium-browser >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	    && apt-get install -y -qq chromium >/dev/null; } \
+	    && { apt-get update -qq; apt-get install -y -qq chromium; } >/dev/null; } \
 	    || echo "no Chromium: tests/look/test_browser.py is skipped (as root: apt-get install chromium)"
 
 check: $(VENV)/dev  ## Lint, formatting, types

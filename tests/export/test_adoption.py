@@ -104,7 +104,7 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
             {"input_ids": [1]},
             {"check_tokenizer": "no"},
             UsageError,
-            "check_tokenizer='no' is unknown. Use one of: error, warn",
+            "check_tokenizer='no' is unknown. Use one of: error",
         ),
     ],
 )
