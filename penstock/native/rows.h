@@ -36,7 +36,7 @@ enum { HAS_CALLS = 1, CALLS_PRINTED = 2, CONTENT_PRINTED = 4, HAS_REASONING = 8,
 
 /* Reads a row; gives up where it is not usual, so that the Python reader decides. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
-/* What became of a message in the rendered text (the flags above). */
-void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags);
+/* What became of the messages from:to in the rendered text (the flags above). */
+void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags);
 
 #endif
