@@ -11,6 +11,7 @@ import numpy as np
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
 from penstock.store.cache import Cache
+from penstock.store.chains import sizes
 from penstock.store.manifest import COUNTS, Manifest, ShardTable
 from penstock.store.shard import read_shard
 
@@ -62,7 +63,7 @@ def make_manifest(
         columns, meta = read_shard(cache.shard_path(name))
         ledgers.append(meta.ledger)
         proved += len(meta.proof["rows"])
-        found, counts = np.unique(np.diff(columns.id_offsets), return_counts=True)
+        found, counts = np.unique(sizes(columns), return_counts=True)
         lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     table = ShardTable(
         names=names,

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.addresses import local_path
 from penstock.chat.formats import FormatOptions, option
 from penstock.errors import UsageError
-from penstock.regions.modes import RegionsMode, StopMode
+from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
 from penstock.store.trust import Trust
 
 
@@ -85,6 +85,10 @@ class PrepareOptions(FormatOptions):
     )
     date: datetime.date | None = option("Date that templates print (YYYY-MM-DD); default: today, resolved once")
     regions: RegionsMode = option("Whose word decides what the assistant wrote: auto, structure", RegionsMode.AUTO)
+    turns: TurnsMode = option(
+        "Context of an assistant's turn: conversation (one render of the row), or faithful (what inference shows)",
+        TurnsMode.CONVERSATION,
+    )
     stop: StopMode = option(
         "What ends an assistant's turn: template, or next-marker for templates that print no end token",
         StopMode.TEMPLATE,

@@ -40,6 +40,9 @@ from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
+from penstock.regions.chain_segments import split_chains
+from penstock.regions.chains import Arranger
+from penstock.regions.modes import TurnsMode
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
 from penstock.sources import Rows
@@ -78,18 +81,28 @@ class _Examples:
     sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
+    heads: list[int] = field(default_factory=list)  # how many segments of its row's last example each begins with
 
-    def add(self, rows: Sequence[int], sides: Sequence[int], texts: Sequence[bytes], segments: Segments) -> None:
+    def add(
+        self,
+        rows: Sequence[int],
+        sides: Sequence[int],
+        texts: Sequence[bytes],
+        segments: Segments,
+        heads: Sequence[int] | None = None,
+    ) -> None:
         self.segments = self.segments.followed_by(segments) if self.rows else segments
         self.rows += rows
         self.sides += sides
         self.texts += texts
+        self.heads += [0] * len(rows) if heads is None else heads
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Only these examples are left."""
         self.rows = [self.rows[k] for k in numbers]
         self.sides = [self.sides[k] for k in numbers]
         self.texts = [self.texts[k] for k in numbers]
+        self.heads = [self.heads[k] for k in numbers]
         self.segments = self.segments.taken(np.array(numbers, np.int64))
 
 
@@ -105,6 +118,7 @@ class Rendering:
             mapping=recipe.mapping,
             special_text=vocabulary.special_contents,
             added_tokens=[token.content for token in vocabulary.added],
+            turns=recipe.turns is TurnsMode.FAITHFUL,
             fast=fast,
         )
         self.splitter = Splitter(
@@ -114,6 +128,7 @@ class Rendering:
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
         )
+        self.arranger = Arranger(self.splitter.boundaries, vocabulary.cuts)
         self.renderer.forget_paths()  # those that the probes took
 
 
@@ -193,11 +208,11 @@ class Pipeline:
             parts.append(self._encode(examples, state))
         if plain.rows:
             parts.append(surrounded(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
-        places = examples.rows + plain.rows, examples.sides + plain.sides
+        places = examples.rows + plain.rows, examples.sides + plain.sides, examples.heads + plain.heads
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
-        batch.rows, batch.sides = (np.array(numbers, np.int64) for numbers in places)
+        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in places)
         order = np.lexsort((batch.sides, batch.rows))
         if np.any(np.diff(order) < 0):
             batch = batch.taken(order)
@@ -247,8 +262,11 @@ class Pipeline:
         """Render usual rows from their bytes; the rows that are left."""
         found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
         places = [numbers[k] for k in found.rows]
-        segments = self._split(rendering, found.rendered, places, state)
-        examples.add(places, [0] * len(places), found.texts, segments)
+        if self.recipe.turns is TurnsMode.FAITHFUL:
+            self._add_chains(rendering, found.rendered, places, examples, state)
+        else:
+            segments = self._split(rendering, found.rendered, places, state)
+            examples.add(places, [0] * len(places), found.texts, segments)
         state.fresh += [numbers[k] for k in found.fresh]
         return [numbers[k] for k in found.left]
 
@@ -281,6 +299,9 @@ class Pipeline:
             rendering = self.renderings[way]
             rendered = rendering.renderer.render([e.conversation for e in members])
             places = [e.row for e in members]
+            if self.recipe.turns is TurnsMode.FAITHFUL:
+                self._add_chains(rendering, rendered, places, examples, state)
+                continue
             segments = self._split(rendering, rendered, places, state)
             examples.add(places, [e.side for e in members], rendered.texts, segments)
         return plain
@@ -320,6 +341,27 @@ class Pipeline:
     def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
         """Cut the rendered texts of rows into segments, and reject what must be."""
         segments, dropped = rendering.splitter.split(rendered)
+        self._tell(rendered, segments, dropped, rows, state)
+        return segments
+
+    def _add_chains(
+        self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], examples: _Examples, state: SliceState
+    ) -> None:
+        """Add the examples of rows in which every assistant turn has the context that inference shows."""
+        found = split_chains(rendering.arranger, rendering.splitter, rendered)
+        self._tell(rendered, found.segments, found.errors, rows, state)
+        places = [rows[row] for row in found.rows.tolist()]
+        examples.add(places, found.order.tolist(), found.texts, found.segments, found.heads.tolist())
+
+    def _tell(
+        self,
+        rendered: Rendered,
+        segments: Segments,
+        dropped: dict[int, RowError],
+        rows: Sequence[int],
+        state: SliceState,
+    ) -> None:
+        """Note what happened to conversations, and reject what must be."""
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
@@ -329,7 +371,6 @@ class Pipeline:
             state.reject(rows[k], error)
         state.render += rendered.reference
         state.notes += segments.notes
-        return segments
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from penstock.store.shard import ShardMeta
 
 SHARE = 0.005  # of a shard's bytes
 LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # a few rows at least, unless they are large
-_OF_EXAMPLES = ("row_hashes", "sides")
+_OF_EXAMPLES = ("row_hashes", "sides", "prefixes")
 _OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 
@@ -62,7 +62,7 @@ def contradictions(rows: Rows, columns: Columns, meta: ShardMeta) -> str | None:
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
     if not np.array_equal(hashes[columns.rows], columns.row_hashes):
         return "its hashes are not those of the slice's rows"
-    if not kinds or ledger != (len(rows.rows), len(kept), columns.examples, len(columns.ids)):
+    if not kinds or ledger != (len(rows.rows), len(kept), columns.examples, columns.tokens):
         return "its ledger does not add up"
     return None
 

@@ -74,7 +74,7 @@ class SliceJob:
             "kept": kept,
             "rejected": dict(Counter(entry["kind"] for entry in result.rejected)),
             "examples": columns.examples,
-            "tokens": int(columns.id_offsets[-1]),
+            "tokens": columns.tokens,
             "regions_unknown": unknown,
             "notes": {note: n for note, n in sorted(result.notes.items()) if n},
             "warnings": self.pipeline.warnings,

@@ -23,6 +23,10 @@ class Note(StrEnum):
     NO_STOP = "no_stop"
     HEADER_UNKNOWN = "header_unknown"
     SPAN_UNOWNED = "span_unowned"
+    TRAILING_MESSAGES = "trailing_messages"
+    TURN_REFUSED = "turn_refused"
+    TURN_UNSETTLED = "turn_unsettled"
+    TURN_STRADDLES = "turn_straddles"
     ARROW_NULLS = "arrow nulls dropped"
 
 
@@ -41,11 +45,21 @@ _TOLD = {
     Note.NO_STOP: "an answer ends without a stop token; see --stop next-marker",
     Note.HEADER_UNKNOWN: "the start of an answer is not certain, so regions are unknown",
     Note.SPAN_UNOWNED: "a {% generation %} block has text of no message, so regions are unknown",
+    Note.TRAILING_MESSAGES: "messages after the last answer rewrite it, and are left out",
+    Note.TURN_REFUSED: "the template refuses what comes before the answer, so it is context and not trained",
+    Note.TURN_UNSETTLED: "the server's prompt ends in a block that the answer does not continue, so the answer is "
+    "context and not trained; give template variables that print the same prompt as the answer (enable_thinking)",
+    Note.TURN_STRADDLES: "the answer's first token would take in the end of the server's prompt, so the answer is "
+    "context and not trained",
     Note.ARROW_NULLS: "null fields of structs, which Arrow adds, were dropped",
 }
 
 
+_OF_TURNS = (Note.TURN_REFUSED, Note.TURN_UNSETTLED, Note.TURN_STRADDLES)
+
+
 def told(note: str, count: int) -> str:
     """One line for the summary; a note of another version by its name alone."""
-    unit = "fields" if note == Note.ARROW_NULLS else "row" if count == 1 else "rows"
+    unit = "fields" if note == Note.ARROW_NULLS else "turn" if note in _OF_TURNS else "row"
+    unit = f"{unit}s" if count != 1 and unit != "fields" else unit
     return f"{count:,} {unit}: {_TOLD[Note(note)] if note in set(Note) else note}"

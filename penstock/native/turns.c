@@ -114,7 +114,7 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
     Turn found = {.flags = CONTENT_PRINTED};
     const Mark at = mark(m);
     found.prompt.start = m->out.n;
-    if (!try_run(self, c, i, prompting(m, c->variables), b->sizes[row])) {
+    if (!i || !try_run(self, c, i, prompting(m, c->variables), b->sizes[row])) { /* nobody asks without a message */
         found.state = PROMPT_REFUSED;
         release(m, at);
         return found;

@@ -158,7 +158,10 @@ def _count(windows: Windows) -> Counts:
     own = np.unique(windows.numbers)  # a split row is one row
     messages = runs.highest_message(np.ones(len(runs.roles), np.bool_)).astype(np.int64) + 1
     known = sequences[~runs.unknown[sequences]]
-    return Counts(lengths, messages[known], row_hashes(rows.columns)[own], int(rows.unknown[own].sum()), roles)
+    hashes = row_hashes(rows.columns)[own]
+    if rows.columns.prefixes is not None:  # the examples of a row are no duplicates
+        hashes = hashes[np.flatnonzero(np.diff(rows.columns.rows[own], prepend=np.uint32(0xFFFFFFFF)))]
+    return Counts(lengths, messages[known], hashes, int(rows.unknown[own].sum()), roles)
 
 
 def _histogram(lengths: Int64) -> tuple[Bin, ...]:
