@@ -31,7 +31,8 @@ from penstock.build.reading import (
     unbroken,
 )
 from penstock.build.recipe import NO_DATE, Recipe
-from penstock.chat.conversation import Conversation
+from penstock.build.seams import Seams, reseamed, unseamed
+from penstock.chat.conversation import Conversation, Part
 from penstock.chat.formats import Format
 from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
@@ -82,6 +83,7 @@ class _Examples:
     texts: list[bytes] = field(default_factory=list)
     segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
     heads: list[int] = field(default_factory=list)  # how many segments of its row's last example each begins with
+    seams: list[int] = field(default_factory=list)  # where a text is encoded in two parts; 0: nowhere
 
     def add(
         self,
@@ -90,12 +92,14 @@ class _Examples:
         texts: Sequence[bytes],
         segments: Segments,
         heads: Sequence[int] | None = None,
+        seams: Sequence[int] | None = None,
     ) -> None:
         self.segments = self.segments.followed_by(segments) if self.rows else segments
         self.rows += rows
         self.sides += sides
         self.texts += texts
         self.heads += [0] * len(rows) if heads is None else heads
+        self.seams += [0] * len(rows) if seams is None else seams
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Only these examples are left."""
@@ -103,13 +107,14 @@ class _Examples:
         self.sides = [self.sides[k] for k in numbers]
         self.texts = [self.texts[k] for k in numbers]
         self.heads = [self.heads[k] for k in numbers]
+        self.seams = [self.seams[k] for k in numbers]
         self.segments = self.segments.taken(np.array(numbers, np.int64))
 
 
 class Rendering:
     """Everything that one template needs."""
 
-    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, fast: bool) -> None:
+    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, encoder: Encoder, fast: bool) -> None:
         self.renderer = TemplateRenderer(
             template,
             special_tokens=recipe.special_tokens,
@@ -128,7 +133,9 @@ class Rendering:
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
         )
-        self.arranger = Arranger(self.splitter.boundaries, vocabulary.cuts)
+        cuts = [token for token in vocabulary.cuts if token in template or token in recipe.special_tokens.values()]
+        self.seams = Seams(encoder, cuts)
+        self.arranger = Arranger(self.splitter.boundaries, cuts, self.seams.straddles, may_tear=vocabulary.byte_level)
         self.renderer.forget_paths()  # those that the probes took
 
 
@@ -143,9 +150,11 @@ class Pipeline:
         self.normaliser = Normaliser(self.vocabulary)
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
+        self.seams = Seams(self.encoder, self.vocabulary.cuts)
         self._special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
-            name: Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
+            name: Rendering(recipe, text, self.vocabulary, self.encoder, fast)
+            for name, text in recipe.templates.items()
         }
         # With a second template for tools, a row must be read to know which one renders it.
         self._usual = self.renderings.get("default") if "tool_use" not in self.renderings else None
@@ -223,12 +232,26 @@ class Pipeline:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
         sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
-        stages = self.encoder, self.normaliser, self.vocabulary
         try:
-            return encode_texts(examples.texts, examples.segments, *stages)
+            batch = self._encoded(examples)
         except EncoderPanic:
             self._reject(examples, self._panics(examples), state)
-        return encode_texts(examples.texts, examples.segments, *stages)
+            batch = self._encoded(examples)
+        return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
+
+    def _encoded(self, examples: _Examples) -> ExampleBatch:
+        texts, segments, counts = unseamed(examples.texts, examples.segments, examples.seams)
+        batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        return reseamed(batch, counts)
+
+    def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
+        """Turns whose answers do not begin behind the tokens of their prompts become context."""
+        for example, message in self.seams.torn(examples.texts, examples.segments, batch):
+            own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
+            parts, messages = batch.parts[own], batch.messages[own]
+            parts[messages == message] = Part.CONTEXT
+            state.notes[Note.TURN_STRADDLES.value] += 1
+        return batch
 
     def _panics(self, examples: _Examples) -> dict[int, RowError]:
         """Which texts an engine panics at, found one by one."""
@@ -351,7 +374,9 @@ class Pipeline:
         found = split_chains(rendering.arranger, rendering.splitter, rendered)
         self._tell(rendered, found.segments, found.errors, rows, state)
         places = [rows[row] for row in found.rows.tolist()]
-        examples.add(places, found.order.tolist(), found.texts, found.segments, found.heads.tolist())
+        examples.add(
+            places, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
+        )
 
     def _tell(
         self,

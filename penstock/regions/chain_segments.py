@@ -22,6 +22,7 @@ class ChainSegments(NamedTuple):
     rows: Int64  # the conversation of each
     order: Int64  # its number among those of its row
     heads: Int64  # how many segments of the root it begins with
+    seams: Int64  # where its text is encoded in two parts; 0: nowhere
     errors: dict[int, RowError]  # by conversation
 
 
@@ -36,7 +37,7 @@ def split_chains(arranger: Arranger, splitter: Splitter, rendered: Rendered) -> 
         heads, torn = _heads(chains, segments)
         assert not torn, "chains that share nothing are torn"
     order = np.arange(len(chains.rows)) - np.searchsorted(chains.rows, chains.rows)
-    return ChainSegments(chains.rendered.texts, segments, chains.rows, order, heads, errors)
+    return ChainSegments(chains.rendered.texts, segments, chains.rows, order, heads, chains.seams, errors)
 
 
 def _heads(chains: Chains, segments: Segments) -> tuple[Int64, set[int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from penstock.regions.headers import Boundaries
 from penstock.regions.segments import gathered
 from penstock.template.rendered import MessageFlag, Rendered
 from penstock.template.turns import REFUSED, Turns, TurnState
+
+Straddles = Callable[[bytes, bytes], bool]
 
 
 class Own(NamedTuple):
@@ -49,6 +51,7 @@ class Chain:
     known: bool
     turns: list[Own]
     skipped: int = 0
+    seam: int = 0  # where in `text` it must be encoded in two parts; 0: nowhere
     is_root: bool = False
     others: range = range(0)  # messages of others that belong to it
 
@@ -74,6 +77,7 @@ class Chains:
     rendered: Rendered  # of chains, the texts behind what they have in common with their roots
     rows: Int64  # per example: the conversation that it comes from
     skipped: Int64  # per example: bytes of the root that stand before its text
+    seams: Int64  # per example: where its text is encoded in two parts; 0: nowhere
     own: Bool  # per message of each example
     prompt_ends: Int64  # per message of each example: -1 where it trains no turn of it
     answer_ends: Int64
@@ -83,10 +87,13 @@ class Chains:
 class Arranger:
     """Arranges rendered turns into examples."""
 
-    def __init__(self, boundaries: Boundaries, safe_tokens: Sequence[str], *, share: bool = True) -> None:
-        """`safe_tokens` are those at which a text can be cut without changing any token."""
-        self._boundaries = boundaries
-        self._safe = tuple(token.encode() for token in safe_tokens) if share else ()
+    def __init__(
+        self, boundaries: Boundaries, safe_tokens: Sequence[str], straddles: Straddles, *, may_tear: bool
+    ) -> None:
+        """`safe_tokens` are those at which a text can be cut without changing any token; `straddles` says whether an
+        answer's first token would take in its prompt's end, and `may_tear` whether both can be encoded apart."""
+        self._boundaries, self._straddles, self._may_tear = boundaries, straddles, may_tear
+        self._safe = tuple(token.encode() for token in safe_tokens)
         self._apart: frozenset[int] = frozenset()
 
     def arrange(self, rendered: Rendered, apart: frozenset[int] = frozenset()) -> Chains:
@@ -96,7 +103,7 @@ class Arranger:
         assert turns is not None
         states = turns.table[:, 2]
         usual = (TurnState.CONTINUES | TurnState.IN_ROOT).value
-        odd = np.unique(turns.table[(states & usual) != usual, 0])
+        odd = np.union1d(turns.table[(states & usual) != usual, 0], self._straddling_rows(rendered, turns))
         notes: Counter[str] = Counter()
         made = self._rows(rendered, turns, odd.tolist(), notes)
         simple = np.ones(len(rendered.text_ends), np.bool_)
@@ -104,6 +111,29 @@ class Arranger:
         rows = np.concatenate((np.flatnonzero(simple), np.array([chain.row for chain in made], np.int64)))
         order = np.argsort(rows, kind="stable")
         return self._batch(rendered, turns, made, rows[order], order, np.flatnonzero(simple), notes)
+
+    def _straddling_rows(self, rendered: Rendered, turns: Turns) -> Int64:
+        """Rows with a turn in their text as it stands whose first token would take in the prompt's end."""
+        usual = (TurnState.CONTINUES | TurnState.IN_ROOT).value
+        table = turns.table[(turns.table[:, 2] & usual) == usual].astype(np.int64)
+        if not len(table):
+            return np.empty(0, np.int64)
+        starts = np.concatenate(([0], rendered.text_ends))[:-1]
+        low, seams, ends = starts[table[:, 0]], starts[table[:, 0]] + table[:, 3], starts[table[:, 0]] + table[:, 4]
+        inside = (table[:, 3] > 0) & (table[:, 3] < table[:, 4]) & (seams < rendered.text_ends[table[:, 0]])
+        text = np.frombuffer(rendered.data, np.uint8)
+        at = np.where(inside, seams, 1)
+        doubtful = inside & _may_merge(text[at - 1], text[at]) if len(text) > 1 else inside
+        return table[
+            [
+                k
+                for k in np.flatnonzero(doubtful).tolist()
+                if self._straddles(
+                    rendered.data[max(low[k], seams[k] - 4096) : seams[k]], rendered.data[seams[k] : ends[k]]
+                )
+            ],
+            0,
+        ]
 
     # ---- one row
 
@@ -171,6 +201,8 @@ class Arranger:
                 notes[Note.TURN_REFUSED.value] += 1
             elif turn.number in spliced:
                 continue
+            elif turn.state & TurnState.CONTINUES and self._is_torn(turn, root):
+                self._add_torn(turn, root, sides, details, notes)
             elif turn.state & TurnState.IN_ROOT and turn.state & TurnState.CONTINUES:
                 root.turns.append(_own(turn))
             else:
@@ -205,6 +237,33 @@ class Arranger:
             sides.pop()
         side.others = range(side.turns[0].message + 1, turn.message)
         sides.append(self._cut_back(side, root))
+
+    def _is_torn(self, turn: _Turn, root: Chain) -> bool:
+        """Whether the turn's first token would take in the end of its prompt."""
+        text = root.text[: turn.size] if turn.state & TurnState.IN_ROOT else root.text[: turn.cut] + turn.text
+        seam = turn.prompt_size
+        if not 0 < seam < len(text) or not _may_merge(np.uint8(text[seam - 1]), np.uint8(text[seam])):
+            return False
+        return self._straddles(text[max(0, seam - 4096) : seam], text[seam:])
+
+    def _add_torn(
+        self, turn: _Turn, root: Chain, sides: list[Chain], details: dict[int, Any], notes: Counter[str]
+    ) -> None:
+        """A chain of its own for a turn that is encoded apart from its prompt."""
+        if not self._may_tear:
+            notes[Note.TURN_STRADDLES.value] += 1
+            return
+        if turn.state & TurnState.IN_ROOT:
+            text, known, spans = root.text[: turn.size], root.known, root.spans[root.spans[:, 0] < turn.size]
+            pieces = root.pieces[root.pieces[:, 1] < turn.size].copy()
+            pieces[:, 2] = np.minimum(pieces[:, 2], turn.size)
+        else:
+            own, spans = details[turn.number]
+            text, known = root.text[: turn.cut] + turn.text, root.known and bool(turn.state & TurnState.KNOWN)
+            pieces = np.concatenate((root.pieces[root.pieces[:, 1] < turn.cut], own))
+        chain = Chain(root.row, text, pieces, np.minimum(spans, turn.size), known, [_own(turn)])
+        chain = self._shortened(chain, root, min(turn.common, turn.prompt_size))
+        sides.append(replace(chain, seam=turn.prompt_size - chain.skipped))
 
     def _spliced(self, turn_text: bytes, turn: _Turn, chain: Chain) -> Chain | None:
         """The server's prompt, then the answer of a turn that does not begin with it; None: it can't be told."""
@@ -313,6 +372,8 @@ class Arranger:
         )  # fmt: skip
         skipped = np.zeros(len(rows), np.int64)
         skipped[place[count:]] = [chain.skipped for chain in made]
+        seams = np.zeros(len(rows), np.int64)
+        seams[place[count:]] = [chain.seam if chain.known else 0 for chain in made]
         own = np.ones(len(messages), np.bool_)
         ends = np.full((2, len(messages)), -1, np.int64)
         table = turns.table[to[turns.table[:, 0]] >= 0].astype(np.int64)
@@ -325,7 +386,7 @@ class Arranger:
         own &= (batch.message_roles != Role.ASSISTANT) | (ends[0] >= 0)
         flags[~own & (batch.message_roles != Role.SYSTEM)] = MessageFlag.CONTENT_PRINTED
         batch = replace(batch, message_flags=flags)
-        return Chains(batch, rows, skipped, own, ends[0], ends[1], notes)
+        return Chains(batch, rows, skipped, seams, own, ends[0], ends[1], notes)
 
 
 def _own(turn: _Turn) -> Own:
@@ -387,6 +448,14 @@ def _with(found: _Moved, more: list[tuple[bool, npt.NDArray[Any]]], places: Int6
     order = np.lexsort((joined[3], joined[2], joined[0]))
     rows, messages, starts, ends = (column[order] for column in joined)
     return rows, messages, starts, ends
+
+
+def _may_merge(last: Any, first: Any) -> Any:
+    """Whether a tokenizer may see two neighbouring bytes as one: all but a line's end or a marker before a visible
+    character."""
+    blank = (first == 32) | ((first >= 9) & (first <= 13))
+    ends_line, ends_marker = (last >= 10) & (last <= 13), last == 62
+    return np.where(ends_marker | ends_line, blank & ~ends_marker, True) & (first != 60)
 
 
 def _is_closed(prompt: bytes) -> bool:
