@@ -12,8 +12,11 @@ per template: turns, chains, refused, wrong. Exit code 1 if anything is wrong.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import random
+import re
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -25,13 +28,23 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from benchmarks.models import trl_templates
+from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
 from penstock.chat.conversation import Role
 from penstock.errors import PenstockError
 
-FILES = ("tau_airline_a", "swe_trajs_a", "sgd_dev_a", "smile_zh_2000", "lf_reason_tool_use", "lf_glaive_toolcall_en_demo")
-DATE = "2025-01-01"
+FILES = (
+    "tau_airline_a",
+    "swe_trajs_a",
+    "sgd_dev_a",
+    "smile_zh_2000",
+    "lf_reason_tool_use",
+    "lf_glaive_toolcall_en_demo",
+)
+MARKERS = re.compile(
+    r"<\|[\w/]+\|?>|<[\w/]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{2,}\]|<(?:start|end)_of_turn>|</?s>|<[a-z]+_id>"
+)
+DATE = datetime.date.today().isoformat()  # templates print it, and transformers has no other
 
 
 def material(data: Path, rows: int, share: float, target: Path) -> None:
@@ -52,6 +65,16 @@ def material(data: Path, rows: int, share: float, target: Path) -> None:
             if sum(m["role"] == "assistant" for m in messages) > 1:
                 lines.append(json.dumps({"messages": messages, "tools": row.get("tools")}, ensure_ascii=False))
     target.write_text("\n".join(lines) + "\n")
+
+
+def with_markers(model: Path, template: str, target: Path) -> Path:
+    """The model with the markers of a template as special tokens, as the template's own tokenizer has them."""
+    shutil.copytree(model, target)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    text = (target / "tokenizer.json").read_text()
+    there = {token["content"] for token in json.loads(text)["added_tokens"]}
+    add_markers(target / "tokenizer.json", tuple(sorted(set(MARKERS.findall(template)) - there)))
+    return target
 
 
 @dataclass
@@ -143,7 +166,11 @@ def difference(truth: Truth, conversation: dict[str, Any], message: int, before:
     said = truth.decode(trained)
     if turn.startswith(prompt):
         answer = turn[len(prompt) :]
-        return "" if answer.startswith(said) and not answer[len(said) :].strip() else f"{said[:80]!r} is not {answer[:80]!r}"
+        return (
+            ""
+            if answer.startswith(said) and not answer[len(said) :].strip()
+            else f"{said[:80]!r} is not {answer[:80]!r}"
+        )
     return "" if turn.rstrip().endswith(said.rstrip()) else f"{said[:80]!r} does not end {turn[-80:]!r}"
 
 
@@ -151,13 +178,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("templates", nargs="*", help="default: all of trl's")
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True, help="folder with tokenizer.json and tokenizer_config.json")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with tokenizer.json and tokenizer_config.json"
+    )
     parser.add_argument("--rows", type=int, default=10, help="of each file")
     parser.add_argument("--share", type=float, default=0.4, help="of answers that get reasoning")
     parser.add_argument("--slow", action="store_true", help="the reference engines alone")
     arguments = parser.parse_args()
     known = trl_templates()
-    tokenizer = reference_tokenizer(arguments.model)
     total: Counter[str] = Counter()
     print(f"{'template':36} {'rows':>5} {'turns':>6} {'chains':>6} {'trained':>7} {'refused':>7} {'wrong':>5}")
     with tempfile.TemporaryDirectory() as folder:
@@ -166,16 +194,17 @@ def main() -> int:
         for name in arguments.templates or sorted(known):
             template = Path(folder, f"{name}.jinja")
             template.write_text(known[name])
+            model = with_markers(arguments.model, known[name], Path(folder, f"model-{name}"))
             try:
                 ds = ps.prepare(
-                    rows, tokenizer=str(arguments.model), template=str(template), cache=Path(folder, "cache"), date=DATE,
+                    rows, tokenizer=str(model), template=str(template), cache=Path(folder, "cache"), date=DATE,
                     turns="faithful", regions="structure", workers="1", dropped_tool_calls="keep",
                     on_bad_row="quarantine", fast=not arguments.slow,
                 )  # fmt: skip
             except PenstockError as error:
                 print(f"{name:36} {error}")
                 continue
-            result = check(ds, Truth(tokenizer, known[name]))
+            result = check(ds, Truth(reference_tokenizer(model), known[name]))
             unknown = ds.ledger["regions_unknown"]
             told = {n: c for n, c in result.notes.items() if n.startswith("turn_")}
             refused = result.turns - result.trained

@@ -41,8 +41,8 @@ from penstock.encode.encoder import Encoder
 from penstock.encode.normalise import Normaliser
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
+from penstock.regions.arrange import Arranger
 from penstock.regions.chain_segments import split_chains
-from penstock.regions.chains import Arranger
 from penstock.regions.modes import TurnsMode
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter

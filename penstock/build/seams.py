@@ -1,9 +1,9 @@
 """Seams: where a prompt ends and an answer begins, in tokens.
 
-A server encodes the prompt by itself, so the tokens before an answer must be those of the prompt alone. Rendered and
-encoded as one text, the answer's first token may take in the end of the prompt (`assistant\\n` and an answer that begins
-with a newline). Such turns are found before they are encoded, and encoded in two parts; whatever is left is found by
-comparing the tokens, and not trained. Costs some microseconds a turn.
+A server encodes the prompt by itself, so the tokens before an answer must be those of the prompt alone. Encoded as one
+text with it, the answer's first token may take in the end of the prompt (a newline, where the answer begins with one).
+Such turns are found before they are encoded, and encoded in two parts; whatever is left is found by comparing the
+tokens, and not trained. Costs some microseconds a turn.
 """
 
 from __future__ import annotations
@@ -63,11 +63,9 @@ class Seams:
         if self._markers is None:
             return prompt
         for text in (prompt[-_LOOK:], prompt):
-            last = None
-            for last in self._markers.finditer(text):
-                pass
-            if last is not None:
-                return text[last.start() :]
+            starts = [found.start() for found in self._markers.finditer(text)]
+            if starts:
+                return text[starts[-1] :]
         return prompt
 
     def _ids(self, tail: bytes) -> npt.NDArray[Any]:

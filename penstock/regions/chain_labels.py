@@ -14,7 +14,6 @@ from penstock.chat.conversation import Part, Role
 from penstock.regions.chains import Chains
 from penstock.regions.cuts import Pieces
 from penstock.regions.segments import Segments
-from penstock.regions.stops import StopFinder
 from penstock.template.rendered import Rendered
 
 
@@ -43,23 +42,30 @@ class PromptEnds:
         return np.clip(np.maximum(found, self._ends[later.numbers]), later.starts, later.ends)
 
 
-def with_stops(pieces: Pieces, chains: Chains, stops: StopFinder) -> Pieces:
-    """Let a turn have the end token that the template prints behind all messages."""
+def with_answers(pieces: Pieces, chains: Chains) -> Pieces:
+    """Let turns have all that the template prints for them: an end token behind all messages, or a marker that the next
+    message prints as soon as there is one. White space is nobody's."""
     rendered = chains.rendered
     text_starts = np.concatenate(([0], rendered.text_ends))[:-1]
-    answers = np.where(chains.answer_ends >= 0, chains.answer_ends, -1)[pieces.numbers]
+    answers = chains.answer_ends[pieces.numbers]
     answers = np.where(answers >= 0, answers + text_starts[pieces.rows], -1)
-    following = np.append(pieces.starts[1:], rendered.text_ends[-1:])
-    behind = (answers > pieces.ends) & (answers <= following) & (pieces.roles == Role.ASSISTANT)
-    if not behind.any():
+    last = np.zeros(len(chains.own), np.int64)
+    last[pieces.numbers] = np.arange(len(pieces.rows))
+    short = (answers > pieces.ends) & (last[pieces.numbers] == np.arange(len(pieces.rows)))
+    short &= pieces.roles == Role.ASSISTANT
+    if not short.any():
         return pieces
-    ends = pieces.ends.copy()
-    for index in np.flatnonzero(behind).tolist():
-        start, end = int(ends[index]), int(answers[index])
-        found, stop = stops.find(rendered.data, np.array([start]), np.array([end]))
-        if found[0] < stop[0] and not rendered.data[start : int(found[0])].strip():
-            ends[index] = end
-    return pieces._replace(ends=ends)
+    starts, ends = pieces.starts.copy(), pieces.ends.copy()
+    for index in np.flatnonzero(short).tolist():
+        end = int(answers[index])
+        if not rendered.data[int(ends[index]) : end].strip():
+            continue
+        ends[index] = end
+        behind = index + 1
+        while behind < len(starts) and pieces.rows[behind] == pieces.rows[index] and starts[behind] < end:
+            starts[behind], ends[behind] = end, max(int(ends[behind]), end)
+            behind += 1
+    return pieces._replace(starts=starts, ends=ends)
 
 
 def labelled(segments: Segments, chains: Chains) -> Segments:

@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.arrays import Int64
 from penstock.errors import RowError
-from penstock.regions.chains import Arranger, Chains
+from penstock.regions.arrange import Arranger
+from penstock.regions.chains import Chains
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
 from penstock.template.rendered import Rendered

@@ -18,7 +18,7 @@ from penstock.chat.conversation import Part, Role
 from penstock.chat.notes import Note
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
-from penstock.regions.chain_labels import PromptEnds, labelled, with_stops
+from penstock.regions.chain_labels import PromptEnds, labelled, with_answers
 from penstock.regions.chains import Chains
 from penstock.regions.cuts import Pieces, run_lengths, to_segments
 from penstock.regions.dropped import find_dropped
@@ -89,7 +89,7 @@ class Splitter:
         rendered = chains.rendered
         if not self._has_headers and not self._tagged:
             rendered = rendered.without_regions()
-        pieces = with_stops(_pieces(rendered), chains, self._stops)
+        pieces = with_answers(_pieces(rendered), chains)
         if self._tagged:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:

@@ -112,8 +112,11 @@ class Gatherer:
             if columns.prefixes is not None:
                 one = chained[len(places)] = Runs.of(columns, number, number + 1)
                 ids.append(tokens(columns, number, start, start + length))
-                for values, own_values in zip((ends, roles, parts, messages, given), one[1:6], strict=True):
-                    values.append(own_values)
+                ends.append(one.ends)
+                roles.append(one.roles)
+                parts.append(one.parts)
+                messages.append(one.messages)
+                given.append(one.weights)
                 counts.append(len(one.roles))
                 places.append((source, first_row + columns.rows.item(number)))
                 continue
