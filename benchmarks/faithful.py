@@ -2,11 +2,12 @@
 
     python -m benchmarks.faithful --data FOLDER --model FOLDER [--rows N] [--share S] [TEMPLATE …]
 
-Takes rows with several turns from the JSON-lines files of a folder, adds reasoning to a share of their answers, prepares
+Takes rows with several turns from JSON-lines files of a folder, adds reasoning to a share of their answers, prepares
 them with each of trl's chat templates (or those named) and checks every assistant turn of every row: the tokens before
-it must be those of `apply_chat_template(messages[:i], add_generation_prompt=True)`, and what is trained must be what
-`messages[:i+1]` adds. A turn is trained in exactly one example, or in none with its reason in the ledger. Prints a line
-per template: turns, chains, refused, wrong. Exit code 1 if anything is wrong.
+it must be those of `apply_chat_template(messages[:i], add_generation_prompt=True)` (its `render_jinja_template`, then
+the tokenizer), and what is trained must be what `messages[:i+1]` adds. A turn is trained in exactly one example, or in
+none with its reason in the ledger. Prints a line per template: turns, chains, refused, wrong. Exit code 1 if anything
+is wrong.
 """
 
 from __future__ import annotations
@@ -98,19 +99,20 @@ class Truth:
 
     def text(self, conversation: dict[str, Any], count: int, prompt: bool) -> str | None:
         """The text of the first messages; None where the template refuses them."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables = {**self._tokenizer.special_tokens_map, **conversation["variables"]}
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation["messages"][:count],
+            texts, _ = render_jinja_template(
+                [conversation["messages"][:count]],
                 tools=conversation["tools"],
                 chat_template=self._template,
                 add_generation_prompt=prompt,
-                tokenize=False,
-                **conversation["variables"],
+                **variables,
             )
         except Exception:
             return None
-        assert isinstance(text, str)
-        return text
+        return str(texts[0])
 
     def ids(self, text: str) -> list[int]:
         """Its tokens."""

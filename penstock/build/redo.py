@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from penstock.build.pipeline import Pipeline
+from penstock.build.same import same_examples
 from penstock.build.slice_job import described
 from penstock.sources import Rows
 from penstock.store.columns import Columns
@@ -23,8 +23,6 @@ from penstock.store.shard import ShardMeta
 
 SHARE = 0.005  # of a shard's bytes
 LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # a few rows at least, unless they are large
-_OF_EXAMPLES = ("row_hashes", "sides", "prefixes")
-_OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 
 def surprise_sample(rows: Rows) -> list[int]:
@@ -80,34 +78,5 @@ def differing_rows(
     return [
         row
         for k, row in enumerate(sample)
-        if found.get(row) != refused.get(row) or not _is_equal(columns, row, result.columns, k)
+        if found.get(row) != refused.get(row) or not same_examples(columns, row, result.columns, k)
     ]
-
-
-def _is_equal(stored: Columns, row: int, made: Columns, k: int) -> bool:
-    """Whether all examples of a row are the same in both."""
-    ours, theirs = np.flatnonzero(stored.rows == row).tolist(), np.flatnonzero(made.rows == k).tolist()
-    return len(ours) == len(theirs) and all(
-        _same(a, b)
-        for one, other in zip(ours, theirs, strict=True)
-        for a, b in zip(_example(stored, one), _example(made, other), strict=True)
-    )
-
-
-def _example(columns: Columns, number: int) -> list[npt.NDArray[Any] | None]:
-    tokens = slice(int(columns.id_offsets[number]), int(columns.id_offsets[number + 1]))
-    runs = slice(int(columns.segment_offsets[number]), int(columns.segment_offsets[number + 1]))
-    parts: list[npt.NDArray[Any] | None] = [columns.ids[tokens]]
-    for names, place in ((_OF_EXAMPLES, slice(number, number + 1)), (_OF_SEGMENTS, runs)):
-        for name in names:
-            values = getattr(columns, name)
-            parts.append(None if values is None else values[place])
-    return parts
-
-
-def _same(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
-    """Weights may be missing in one and be none (NaN) in the other: whether a shard has them is the slice's matter."""
-    if a is None or b is None:
-        given = b if a is None else a
-        return given is None or bool(np.isnan(given).all())
-    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")

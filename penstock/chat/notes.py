@@ -35,8 +35,8 @@ _TOLD = {
     Note.CALLS_DROPPED: "the template drops tool calls; use one that prints them (--template)",
     Note.CONTENT_DROPPED: "the template drops an answer; use one that prints it (--template)",
     Note.SYSTEM_DROPPED: "the template drops the system prompt; use one that prints it (--template)",
-    Note.REASONING_DROPPED: "the template drops reasoning, which is not trained on; "
-    "use one that prints it (--template), or end conversations at the answers whose reasoning counts",
+    Note.REASONING_DROPPED: "the template drops reasoning, which is not trained on; --turns faithful trains every "
+    "answer in the context that inference shows, with its reasoning where the template prints it there",
     Note.LABEL_FALSE: "the column 'label' is false, as of bad answers in KTO data, and is not used; "
     "take these rows out, or train on pairs",
     Note.EOS_APPENDED: "the end-of-sequence token was appended to plain text; --eos never leaves it out",
