@@ -26,6 +26,7 @@ class Collate(StrEnum):
     PADDED = "padded"
     PACKED = "packed"
     PAIRS = "pairs"
+    TREE = "tree"
 
 
 class Framework(StrEnum):
@@ -154,7 +155,7 @@ def _collate(served: Served, given: Mapping[str, object]) -> Collate:
     collate = _choice(Collate, {"collate": default, **given}, "collate")
     if (collate is Collate.PAIRS) != served.is_preference:
         kind, wanted = (
-            ("preference pairs", "pairs") if served.is_preference else ("single examples", "padded or packed")
+            ("preference pairs", "pairs") if served.is_preference else ("single examples", "padded, packed or tree")
         )
         raise UsageError(f"collate={collate.value!r} does not fit: the view serves {kind}. Use {wanted}.")
     return collate
