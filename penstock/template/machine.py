@@ -51,9 +51,13 @@ class Machine:
         except ValueError as error:
             raise NotCompiled(str(error)) from None
 
-    def render(self, rows: list[bytes], *, turns: bool = False) -> RenderedBatch:
-        """Render rows, or conversations as `encoded` writes them; with each assistant turn by itself, if asked to."""
-        return RenderedBatch(*(self._program.render_turns if turns else self._program.render)(rows))
+    def render(self, rows: list[bytes]) -> RenderedBatch:
+        """Render rows, or conversations as `encoded` writes them."""
+        return RenderedBatch(*self._program.render(rows))
+
+    def render_turns(self, rows: list[bytes]) -> RenderedBatch:
+        """The same, with every assistant turn as inference sees it."""
+        return RenderedBatch(*self._program.render_turns(rows))
 
     def forget(self) -> None:
         """No branch counts as compared any more."""

@@ -127,7 +127,7 @@ class TemplateRenderer:
     def render_rows(self, rows: list[bytes], read: Callable[[bytes], Conversation]) -> RenderedRows:
         """Render rows from their bytes. `read` gives the conversation of one, where it is needed after all."""
         assert self._rows is not None
-        batch = self._rows.render(rows, turns=self._with_turns)
+        batch = self._rows.render_turns(rows) if self._with_turns else self._rows.render(rows)
         status = np.frombuffer(batch.status, np.uint8)
         left = np.flatnonzero((status == _UNREAD) | (status == _GAVE_UP)).tolist()
         fresh = np.flatnonzero(np.frombuffer(batch.fresh, np.bool_)).tolist()
@@ -166,7 +166,7 @@ class TemplateRenderer:
 
     def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
-        batch = machine.render([row or b"" for row in rows], turns=self._with_turns)
+        batch = (machine.render_turns if self._with_turns else machine.render)([row or b"" for row in rows])
         rendered = self._rendered(batch, conversations.__getitem__)
         left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
         if not left:
