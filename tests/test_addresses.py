@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.addresses import scheme_of
 from penstock.cli import main
 from penstock.errors import PenstockError
-from penstock.lint.given import read_file
-from penstock.train.reading import read_config
+from penstock.lint.config_values import read_file
+from penstock.train.config_reader import read_config
 
 SFT: dict[str, Any] = {"model": {"path": "m"}, "data": {"sources": ["a.jsonl"]}}
 
@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(call: Callable[[], object], scheme: str) -> None:
-    with pytest.raises(PenstockError, match=rf"\({re.escape(scheme)}\)") as caught:
+    with pytest.raises(PenstockError, match=rf": {re.escape(scheme)} addresses") as caught:
         call()
     assert f"{scheme}:/" in str(caught.value)
     assert not list(Path().glob("*:*"))
@@ -66,7 +66,7 @@ def test_commands(
         with pytest.raises(SystemExit) as caught:
             main()
         assert caught.value.code in (1, 2)
-        assert "(s3)" in capsys.readouterr().err.replace("\n", " "), arguments
+        assert "s3 addresses" in capsys.readouterr().err.replace("\n", " "), arguments
     assert not list(Path().glob("*:*"))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from penstock.build.batch import Ending, ExampleBatch, encode_texts, joined, piece_texts, surrounded
-from penstock.build.options import DroppedCalls, Eos, SpecialText
+from penstock.build.options import Arguments, DroppedCalls, Eos, SpecialText
 from penstock.build.reading import (
     SliceState,
     encoder_panic,
@@ -34,11 +34,11 @@ from penstock.build.recipe import NO_DATE, Recipe
 from penstock.build.seams import Seams, reseamed, unseamed
 from penstock.chat.conversation import Conversation, Part
 from penstock.chat.formats import Format
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, NotedRows
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import NfcNormalizer
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
 from penstock.regions.arrange import Arranger
@@ -46,7 +46,7 @@ from penstock.regions.chain_segments import split_chains
 from penstock.regions.modes import TurnsMode
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
@@ -60,7 +60,8 @@ class SliceResult:
 
     columns: Columns
     rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
-    notes: Counter[str]
+    noted: NotedRows  # of the rows that were kept
+    nulls_dropped: int  # fields that Arrow added
     rows: int
     engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
@@ -124,6 +125,7 @@ class Rendering:
             special_text=vocabulary.special_contents,
             added_tokens=[token.content for token in vocabulary.added],
             turns=recipe.turns is TurnsMode.FAITHFUL,
+            arguments_as_given=recipe.arguments is Arguments.AS_GIVEN,
             fast=fast,
         )
         self.splitter = Splitter(
@@ -147,7 +149,7 @@ class Pipeline:
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
-        self.normaliser = Normaliser(self.vocabulary)
+        self.normaliser = NfcNormalizer(self.vocabulary)
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
         self.seams = Seams(self.encoder, self.vocabulary.cuts)
@@ -188,24 +190,23 @@ class Pipeline:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
-    def run(self, rows: Rows) -> SliceResult:
+    def run(self, rows: SliceRows) -> SliceResult:
         """Take a slice through all stages."""
         state = SliceState()
         with _collector_off():
             parts = [self._examples(rows, stretch, state) for stretch in stretches(rows.rows)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
-        if rows.nulls_dropped:
-            state.notes[Note.ARROW_NULLS.value] += rows.nulls_dropped
         columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
-        return SliceResult(columns, rejected, state.notes, len(rows.rows), engines, sorted(set(state.fresh)))
+        fresh = sorted(set(state.fresh))
+        return SliceResult(columns, rejected, state.notes, rows.nulls_dropped, len(rows.rows), engines, fresh)
 
-    def _examples(self, rows: Rows, stretch: range, state: SliceState) -> ExampleBatch:
+    def _examples(self, rows: SliceRows, stretch: range, state: SliceState) -> ExampleBatch:
         """All examples of a stretch of rows, in order; rows with an error are rejected whole."""
         left = list(stretch)
-        for number in rows.oversize.keys() & set(stretch):
+        for number in [number for number in rows.oversize if number in stretch]:
             state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
             left.remove(number)
         examples = _Examples()
@@ -222,15 +223,15 @@ class Pipeline:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
         batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in places)
-        order = np.lexsort((batch.sides, batch.rows))
-        if np.any(np.diff(order) < 0):
-            batch = batch.taken(order)
+        if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
+            order = np.lexsort((batch.sides, batch.rows))
+            batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
-        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
+        sizes = self.encoder.oversized_pieces(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         try:
             batch = self._encoded(examples)
@@ -250,7 +251,7 @@ class Pipeline:
             own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
             parts, messages = batch.parts[own], batch.messages[own]
             parts[messages == message] = Part.CONTEXT
-            state.notes[Note.TURN_STRADDLES.value] += 1
+            state.note([(examples.rows[example], Note.TURN_STRADDLES)])
         return batch
 
     def _panics(self, examples: _Examples) -> dict[int, RowError]:
@@ -391,11 +392,12 @@ class Pipeline:
             state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
             state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
-        state.note((rows[k], note) for k, notes in rendered.notes.items() for note in notes)
+        places = np.array(rows, np.int64)
+        state.note_rows(rendered.notes, places)
+        state.note_rows(segments.notes, places)
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(rows[k], error)
         state.render += rendered.reference
-        state.notes += segments.notes
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.limits import worker_count
-from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
+from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
 from penstock.build.pool import Setup, job_here, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress, SliceReport
@@ -31,19 +31,20 @@ from penstock.build.worker_process import Task
 from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
-from penstock.chat.notes import Note
-from penstock.errors import CorruptError, RowError, StoreError
+from penstock.chat.notes import Note, reason_and_remedy
+from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.regions.modes import TurnsMode
-from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
+from penstock.sources import KeepData, Slice, SourceSet, discover
 from penstock.store.cache import Cache
+from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import is_there
-from penstock.store.leases import lease
+from penstock.store.files import is_readable_file
+from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.orphans import clean_orphans
-from penstock.store.trust import Checked, Trust
+from penstock.store.trust import CheckedFiles, Trust
+from penstock.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_LOSSES = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
 ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
@@ -98,7 +100,7 @@ class Builder:
             sources, split=options.split, config=options.config, revision=options.revision
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
-        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
         if by_auto:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
@@ -108,7 +110,7 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = Checked()
+        self._checked = CheckedFiles()
         self._doubted = False  # has the dataset files of other users that this one had not checked before?
         self._auto: AutoCheck | None = None
 
@@ -245,6 +247,17 @@ class Builder:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
                 if self._meta(name).rejected:
                     raise self._first_rejected(name, part)
+        if any(note in _LOSSES for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
+            for name, part in zip(manifest.shards.names, self._slices, strict=True):
+                self._refuse_losses(name, part)
+
+    def _refuse_losses(self, name: str, part: Slice) -> None:
+        """Raise for the first row of a slice of which the model sees or learns less than it holds."""
+        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _LOSSES}
+        if noted:
+            row, note = min((row, note) for note, row in noted.items())
+            (where,) = row_places(self.sources.files[part.file], part, [row])
+            raise RowError(note, *reason_and_remedy(Note(note)), where)
 
     # -- making what is missing -----------------------------------------------------------------------------------
 
@@ -296,13 +309,13 @@ class Builder:
         here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
         if here:
             self.progress.workers = 1
-        found = self._finder.find(Keep.ALL if here else Keep.STREAMED)
+        found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)
         remember_date(self.cache, self.recipe, first, overwrite=force)
         slices = chain((first,), found)
         del first  # so that its data does not stay
-        self.cache.keep_tokenizer(self.model.tokenizer_json)
+        self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
         job = job_here(setup)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
@@ -336,6 +349,8 @@ class Builder:
                 self._auto.look()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
                 raise self._first_rejected(task.name, task.slice)
+            if report.losses and self.options.on_dropped is OnDropped.ERROR:
+                self._refuse_losses(task.name, task.slice)
 
         def retry(task: Task, how: str) -> None:
             self.progress.retries += 1
@@ -357,10 +372,14 @@ class Builder:
     def _seen(self, task: Task) -> None:
         self.progress.bytes_seen += task.slice.size
         self._tell()
-        if self.options.on_bad_row is not OnBadRow.ERROR or not self.cache.has_shard(task.name):
+        strict = self.options.on_bad_row is OnBadRow.ERROR, self.options.on_dropped is OnDropped.ERROR
+        if not any(strict) or not self.cache.has_shard(task.name):
             return
-        if self.cache.shard_note(task.name)["rejected"] and self._meta(task.name).rejected:
+        note = self.cache.shard_note(task.name)
+        if strict[0] and note["rejected"] and self._meta(task.name).rejected:
             raise self._first_rejected(task.name, task.slice)
+        if strict[1] and note.get("losses"):
+            self._refuse_losses(task.name, task.slice)
 
     def _tell(self) -> None:
         if self._on_progress is not None:
@@ -389,17 +408,28 @@ class Builder:
         if compared.turns:
             self._notice(str(compared))
 
+    def _nothing_kept(self, manifest: Manifest, quarantine: Path) -> SourceError:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.ledger["rejected"].items())
+        parts = zip(manifest.shards.names, self._slices, strict=True)
+        first = next(self._first_rejected(name, part) for name, part in parts if self._meta(name).rejected)
+        return SourceError(
+            f"no row is left: on_bad_row=quarantine set all {manifest.ledger['rows']:,} of them aside ({kinds}). "
+            f"The first: {first}. All are in {quarantine}."
+        )
+
     # -- finishing ------------------------------------------------------------------------------------------------
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
-        if not is_there(self.cache.tokenizer_path(self.recipe.tokenizer)):
+        if not is_readable_file(self.cache.tokenizer_path(self.recipe.tokenizer)):
             with contextlib.suppress(StoreError):  # only needed to show tokens; others' caches may be read-only
-                self.cache.keep_tokenizer(self.model.tokenizer_json)
+                self.cache.store_tokenizer(self.model.tokenizer_json)
         note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
+            if not manifest.ledger["kept"]:
+                raise self._nothing_kept(manifest, quarantine)
         compared = "" if self._auto is None else self._auto.summary
         if self._auto is not None and self._auto.warning:
             self._notice(self._auto.warning)

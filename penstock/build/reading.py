@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from penstock.chat.notes import Note
-from penstock.encode.encoder import LONGEST_PIECE
+import numpy as np
+
+from penstock.arrays import Int64
+from penstock.chat.notes import Note, NotedRows, joined_notes
+from penstock.encode.encoder import MAX_PIECE_BYTES
 from penstock.errors import EncoderPanic, RowError
 
 BATCH_ROWS = 4096
@@ -20,14 +25,30 @@ class SliceState:
     """What became of the rows so far."""
 
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
+    noted: dict[Note, list[Int64]] = field(default_factory=dict)  # numbers of rows, not yet sorted
     render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
     encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
 
     def note(self, found: Iterable[tuple[int, Note]]) -> None:
-        """Count rows with something to be noted, each once."""
-        self.notes.update(note.value for _, note in set(found))
+        """Note rows one by one."""
+        rows: dict[Note, list[int]] = {}
+        for row, note in found:
+            rows.setdefault(note, []).append(row)
+        for note, own in rows.items():
+            self.noted.setdefault(note, []).append(np.array(own, np.int64))
+
+    def note_rows(self, found: NotedRows, rows: Int64) -> None:
+        """Note rows of a batch, which has these rows of the slice."""
+        for note, places in found.items():
+            self.noted.setdefault(note, []).append(rows[places])
+
+    @property
+    def notes(self) -> NotedRows:
+        """The noted rows that were kept."""
+        refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
+        kept = joined_notes(*({note: np.concatenate(rows)} for note, rows in self.noted.items()))
+        return {note: left for note, rows in kept.items() if len(left := np.setdiff1d(rows, refused))}
 
     def reject(self, row: int, error: RowError) -> None:
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
@@ -36,14 +57,13 @@ class SliceState:
 
 def stretches(rows: Sequence[bytes]) -> Iterator[range]:
     """Numbers of consecutive rows, as many as make a batch."""
-    first = size = 0
-    for number, row in enumerate(rows):
-        size += len(row)
-        if size >= BATCH_BYTES or number - first >= BATCH_ROWS - 1:
-            yield range(first, number + 1)
-            first, size = number + 1, 0
-    if first < len(rows):
-        yield range(first, len(rows))
+    ends = [0, *accumulate(map(len, rows))]
+    first = 0
+    while first < len(rows):
+        enough = bisect_left(ends, ends[first] + BATCH_BYTES, first + 1)
+        stop = min(enough, first + BATCH_ROWS, len(rows))
+        yield range(first, stop)
+        first = stop
 
 
 def too_large(size: int, limit: int) -> RowError:
@@ -70,7 +90,7 @@ def unbroken(size: int) -> RowError:
     return RowError(
         "unbroken_text",
         f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
-        f"such as a space after a letter; at most {LONGEST_PIECE:,} are served",
+        f"such as a space after a letter; at most {MAX_PIECE_BYTES:,} are served",
         "Split the row, or remove what is not language",
     )
 

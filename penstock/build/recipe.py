@@ -1,8 +1,8 @@
 """The recipe: all that decides the tokens besides the rows, in one place.
 
 Left out on purpose, because they change no byte of a shard: the sources' paths and names, the split, the cache, the
-number of workers, `fast` (engines are interchangeable), `on_bad_row` and the quarantine file (rejected rows are kept
-with their shard either way), and everything a view decides.
+number of workers, `fast` (engines are interchangeable), `on_bad_row`, `on_dropped` and the quarantine file (rejected
+and noted rows are kept with their shard either way), and everything a view decides.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from penstock.build.options import DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
+from penstock.build.options import Arguments, DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
 from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
-from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
+from penstock.tokenizer import TokenizerFiles
 
-STAGES_VERSION = 3  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
+STAGES_VERSION = 4  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
 REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
 
@@ -45,6 +45,7 @@ class Recipe:
     tokenizer: str  # digest of tokenizer.json
     tokenizer_as: TokenizerAs = TokenizerAs.FILE
     turns: TurnsMode = TurnsMode.CONVERSATION
+    arguments: Arguments = Arguments.AUTO
 
     def as_json(self) -> dict[str, Any]:
         """What the manifest shows and the digest covers."""
@@ -67,6 +68,7 @@ class Recipe:
             # Only where it is not the usual: recipes from before there was a choice stay the same.
             **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
             **({"turns": "faithful"} if self.turns is TurnsMode.FAITHFUL else {}),
+            **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
         }
 
     @cached_property
@@ -92,10 +94,11 @@ class Recipe:
             tokenizer=value["tokenizer"],
             tokenizer_as=TokenizerAs(value.get("tokenizer_as", "file")),
             turns=TurnsMode(value.get("turns", "conversation")),
+            arguments=Arguments(value.get("arguments", "auto")),
         )
 
 
-def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Recipe:
+def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:
     """Resolve options and tokenizer files to a recipe."""
     templates = _templates(options, mapping, model)
     dated = any("strftime_now" in text for text in templates.values())
@@ -114,6 +117,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFol
         tokenizer=bytes_digest(model.tokenizer_json),
         tokenizer_as=options.tokenizer_as or TokenizerAs.FILE,
         turns=_turns(options, mapping, templates),
+        arguments=options.arguments if templates else Arguments.AUTO,
     )
 
 
@@ -133,7 +137,7 @@ def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str,
     return options.turns
 
 
-def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
+def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
     if options.stop is StopMode.TEMPLATE:
         return ()
     if not model.end_ids:
@@ -144,7 +148,7 @@ def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
     return tuple(sorted(set(model.end_ids)))
 
 
-def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Eos:
+def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
     """The option, where it can decide anything."""
     if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE):
         return Eos.NEVER
@@ -156,7 +160,7 @@ def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) ->
     return options.eos
 
 
-def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> dict[str, str]:
+def _templates(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> dict[str, str]:
     """Plain text needs no template; prompts and pairs may be strings, so there it may be missing."""
     match mapping.format:
         case Format.TEXT:

@@ -16,9 +16,10 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.spot_check import chain_mismatches, mismatches, sampled_rows
 from penstock.chat.conversation import Part
+from penstock.chat.notes import Note, to_runs
 from penstock.encode.memory import resident_bytes
 from penstock.regions.modes import TurnsMode
-from penstock.sources import Lines, Rows, Slice, read_rows
+from penstock.sources import Slice, SliceRows, TextRows, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -35,7 +36,7 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lru_cache(1)(lambda: Pipeline(recipe, tokenizer_json, fast=False))
 
-    def make(self, slice_: Slice, path: Path, data: Lines | None = None) -> Callable[[], SliceReport]:
+    def make(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
         """Read, prepare, check. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.
@@ -83,16 +84,19 @@ class SliceJob:
             "examples": columns.examples,
             "tokens": columns.tokens,
             "regions_unknown": unknown,
-            "notes": {note: n for note, n in sorted(result.notes.items()) if n},
+            "notes": _counts(result),
             "warnings": self.pipeline.warnings,
         }
-        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
+        noted = {note.value: to_runs(rows) for note, rows in sorted(result.noted.items())}
+        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}, noted))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
         taken = self.pipeline.paths[0]
         paths = taken, 0 if check[1] else taken  # a path that no row has taken before is compared, or the slice redone
+        losses = sorted(note.value for note in result.noted if note.is_loss)
         note = {
             "rejected": len(rejected),
+            "losses": losses,
             "engines": engines,
             "encoder": self.pipeline.encoder.engine,
             "checked": check[0],
@@ -106,6 +110,7 @@ class SliceJob:
             tokens=ledger["tokens"],
             bytes=size,
             rejected=len(rejected),
+            losses=losses,
             engines=engines,
             encoder=(self.pipeline.encoder.engine, self.pipeline.encoder.not_served),
             checked=check[0],
@@ -121,7 +126,15 @@ class SliceJob:
         return commit
 
 
-def described(result: SliceResult, rows: Rows) -> list[dict[str, Any]]:
+def _counts(result: SliceResult) -> dict[str, int]:
+    """How many rows have each note (of what Arrow added: fields)."""
+    counts = {note.value: len(rows) for note, rows in result.noted.items()}
+    if result.nulls_dropped:
+        counts[Note.ARROW_NULLS.value] = result.nulls_dropped
+    return dict(sorted(counts.items()))
+
+
+def described(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:
     """The rejected rows as a shard keeps them: with the rows themselves."""
     return [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
 

@@ -25,7 +25,7 @@ from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
 from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 
 SHARE = 0.001
@@ -65,10 +65,10 @@ def chain_mismatches(
     wrong: list[int] = []
     for row in sample:
         data = shortened(rows[row]) if len(rows[row]) > LONG_ROW else rows[row]
-        expected = reference.run(Rows([data], [1]))
+        expected = reference.run(SliceRows([data], [1]))
         refused = next(((entry["kind"], entry["reason"]) for entry in expected.rejected), None)
         if data is not rows[row]:
-            found, number = pipeline.run(Rows([data], [1])), 0
+            found, number = pipeline.run(SliceRows([data], [1])), 0
             own = next(((entry["kind"], entry["reason"]) for entry in found.rejected), None)
         else:
             found, number, own = result, row, rejected.get(row)
@@ -95,7 +95,7 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
 
 def _differs_when_short(pipeline: Pipeline, row: bytes) -> bool:
     short = [shortened(row)]
-    return bool(_mismatches(pipeline, short, [0], pipeline.run(Rows(short, [1]))))
+    return bool(_mismatches(pipeline, short, [0], pipeline.run(SliceRows(short, [1]))))
 
 
 def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:

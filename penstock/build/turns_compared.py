@@ -15,7 +15,7 @@ from penstock.build.pipeline import Pipeline
 from penstock.build.recipe import Recipe
 from penstock.chat.conversation import Part, Role
 from penstock.regions.modes import TurnsMode
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 
 
@@ -54,7 +54,7 @@ class TurnsCompared:
 
 def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> TurnsCompared:
     """Prepare rows both ways; those that are rejected count in neither."""
-    given = Rows(list(rows), [1] * len(rows))
+    given = SliceRows(list(rows), [1] * len(rows))
     pipeline = Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json)
     chains = pipeline.run(given).columns
     pipeline.recipe = replace(recipe, turns=TurnsMode.CONVERSATION)  # the turns that it renders are not looked at
@@ -66,7 +66,7 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
 
 def faithful_columns(recipe: Recipe, tokenizer_json: bytes, row: bytes) -> Columns:
     """The chains of one row."""
-    return Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json).run(Rows([row], [1])).columns
+    return Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json).run(SliceRows([row], [1])).columns
 
 
 def _words(columns: Columns) -> Any:

@@ -12,11 +12,13 @@ from rich.console import Console
 from penstock.cli.flags import with_flags
 from penstock.cli.live import LiveProgress, amount, duration
 from penstock.errors import UsageError
-from penstock.export.options import ExportOptions, export_options
+from penstock.export.formats import format_names
+from penstock.export.options import ExportOptions
+from penstock.options import read_options
 
 if TYPE_CHECKING:
     from penstock.api import Mixture, View
-    from penstock.export.export import Exported, ExportProgress
+    from penstock.export.exporter import Exported, ExportProgress
 
 Datasets = Annotated[
     list[str],
@@ -29,7 +31,7 @@ Datasets = Annotated[
 @with_flags(ExportOptions)
 def export(
     datasets: Datasets,
-    to: Annotated[str, typer.Option("--to", help="Format: olmo, hf, trl, megatron, …", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(format_names())}", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write", show_default=False)],
     cache: Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
@@ -37,11 +39,11 @@ def export(
     given: dict[str, Any],
 ) -> None:
     """Write a prepared dataset in another trainer's format; nothing is tokenized again."""
-    from penstock.export.export import export as run
+    from penstock.export.exporter import export as run
     from penstock.export.format import find_format
 
-    find_format(to)  # a wrong name is told before anything is read
-    options = export_options(given)
+    find_format(to)  # report a wrong name before reading anything
+    options = read_options(ExportOptions, given, "export")
     served = _served(datasets, options, cache)
     with LiveProgress(Console(stderr=True), progress_line) as live:
         exported = run(
@@ -62,7 +64,7 @@ def export(
 
 
 def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
-    from penstock.api import mix, open_
+    from penstock.api import View, mix, open_
 
     parts: dict[str, tuple[View, float]] = {}
     for text in datasets:
@@ -72,7 +74,7 @@ def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> V
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        parts[name] = dataset.view(**options.view), number
+        parts[name] = View(dataset, options.view).scanned(), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 
@@ -109,9 +111,9 @@ def summary(console: Console, exported: Exported) -> None:
         f"{statistics['documents']:,} documents, {statistics['tokens']:,} tokens, {statistics['trained']:,} trained"
     )
     if exported.reused:
-        console.print(f"this export is there already: {counts}", highlight=False)
+        console.print(f"this export already exists: {counts}", highlight=False)
     else:
-        found = f", {progress.parts_reused} found from before" if progress.parts_reused else ""
+        found = f", {progress.parts_reused} from an earlier run" if progress.parts_reused else ""
         console.print(f"{counts}\n{progress.parts_done} parts written{found}", highlight=False)
         console.print(f"{amount(size, 'B')} in {duration(progress.seconds)}", highlight=False)
     console.print(f"\n{exported.path}", highlight=False, soft_wrap=True, markup=False)

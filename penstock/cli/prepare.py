@@ -13,7 +13,7 @@ from rich.table import Table
 from penstock.build.finish import outcome_json
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
-from penstock.chat.notes import told
+from penstock.chat.notes import Note, told
 from penstock.cli.flags import with_flags
 from penstock.cli.live import LiveProgress, amount, duration, progress_line
 
@@ -54,7 +54,7 @@ def summary(console: Console, outcome: Outcome) -> None:
     if ledger["regions_unknown"]:
         table.add_row("regions", f"{ledger['regions_unknown']:,} examples with unknown regions")
     for note, count in ledger["notes"].items():
-        table.add_row("note", told(note, count))
+        table.add_row("note", f"{note}: {told(note, count)}{_first_noted(outcome, note)}", style=_style(note))
     table.add_row("slices", _slices(outcome))
     if outcome.tokenizer:
         table.add_row("tokenizer", outcome.tokenizer)
@@ -76,6 +76,19 @@ def summary(console: Console, outcome: Outcome) -> None:
     console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
     console.print("\n[dim]import penstock as ps[/]", highlight=False)
     console.print(f'[dim]view = ps.open("{dataset.path}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)
+
+
+def _first_noted(outcome: Outcome, note: str) -> str:
+    """Where the first row with a note is; rows are counted from 0."""
+    place = outcome.dataset.ledger["first_noted"].get(note)
+    files = outcome.dataset.notes.get("files", [])
+    if place is None or place[0] >= len(files):
+        return ""
+    return f" (first: {files[place[0]]['name']} row {place[1]})"
+
+
+def _style(note: str) -> str | None:
+    return "yellow" if note in set(Note) and Note(note).is_loss else None
 
 
 def _slices(outcome: Outcome) -> str:

@@ -27,6 +27,7 @@ from penstock.feed.collate import Arrays, Padding
 from penstock.view.example import IGNORED, Example, Pair
 from penstock.view.gather import Gathered, Gatherer
 from penstock.view.ledger import Ledger
+from penstock.view.runs import Float32
 from penstock.view.view import Served, View
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class RowTrees:
     def ledger(self) -> Ledger:
         """That of the view."""
         return self._view.ledger
+
+    @property
+    def trained_weights(self) -> Float32:
+        """Per row, the sum of its predicted tokens' loss weights."""
+        return np.add.reduceat(self._view.trained_weights, self._bounds[:-1])
 
     def epoch_indices(self, epoch: int) -> Int64:
         """Every row, once an epoch."""

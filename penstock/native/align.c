@@ -1,4 +1,4 @@
-/* How many tokens each segment of a text has: tokens are laid along the text, then ends are compared with ends. */
+/* Counts the tokens of each segment: aligns tokens with the text, then compares token ends with segment ends. */
 
 #include "native.h"
 
@@ -6,15 +6,15 @@
 #include <stdint.h>
 #include <string.h>
 
-/* As in penstock/encode/spm_pieces.py. */
+/* Same values as in penstock/encode/spm_pieces.py. */
 enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
 enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
 
 typedef struct {
     const uint8_t *bytes, *kinds;
-    const uint8_t *foreign; /* for each ASCII character: has it no piece of its own? */
+    const uint8_t *foreign; /* for each ASCII character, whether it has no piece of its own */
     const uint32_t *starts;
-    size_t count; /* of tokens */
+    size_t count; /* number of tokens */
     int rule;
 } Pieces;
 
@@ -26,7 +26,7 @@ static int width(uint8_t first) { return first < 0x80 ? 1 : first < 0xE0 ? 2 : f
 
 static bool is_space(uint8_t c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* Behind a piece in the text, where ▁ stands for a space or itself; NULL: it is not there. */
+/* The position after a piece in the text, or NULL if it does not match. ▁ matches a space or itself. */
 static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, const uint8_t *at, const uint8_t *end) {
     while (piece < piece_end) {
         if (at == end) return NULL;
@@ -41,21 +41,21 @@ static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, con
     return at;
 }
 
-/* Whether the first ▁ of a section's first piece was put there by the tokenizer. */
+/* Whether the tokenizer prepended the first ▁ of a section's first piece. */
 static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t *end) {
     if (rule & PREPENDS) return true;
     if (!(rule & PREPENDS_UNLESS_SPACE) || ((rule & ONLY_FIRST) && !first)) return false;
     return at < end && *at != ' ' && !is_bar(at, end);
 }
 
-/* Behind a whole piece in the text; NULL: it is not there. */
+/* The position after a literal piece in the text, or NULL if it does not match. */
 static const uint8_t *behind_all(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
     const size_t length = p->starts[id + 1] - p->starts[id];
     if ((size_t)(end - at) < length || memcmp(p->bytes + p->starts[id], at, length)) return NULL;
     return at + length;
 }
 
-/* Behind the characters that the unknown token stands for: all those without a piece, up to an added token. */
+/* The position after the characters that the unknown token stands for: all without a piece, up to an added token. */
 static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
                                      const uint8_t *end) {
     const uint8_t *start = at;
@@ -66,8 +66,8 @@ static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool 
     return at == start ? NULL : at;
 }
 
-/* Lays a text's tokens along it; false where they don't account for all of it. A ▁ of its own that the tokenizer put
-   there ends with the character that follows, as in the reference's offsets: it belongs to that one's segment. */
+/* Aligns tokens with their text; false if they don't account for all of it. A token that is only a prepended ▁ ends
+   with the following character, as in the reference's offsets, so it belongs to that character's segment. */
 static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
     const uint8_t *at = text, *end = text + size;
     int64_t reached = 0;
@@ -120,20 +120,6 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
     return at == end;
 }
 
-/* The same by the tokens' lengths alone, of one or two bytes each. */
-static bool sum(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
-    const size_t count = (size_t)(lengths->len / lengths->itemsize);
-    const uint8_t *narrow = lengths->buf;
-    const uint16_t *wide = lengths->buf;
-    int64_t at = 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (ids[i] >= count) return false;
-        at += lengths->itemsize == 1 ? narrow[ids[i]] : wide[ids[i]];
-        ends[i] = at;
-    }
-    return (size_t)at == size;
-}
-
 /* A token belongs to the segment in which it ends; one that crosses the end of an inclusive segment, to that one. */
 static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const uint8_t *inclusive, int64_t m,
                       int64_t *counts) {
@@ -145,6 +131,28 @@ static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const
         counts[s] = last = count > last ? count : last;
     }
     if (m) counts[m - 1] = n;
+}
+
+/* Both in one pass by the tokens' lengths alone, of one or two bytes each; false where they don't add up to the size. */
+static bool count_row_by_lengths(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n,
+                                 const int64_t *cuts, const uint8_t *inclusive, int64_t m, int64_t *counts) {
+    const size_t count = (size_t)(lengths->len / lengths->itemsize);
+    const uint8_t *narrow = lengths->itemsize == 1 ? lengths->buf : NULL;
+    const uint16_t *wide = lengths->buf;
+    int64_t k = 0, at = 0, last = 0;
+    for (int64_t s = 0; s <= m; s++) { /* beyond the last segment, what is left */
+        const int64_t cut = s < m ? cuts[s] : INT64_MAX;
+        for (int64_t next; k < n; k++, at = next) {
+            if (ids[k] >= count) return false;
+            next = at + (narrow ? narrow[ids[k]] : wide[ids[k]]);
+            if (next > cut) break;
+        }
+        if (s == m) break;
+        const int64_t own = k + (inclusive[s] && k < n && at < cut);
+        counts[s] = last = own > last ? own : last;
+    }
+    if (m) counts[m - 1] = n;
+    return (size_t)at == size;
 }
 
 static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
@@ -190,12 +198,15 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
         const uint32_t *ids = (const uint32_t *)a->ids.buf + offsets[i];
         const int64_t n = offsets[i + 1] - offsets[i], first = segments[i];
         const size_t size = (size_t)PyBytes_GET_SIZE(text);
-        const bool found = rule & BY_PIECES ? lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)
-                                            : sum(&a->lengths, size, ids, n, ends);
+        const int64_t *cuts = (const int64_t *)a->cuts.buf + first, m = segments[i + 1] - first;
+        const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
+        int64_t *counts = (int64_t *)a->counts.buf + first;
+        bool found;
+        if (!(rule & BY_PIECES))
+            found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
+        else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)))
+            count_row(ends, n, cuts, inclusive, m, counts);
         PyBytes_AS_STRING(exact)[i] = found;
-        if (found)
-            count_row(ends, n, (const int64_t *)a->cuts.buf + first, (const uint8_t *)a->inclusive.buf + first,
-                      segments[i + 1] - first, (int64_t *)a->counts.buf + first);
     }
     PyMem_Free(ends);
     return exact;

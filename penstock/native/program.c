@@ -10,7 +10,7 @@
 #include <xlocale.h>
 #endif
 
-/* ---- Python values become constants, in an arena that lives as long as the program */
+/* ---- constants: Python values converted into an arena that lives as long as the program */
 
 static Value of_python(Machine *m, PyObject *o) {
     if (o == Py_None) return none();
@@ -51,7 +51,7 @@ static Value of_python(Machine *m, PyObject *o) {
         }
         return dict;
     }
-    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a function of jinja2's */
+    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a jinja2 function */
         PyObject *iterator = PyObject_GetIter(o), *item = iterator ? PyIter_Next(iterator) : NULL;
         const bool is_macro = item && PyLong_Check(item);
         const int64_t number = is_macro ? PyLong_AsLong(item) : 0;
@@ -84,7 +84,7 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     TEXT(messages), TEXT(tools), TEXT(system), TEXT(variables), TEXT(query), TEXT(input), TEXT(response), TEXT(history);
     TEXT(role_key), TEXT(content_key), TEXT(inverse_weight_key);
     NAMES(media), NAMES(weight_keys), NAMES(text_for_null), NAMES(text_for_missing), NAMES(no_part), NAMES(no_parts);
-    NAMES(no_text), NAMES(needles);
+    NAMES(no_text), NAMES(near), NAMES(needles);
     l->roles = typed(m, v, "roles", DICT);
     FLAG(object_arguments), FLAG(string_arguments), FLAG(wrapped_calls), FLAG(typed_calls), FLAG(no_empty_calls);
     FLAG(null_with_calls), FLAG(wrapped_tools), FLAG(bare_tools);
@@ -92,13 +92,14 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
                       l->no_empty_calls || l->null_with_calls;
     for (uint32_t i = 0; i < l->needles.list->n; i++) {
         const Value needle = l->needles.list->v[i];
-        if (needle.tag != STRING || !needle.size) give_up(m, "a text to look for is empty");
+        if (needle.tag != STRING || needle.size < 2) give_up(m, "a text to look for has less than two bytes");
         const uint8_t start = (uint8_t)needle.s[0];
         if (!memchr(l->needle_starts, start, l->needle_start_count)) l->needle_starts[l->needle_start_count++] = start;
+        l->needle_pairs[byte_pair(needle.s)] = true;
     }
 }
 
-/* ---- bytecode: every operand is checked once, so that the interpreter need not. That the stack is balanced is not. */
+/* ---- bytecode: operands are checked once on loading, so that the interpreter need not. Stack balance is not. */
 
 static bool is_list_of_text(Value v) {
     for (uint32_t i = 0; v.tag == LIST && i < v.list->n; i++)
@@ -134,7 +135,7 @@ static Macro *macro_at(Program *p, Py_ssize_t entry) {
 static const char *const operand_kinds[] = {OPS(OPERANDS)};
 #undef OPERANDS
 
-/* Where operations begin; false where one is unknown or cut short, or where the last one is not an end. */
+/* Find where operations begin; false if one is unknown or truncated, or the last one does not end the code. */
 static bool find_starts(const Program *p, bool *starts) {
     Py_ssize_t at = 0;
     int32_t op = -1;
@@ -148,7 +149,7 @@ static bool find_starts(const Program *p, bool *starts) {
 }
 
 static bool is_valid_code(Program *p, const bool *starts) {
-    Macro *macro = NULL; /* whose code this is: the template's own comes first, then one macro after the other */
+    Macro *macro = NULL; /* whose code this is: the template's own comes first, then the macros in order */
     for (Py_ssize_t at = 0; at < p->code_size;) {
         Macro *begun = macro_at(p, at);
         if (begun) macro = begun;
@@ -320,7 +321,8 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
         APPEND(m, b->pieces, (int32_t)(p.start - m->text_start));
         APPEND(m, b->pieces, (int32_t)(p.end - m->text_start));
     }
-    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1 | c->label_false << 2);
+    const uint8_t notes = c->notes | (tools_are_shown(m, c) ? 0 : TOOLS_DROPPED);
+    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1 | notes << 2);
     b->needles[row] = c->needle;
     b->counts[row] = (int32_t)n;
     b->fresh[row] = m->fresh.n > 0;
@@ -386,7 +388,7 @@ static PyObject *text_list(const Machine *m, const Batch *b) {
     return texts;
 }
 
-static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up, or the template's own words */
+static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up, or the template's own message */
     PyObject *reasons = PyList_New(b->n);
     for (Py_ssize_t i = 0; reasons && i < b->n; i++) {
         const char *words = b->reasons[i] ? b->reasons[i] : b->why[i];
@@ -475,7 +477,7 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
     memset(&b, 0, sizeof b);
     b.with_turns = with_turns;
     PyObject *result = NULL;
-    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* others may change the list meanwhile */
+    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* a copy: other threads may change the list */
     if (held && begin_batch(&b, held)) {
         Machine *m = self->machine;
         m->out.n = m->spans.n = 0;
@@ -502,14 +504,14 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
 static PyObject *render(PyObject *object, PyObject *rows) { return render_batch(object, rows, false); }
 static PyObject *render_with_turns(PyObject *object, PyObject *rows) { return render_batch(object, rows, true); }
 
-static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* taken ways of branches, and all of them */
+static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* directions taken, and in total */
     const ProgramObject *self = (ProgramObject *)object;
     int taken = 0;
     for (int i = 0; i < 2 * self->program.branch_count; i++) taken += self->machine->branches[i] == 1;
     return Py_BuildValue("(ii)", taken, 2 * self->program.branch_count);
 }
 
-static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* no branch counts as compared any more */
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* mark all branches as not yet compared */
     ProgramObject *self = (ProgramObject *)object;
     memset(self->machine->branches, 0, 2 * (size_t)self->program.branch_count);
     Py_RETURN_NONE;

@@ -30,7 +30,7 @@ static uint8_t role_number(Value role) {
     return IS(role, "system") ? 1 : IS(role, "user") ? 2 : IS(role, "assistant") ? 3 : IS(role, "tool") ? 4 : 5;
 }
 
-/* A copy of text that belongs to a message; -1: to none. */
+/* A copy of text that belongs to a message, or to none (-1). */
 static Value owned(Machine *m, Value text, int32_t message) {
     char *copy = arena(m, text.size + 1);
     memcpy(copy, text.s, text.size);
@@ -38,7 +38,7 @@ static Value owned(Machine *m, Value text, int32_t message) {
     return of_string(copy, text.size);
 }
 
-/* A name that a message is given although its row does not have it; like all of its text, it belongs to the message. */
+/* A name added to a message that its row lacks; like all of its text, it belongs to the message. */
 static Value given_name(Machine *m, Value name, int32_t message) { return keyed(owned(m, name, message)); }
 #define GIVEN(literal, message) given_name(m, LITERAL(literal), message)
 
@@ -67,7 +67,7 @@ static float take_weight(Machine *m, const Layout *l, Dict *message) {
         if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);
         if (!isnan(own)) weight = own;
     }
-    if (weight > 3.4e38) unusual(m); /* too large for a float: the reader refuses it */
+    if (weight > 3.4e38) unusual(m); /* too large for a float: the reader rejects it */
     return (float)weight;
 }
 
@@ -106,7 +106,7 @@ static bool has_reasoning(Machine *m, const Dict *message) {
     return false;
 }
 
-/* Content and calls are of a kind that templates can be given. */
+/* Content and calls have types that templates accept. */
 static void check_message(Machine *m, const Layout *l, const Dict *message, Value role) {
     const Value *calls = find_key(message, NAME("tool_calls")), *content = find_key(message, NAME("content"));
     const bool has_calls = calls && truth(m, *calls);
@@ -172,7 +172,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     return role;
 }
 
-/* ---- what the template needs (as penstock.chat.adapt does it) */
+/* ---- adaptations to the template (as in penstock.chat.adapt) */
 
 static bool is_bare(Value tool) {
     return !find_key(tool.dict, NAME("function")) && find_key(tool.dict, NAME("name"));
@@ -185,7 +185,7 @@ static Value copied(Machine *m, const Dict *d) {
     return copy;
 }
 
-/* A bare function or call as OpenAI's API writes it; its id is outside. `number`: of the message, or -1 for tools. */
+/* Wrap a bare function or call as in OpenAI's API, with its id outside. `number`: message index, or -1 for tools. */
 static Value wrapped(Machine *m, Value bare, int32_t number) {
     const Value outside = of_dict(m, 3), inside = copied(m, bare.dict);
     const Value *id = find_key(bare.dict, NAME("id"));
@@ -205,7 +205,7 @@ static Value parsed_arguments(Machine *m, Value text, int32_t number) {
     return found;
 }
 
-static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number) {
+static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number, uint8_t *notes) {
     const Value *inner = find_key(call.dict, NAME("function"));
     Value function = inner ? *inner : call;
     const Value *arguments = find_key(function.dict, NAME("arguments"));
@@ -213,10 +213,12 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number)
         const Value object = parsed_arguments(m, *arguments, number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), object);
+        *notes |= ARGUMENTS_PARSED;
     } else if (arguments && arguments->tag == DICT && l->string_arguments) {
         const Value text = owned(m, dump_json(m, *arguments), number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), text);
+        *notes |= ARGUMENTS_DUMPED;
     }
     if (!inner) return l->wrapped_calls ? wrapped(m, function, number) : function;
     const Value adapted = copied(m, call.dict);
@@ -226,7 +228,7 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number)
     return adapted;
 }
 
-static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t number) {
+static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t number, uint8_t *notes) {
     Value *calls = find_key(message, NAME("tool_calls"));
     if (!calls || !l->adapts_calls) return;
     if (!truth(m, *calls)) {
@@ -235,7 +237,7 @@ static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t numb
     }
     const Value adapted = of_list(m, calls->list->n, PLAIN_LIST);
     for (uint32_t i = 0; i < adapted.list->n; i++)
-        adapted.list->v[i] = adapt_call(m, l, calls->list->v[i], number);
+        adapted.list->v[i] = adapt_call(m, l, calls->list->v[i], number, notes);
     *calls = adapted;
 }
 
@@ -301,7 +303,7 @@ static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
     return tools;
 }
 
-/* transformers gives reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
+/* transformers passes reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
 static void alias_reasoning(Machine *m, Value *message, int32_t number) {
     const Value names[] = {NAME("reasoning_content"), NAME("thinking"), NAME("reasoning")};
     const Value *reasoning = NULL;
@@ -310,8 +312,8 @@ static void alias_reasoning(Machine *m, Value *message, int32_t number) {
         if (given && given->tag != NONE) reasoning = given;
     }
     if (!reasoning) return;
-    const Value aliased = of_dict(m, message->dict->n + 2), *thinking = find_key(message->dict, names[1]);
-    set_key(m, aliased.dict, given_name(m, names[1], number), thinking ? *thinking : *reasoning);
+    const Value aliased = of_dict(m, message->dict->n + 2);
+    set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning); /* first, even where the message has its own */
     for (uint32_t i = 0; i < message->dict->n; i++)
         set_key(m, aliased.dict, message->dict->e[i].key, message->dict->e[i].value);
     set_key(m, aliased.dict, given_name(m, names[0], number), *reasoning);
@@ -327,11 +329,31 @@ static void check_media(Machine *m, const Layout *l, const Dict *row) {
     }
 }
 
+static bool is_given(Value v) { /* neither null nor empty */
+    switch (v.tag) {
+    case NONE: return false;
+    case STRING: return v.size > 0;
+    case LIST: return v.list->n > 0;
+    case DICT: return v.dict->n > 0;
+    default: return true;
+    }
+}
+
+static uint8_t column_notes(const Layout *l, const Dict *row) {
+    const Value *label = find_key(row, NAME("label"));
+    const uint8_t notes = label && label->tag == BOOL && !label->i ? LABEL_FALSE : 0;
+    for (uint32_t i = 0; i < l->near.list->n; i++) {
+        const Value *given = find_key(row, l->near.list->v[i]);
+        if (given && is_given(*given)) return notes | COLUMN_UNUSED;
+    }
+    return notes;
+}
+
 static Value read_tools(Machine *m, const Layout *l, const Dict *row) {
     const Value *given = get(row, l->tools);
     if (!given) return none();
     Value tools = *given;
-    if (tools.tag == STRING) { /* text that says "no tools" has none; an empty list is given to the template */
+    if (tools.tag == STRING) { /* the text "no tools" means none; an empty list is passed on */
         tools = strip(m, tools, NULL, true, true).size ? json_text(m, tools, -1) : none();
         if (!truth(m, tools)) tools = none();
     }
@@ -357,7 +379,7 @@ static const Dict *read_variables(Machine *m, const Layout *l, const Dict *row) 
     return found.dict;
 }
 
-static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an empty string where there is none */
+static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an empty string if there is none */
     const Value *given = get(row, l->system);
     if (!given || given->tag == NONE) return LITERAL("");
     if (given->tag != STRING) unusual(m);
@@ -373,7 +395,7 @@ static Value saying(Machine *m, Value role, Value text, int32_t number) {
     return message;
 }
 
-/* Which message each element of a column is. */
+/* Assign message indices to the elements of a column. */
 static void number_sources(Machine *m, const Dict *row, const Value *column, int32_t first) {
     int32_t number = first;
     for (size_t i = 0; i < m->sources.n; i++)
@@ -453,7 +475,7 @@ static void read_answer(Machine *m, const Layout *l, const Dict *row, Conversati
     for (int32_t i = 0; i < at; i++) c->roles[i] = role_number(*find_key(to[i].dict, NAME("role")));
 }
 
-/* A conversation that was read in Python: {"messages", "tools", "variables"}. */
+/* A conversation read by Python: {"messages", "tools", "variables"}. */
 static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
     const Value *messages = find_key(row, NAME("messages")), *tools = find_key(row, NAME("tools")),
                 *variables = find_key(row, NAME("variables"));
@@ -477,9 +499,10 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
         if (tools->list->v[i].tag != DICT) unusual(m);
 }
 
-/* ---- texts of special tokens inside of messages */
+/* ---- special-token text inside messages */
 
 static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needles are sorted, longest first */
+    if (left < 2 || !l->needle_pairs[byte_pair(p)]) return -1; /* some tokenizers have a thousand of them */
     for (uint32_t i = 0; i < l->needles.list->n; i++) {
         const Value needle = l->needles.list->v[i];
         if (needle.size <= left && !memcmp(p, needle.s, needle.size)) return (int32_t)i;
@@ -487,7 +510,7 @@ static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needl
     return -1;
 }
 
-static int32_t needle_in(const Layout *l, Value text) { /* the first one; needles start with one of few bytes */
+static int32_t needle_in(const Layout *l, Value text) { /* the first match; needles start with one of a few bytes */
     int32_t found = -1;
     const char *end = text.s + text.size, *limit = end;
     for (uint32_t k = 0; k < l->needle_start_count; k++)
@@ -527,8 +550,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         read_conversation(m, parsed.dict, c);
     } else {
         check_media(m, l, parsed.dict);
-        const Value *label = find_key(parsed.dict, NAME("label"));
-        c->label_false = label && label->tag == BOOL && !label->i;
+        c->notes = column_notes(l, parsed.dict);
         c->tools = read_tools(m, l, parsed.dict);
         c->variables = read_variables(m, l, parsed.dict);
         if (l->reading == READ_MESSAGES)
@@ -542,7 +564,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     for (uint32_t i = 0; i < messages->n; i++) {
         Dict *d = messages->v[i].dict;
         if (l->reading != READ_CONVERSATION) {
-            adapt_calls(m, l, d, (int32_t)i);
+            adapt_calls(m, l, d, (int32_t)i, &c->notes);
             adapt_content(m, l, d, *find_key(d, NAME("role")), (int32_t)i);
         }
         answered |= c->roles[i] == 3;
@@ -552,7 +574,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         c->needle = find_needle(m, l, c->messages, 0);
         if (c->needle < 0) c->needle = find_needle(m, l, c->tools, 0);
     }
-    for (uint32_t i = 0; i < messages->n; i++) { /* after the search: reasoning has its own place in it */
+    for (uint32_t i = 0; i < messages->n; i++) { /* after the search, which handles reasoning itself */
         alias_reasoning(m, &messages->v[i], (int32_t)i);
         messages->v[i].dict->message = (int32_t)i;
     }
@@ -560,7 +582,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     m->message_count = (int32_t)messages->n;
 }
 
-/* ---- what became of messages */
+/* ---- how messages appear in the text */
 
 static size_t occurrences(Machine *m, Value text, Value wanted) {
     size_t count = 0;
@@ -570,14 +592,14 @@ static size_t occurrences(Machine *m, Value text, Value wanted) {
     return count;
 }
 
-static Value name_of(Value call) { /* of the called function; empty where there is none */
+static Value name_of(Value call) { /* name of the called function, or empty */
     const Value *inner = find_key(call.dict, NAME("function"));
     const Value function = inner ? *inner : call;
     const Value *name = function.tag == DICT ? find_key(function.dict, NAME("name")) : NULL;
     return name && name->tag == STRING ? *name : LITERAL("");
 }
 
-static bool is_escaped(Value name) { /* whether JSON would spell it in another way: control characters, beyond ASCII */
+static bool is_escaped(Value name) { /* whether JSON may escape it: control or non-ASCII characters */
     for (uint32_t i = 0; i < name.size; i++)
         if ((signed char)name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
     return false;
@@ -600,7 +622,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
     if (calls.tag != LIST) return true;
     for (uint32_t i = 0; i < calls.list->n; i++)
         if (calls.list->v[i].tag == DICT && is_escaped(name_of(calls.list->v[i])))
-            text = owned(m, text, -1); /* spelling names writes to the output, which may move it */
+            text = owned(m, text, -1); /* escaping names writes to the output, which may move it */
     for (uint32_t i = 0; i < calls.list->n; i++) {
         if (calls.list->v[i].tag != DICT) continue;
         const Value name = name_of(calls.list->v[i]);
@@ -613,7 +635,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
     return true;
 }
 
-static bool is_said(Machine *m, Value content, Value text) { /* less the reasoning in it */
+static bool is_said(Machine *m, Value content, Value text) { /* without the reasoning in it */
     if (content.tag != STRING) return true;
     const Value think = LITERAL("</think>");
     const char *p = content.s, *end = p + content.size;
@@ -623,9 +645,9 @@ static bool is_said(Machine *m, Value content, Value text) { /* less the reasoni
     return !words.size || find(m, text.s, text.size, words.s, words.size) != NULL;
 }
 
-/* What the assistant thought, stripped: given by itself, or in its content before the last </think>. */
+/* The assistant's reasoning, stripped: from its own key, or from the content before the last </think>. */
 static Value reasoning_of(Machine *m, const Dict *message) {
-    const Value *given = find_key(message, NAME("reasoning_content")); /* whichever it was: `alias_reasoning` */
+    const Value *given = find_key(message, NAME("reasoning_content")); /* see `alias_reasoning` */
     if (given && given->tag != NONE)
         return given->tag == STRING ? strip(m, *given, NULL, true, true) : LITERAL("");
     const Value *content = find_key(message, NAME("content")), think = LITERAL("</think>"), begin = LITERAL("<think>");
@@ -638,7 +660,7 @@ static Value reasoning_of(Machine *m, const Dict *message) {
     return strip(m, of_string(start, (size_t)(end - start)), NULL, true, true);
 }
 
-/* All that a message printed; the whole text where that is not known. */
+/* Everything a message printed; the whole text if regions are unknown. */
 static Value printed_by(Machine *m, int32_t message, size_t first, size_t count) {
     if (count == 1) {
         const Piece p = m->pieces.at[first];
@@ -671,8 +693,10 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
         const Dict *d = c->messages.list->v[i].dict;
         const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
         const bool has_calls = calls && truth(m, *calls), speaks = c->roles[i] == 3 || c->roles[i] == 1;
+        const Value *name = c->roles[i] == 4 ? NULL : find_key(d, NAME("name")); /* of a tool: its call names it */
+        const bool named = name && name->tag == STRING && name->size;
         flags[i] = CONTENT_PRINTED;
-        if (!has_calls && !speaks) continue;
+        if (!has_calls && !speaks && !named) continue;
         const bool whole = !known || (c->roles[i] == 1 && !count[i]);
         const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
         if (content && !is_said(m, *content, text)) flags[i] = 0;
@@ -682,6 +706,56 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
             const bool printed = find(m, text.s, text.size, reasoning.s, reasoning.size) != NULL;
             flags[i] |= HAS_REASONING | (printed ? REASONING_PRINTED : 0);
         }
+        if (named) {
+            const size_t said = content && content->tag == STRING ? occurrences(m, *content, *name) : 0;
+            if (occurrences(m, text, *name) <= said) flags[i] |= NAME_DROPPED;
+        }
         if (has_calls) flags[i] |= HAS_CALLS | (are_printed(m, *calls, text) ? CALLS_PRINTED : 0);
     }
+}
+
+/* Whether the text has some words this often, as they are or as JSON escapes them. Spelling writes to the output, which
+ * may move, so the text is copied before. */
+static bool is_shown(Machine *m, Value words, size_t times, Value *text, bool *copied) {
+    if (times == 1) {
+        const char *found = find(m, text->s, text->size, words.s, words.size);
+        charge(m, found ? (size_t)(found - text->s) : text->size);
+        if (found) return true;
+    }
+    if (times == 1 && !is_escaped(words)) return false;
+    if (!*copied && is_escaped(words)) {
+        *text = owned(m, *text, -1);
+        *copied = true;
+    }
+    return is_printed(m, words, times, *text);
+}
+
+static size_t times_called(const Conversation *c, Value name) {
+    size_t times = 0;
+    for (uint32_t i = 0; i < c->messages.list->n; i++) {
+        const Value *calls = find_key(c->messages.list->v[i].dict, NAME("tool_calls"));
+        for (uint32_t k = 0; calls && calls->tag == LIST && k < calls->list->n; k++)
+            times += calls->list->v[k].tag == DICT && !compare_text(name_of(calls->list->v[k]), name);
+    }
+    return times;
+}
+
+/* A tool is shown by its name and the first line of its description; without one, by its name beside its calls. */
+bool tools_are_shown(Machine *m, const Conversation *c) {
+    if (c->tools.tag != LIST) return true;
+    Value text = of_string(m->out.at + m->text_start, m->out.n - m->text_start);
+    bool copied = false;
+    for (uint32_t i = 0; i < c->tools.list->n; i++) {
+        const Value name = name_of(c->tools.list->v[i]), *inner = find_key(c->tools.list->v[i].dict, NAME("function"));
+        const Value function = inner ? *inner : c->tools.list->v[i];
+        const Value *about = function.tag == DICT ? find_key(function.dict, NAME("description")) : NULL;
+        Value line = about && about->tag == STRING ? strip(m, *about, NULL, true, true) : LITERAL("");
+        const char *end = line.size ? memchr(line.s, '\n', line.size) : NULL;
+        if (end) line = strip(m, of_string(line.s, (size_t)(end - line.s)), NULL, true, true);
+        if (!name.size) continue;
+        charge(m, 16 * (size_t)c->messages.list->n);
+        if (!is_shown(m, name, line.size ? 1 : times_called(c, name) + 1, &text, &copied)) return false;
+        if (line.size && !is_shown(m, line, 1, &text, &copied)) return false;
+    }
+    return true;
 }

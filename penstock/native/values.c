@@ -1,4 +1,4 @@
-/* The arena, lists and dicts, and what Python's operators say about values. */
+/* The arena, lists and dicts, and the semantics of Python's operators. */
 
 #include "values.h"
 
@@ -48,7 +48,7 @@ void *arena_slow(Machine *m, size_t size) {
     return chunk->data;
 }
 
-/* Start a row: keep the chunks, unless a large row made them many. */
+/* Start a row: reuse the chunks, unless a large row left many. */
 void arena_reset(Machine *m, size_t limit) {
     if (m->arena_size > ARENA_BASE) {
         free_chunks(m->first);
@@ -95,12 +95,18 @@ Value of_dict(Machine *m, uint32_t capacity) {
     return (Value){.tag = DICT, .dict = dict};
 }
 
+/* Of at most 24 bytes: the first, the middle and the last eight. Only a filter: equal hashes are compared. */
 uint16_t hash_of(const char *s, uint32_t n) {
-    uint32_t h = 2166136261u ^ n;
-    const uint32_t head = n < 24 ? n : 24;
-    for (uint32_t i = 0; i < head; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
-    for (uint32_t i = n > 24 ? n - 8 : n; i < n; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
-    return (uint16_t)(h ^ (h >> 16));
+    uint64_t first = 0, middle = 0, last = 0;
+    if (n >= 8) {
+        memcpy(&first, s, 8), memcpy(&middle, s + (n - 8) / 2, 8), memcpy(&last, s + n - 8, 8);
+    } else {
+        for (uint32_t i = 0; i < n; i++) first = first << 8 | (uint8_t)s[i];
+    }
+    uint64_t h = (first ^ n) * 0x9E3779B97F4A7C15u;
+    h = (h ^ (h >> 29) ^ middle) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 32) ^ last) * 0x94D049BB133111EBu;
+    return (uint16_t)(h >> 48);
 }
 
 void set_key(Machine *m, Dict *d, Value key, Value value) {
@@ -185,7 +191,7 @@ bool equal(Machine *m, Value a, Value b, int depth) {
     }
 }
 
-int compare_text(Value a, Value b) { /* the order of code points is that of UTF-8 bytes */
+int compare_text(Value a, Value b) { /* UTF-8 bytes sort like code points */
     const uint32_t n = a.size < b.size ? a.size : b.size;
     const int found = n ? memcmp(a.s, b.s, n) : 0;
     return found ? found : (a.size > b.size) - (a.size < b.size);

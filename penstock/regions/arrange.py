@@ -25,6 +25,7 @@ from penstock.regions.headers import Boundaries
 from penstock.template.rendered import Rendered
 from penstock.template.turns import REFUSED, Turns, TurnState
 
+Found = dict[Note, list[int]]
 Straddles = Callable[[bytes, bytes], bool]  # of a prompt and its answer
 _USUAL = (TurnState.CONTINUES | TurnState.IN_ROOT).value
 _LOOK_BACK = 4096  # bytes of a prompt that are looked at
@@ -86,14 +87,14 @@ class Arranger:
         assert turns is not None
         unusual = turns.table[(turns.table[:, 2] & _USUAL) != _USUAL, 0]
         odd = np.union1d(unusual, self._straddling_rows(rendered, turns)).astype(np.int64)
-        notes: Counter[str] = Counter()
+        notes: Found = {}
         made: list[Chain] = []
         if len(odd):
             by_row = _turns_of(turns, set(odd.tolist()))
             for whole in _wholes(rendered, odd):
                 made += self._row(whole, by_row[whole.row], notes)
         simple = np.setdiff1d(np.arange(len(rendered.text_ends)), odd)
-        return joined_chains(rendered, made, simple, notes)
+        return joined_chains(rendered, made, simple, {note: np.unique(rows) for note, rows in notes.items()})
 
     def _straddling_rows(self, rendered: Rendered, turns: Turns) -> Int64:
         """Rows with a turn in their text as it stands whose first token would take in the prompt's end."""
@@ -112,25 +113,25 @@ class Arranger:
 
     # ---- one row
 
-    def _row(self, whole: Chain, turns: list[_Turn], notes: Counter[str]) -> list[Chain]:
+    def _row(self, whole: Chain, turns: list[_Turn], notes: Found) -> list[Chain]:
         base = next((turn for turn in turns if turn.is_(TurnState.IS_ROOT)), None)
         root = whole
         if base is not None and not base.is_(TurnState.IN_ROOT):
             known = whole.known and base.is_(TurnState.KNOWN)
             root = replace(whole, text=base.text, pieces=base.pieces, spans=base.spans, known=known)
-            notes[Note.TRAILING_MESSAGES.value] += 1
+            notes.setdefault(Note.TRAILING_MESSAGES, []).append(whole.row)
         if base is not None and not base.is_(TurnState.CONTINUES):
             joined = self._spliced(base, root)
             if joined is None:
-                notes[Note.TURN_UNSETTLED.value] += 1
+                notes.setdefault(Note.TURN_UNSETTLED, []).append(whole.row)
             elif len(root.text) > base.size:
-                notes[Note.TRAILING_MESSAGES.value] += 1
+                notes.setdefault(Note.TRAILING_MESSAGES, []).append(whole.row)
             root = joined or root
         sides: list[Chain] = []
         previous: _Turn | None = None
         for turn in turns:
             if turn.is_(REFUSED):
-                notes[Note.TURN_REFUSED.value] += 1
+                notes.setdefault(Note.TURN_REFUSED, []).append(whole.row)
             elif not turn.is_(TurnState.CONTINUES):
                 if turn is not base:
                     self._add_spliced(turn, root, sides, notes)
@@ -157,20 +158,20 @@ class Arranger:
         side.others = range(side.turns[0].message + 1, turn.message)
         sides.append(self._cut_back(side, root))
 
-    def _add_spliced(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Counter[str]) -> None:
+    def _add_spliced(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Found) -> None:
         """A turn whose render does not begin with its prompt."""
         chain = turn.whole(root)
         chain.turns = []
         joined = self._spliced(turn, chain)
         if joined is None:
-            notes[Note.TURN_UNSETTLED.value] += 1
+            notes.setdefault(Note.TURN_UNSETTLED, []).append(root.row)
         else:
             sides.append(self._shortened(joined, root, turn.common))
 
-    def _add_torn(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Counter[str]) -> None:
+    def _add_torn(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Found) -> None:
         """A chain of its own for a turn that is encoded apart from its prompt."""
         if not self._may_tear:
-            notes[Note.TURN_STRADDLES.value] += 1
+            notes.setdefault(Note.TURN_STRADDLES, []).append(root.row)
             return
         chain = self._shortened(turn.whole(root), root, min(turn.common, turn.prompt_size))
         sides.append(replace(chain, seam=turn.prompt_size - chain.skipped))

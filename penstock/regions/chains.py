@@ -7,7 +7,6 @@ is context in all others. `arrange` makes the chains of a row; here they become 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64, UInt8
 from penstock.chat.conversation import Role
+from penstock.chat.notes import NotedRows
 from penstock.regions.segments import gathered
 from penstock.template.rendered import MessageFlag, Rendered
 
@@ -69,10 +69,10 @@ class Chains:
     own: Bool  # per message of each example
     prompt_ends: Int64  # per message of each example: -1 where it trains no turn of it
     answer_ends: Int64
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: NotedRows = field(default_factory=dict)
 
 
-def joined_chains(rendered: Rendered, made: Sequence[Chain], simple: Int64, notes: Counter[str]) -> Chains:
+def joined_chains(rendered: Rendered, made: Sequence[Chain], simple: Int64, notes: NotedRows) -> Chains:
     """All examples of a batch, rows in order: the simple rows, which are their own roots, and the chains of others."""
     rows = np.concatenate((simple, np.array([chain.row for chain in made], np.int64)))
     order = np.argsort(rows, kind="stable")

@@ -8,14 +8,14 @@ renders), then a few numpy passes per batch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.arrays import UInt8
 from penstock.chat.conversation import Part, Role
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, joined_notes
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
 from penstock.regions.chain_labels import PromptEnds, labelled, with_answers
@@ -81,8 +81,7 @@ class Splitter:
         pieces = _pieces(rendered)
         segments = self._segments(rendered, pieces, self._tagged)
         errors, dropped = find_dropped(rendered, pieces, segments)
-        segments.notes.update(dropped)
-        return segments, errors
+        return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
 
     def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
         """Cut the examples of chains, in which prompts and answers are known; the second value is by conversation."""
@@ -97,10 +96,12 @@ class Splitter:
             outcome = structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, self._next_markers)
         known = rendered.known.copy()
         known[list(outcome.lost)] = False
-        notes = +Counter({Note.SPAN_UNOWNED.value: len(outcome.lost), Note.NO_STOP.value: len(outcome.silent)})
-        segments = labelled(to_segments(outcome.cuts, rendered, known, notes), chains)
+        found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.silent}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
+        segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
         errors, dropped = find_dropped(rendered, pieces, segments)
-        segments.notes.update(dropped + chains.notes)
+        of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
+        segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
         return segments, {int(chains.rows[example]): error for example, error in errors.items()}
 
     def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
@@ -111,7 +112,8 @@ class Splitter:
             outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
-        notes = +Counter({reason.value: len(outcome.lost), Note.NO_STOP.value: len(outcome.silent)})
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.silent}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:

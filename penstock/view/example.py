@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.arrays import Bool, Int64
+from penstock.notebook import html
 from penstock.store.chains import tokens
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
+from penstock.view.examples import Examples
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
 
@@ -23,9 +26,10 @@ class Example:
 
     input_ids: Int64
     loss_weights: Float32
-    row: Place
+    row: RowLocation
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
+    dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
 
     @property
     def loss_mask(self) -> Bool:
@@ -40,6 +44,12 @@ class Example:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def __reduce__(self) -> tuple[Callable[..., Example], tuple[Any, ...]]:
+        return Example, (self.input_ids, self.loss_weights, self.row, self.start, self.runs)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
@@ -50,9 +60,12 @@ class Pair:
     prompt_length: int
 
     @property
-    def row(self) -> Place:
+    def row(self) -> RowLocation:
         """Where the pair comes from."""
         return self.chosen.row
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,9 @@ class Cut:
     trained_from: int = 0
 
 
-def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: Place) -> Example:
+def cut_example(
+    columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Examples | None = None
+) -> Example:
     """The window of example `number` of a shard, weighted by the policy on the whole row."""
     runs = Runs.of(columns, number, number + 1)
     weights = run_weights(policy, runs)
@@ -73,4 +88,4 @@ def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row
     if cut.trained_from > cut.start:
         loss_weights[: cut.trained_from - cut.start] = 0
     ids = tokens(columns, number, cut.start, cut.end).astype(np.int64)
-    return Example(ids, loss_weights, row, cut.start, runs)
+    return Example(ids, loss_weights, row, cut.start, runs, dataset)

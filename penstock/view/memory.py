@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from blake3 import blake3
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
-from penstock.view.settings import ViewOptions
-from penstock.view.view import View, open_view
+from penstock.store.dataset import RowLocation
+from penstock.view.settings import view_settings
+from penstock.view.view import View
 
 
 class Piece(NamedTuple):
@@ -64,13 +65,13 @@ class MemoryExamples:
         """Only the name of a tokenizer."""
         return {"tokenizer": self.tokenizer}
 
-    def locate(self, example: int) -> Place:
+    def locate(self, example: int) -> RowLocation:
         """The only source, and the row's number."""
-        return Place(0, example // 2 if self.is_preference else example)
+        return RowLocation(0, example // 2 if self.is_preference else example)
 
-    def view(self, **options: Unpack[ViewOptions]) -> View:
+    def view(self, **options: Unpack[ViewArguments]) -> View:
         """A view of these examples."""
-        return open_view(self, **options)
+        return View(self, view_settings(options)).scanned()
 
     def __len__(self) -> int:
         return int(self.shard_examples.sum()) // (2 if self.is_preference else 1)

@@ -21,13 +21,16 @@ import numpy as np
 import orjson
 from blake3 import blake3
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
+from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
 from penstock.view.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
-from penstock.view.settings import ViewOptions, ViewSettings
+from penstock.view.runs import Float32
+from penstock.view.settings import ViewSettings
 from penstock.view.view import View
 
 _MOST_PASSES: Final = 1000  # beyond this, a number of examples was meant
@@ -75,7 +78,7 @@ class Mixture:
         self.shares = dict(shares)
         self.seed = seed
 
-    def view(self, **options: Unpack[ViewOptions]) -> Self:
+    def view(self, **options: Unpack[ViewArguments]) -> Self:
         """The same mixture with these options changed in every part, scanned at once."""
         changed = {name: Share(share.view.changed(**options), share.amount) for name, share in self.shares.items()}
         mixture = type(self)(changed, self.seed)
@@ -102,6 +105,11 @@ class Mixture:
     def lengths(self) -> Int32:
         """Tokens per item; of pairs, a column per side."""
         return np.concatenate([share.view.lengths for share in self.shares.values()])
+
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
+        return np.concatenate([share.view.trained_weights for share in self.shares.values()])
 
     def epoch_indices(self, epoch: int) -> Int64:
         """The items of an epoch, part by part; an item of two passes stands there twice."""
@@ -140,7 +148,9 @@ class Mixture:
     def _bounds(self) -> Int64:
         """Items before each part, and the total."""
         for name, share in self.shares.items():
-            if not share.per_epoch or not len(share.view):
+            if not len(share.view):
+                raise ViewError(f"part {name!r} of the mixture: {empty_view(share.view.ledger, share.view.settings)}")
+            if not share.per_epoch:
                 raise ViewError(
                     f"part {name!r} of the mixture gives no example: its view has {len(share.view)} and an epoch "
                     f"takes {share.amount} of them. Raise the amount, or leave the part out."

@@ -15,13 +15,16 @@ from typing import Protocol, Self, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
+from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, place_of
 from penstock.view.ledger import Ledger
-from penstock.view.scan import Index, scan
-from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
+from penstock.view.runs import Float32
+from penstock.view.scan import Index, scan, trained_weights
+from penstock.view.settings import ViewSettings, view_settings
 
 
 class Served(Protocol):
@@ -47,6 +50,11 @@ class Served(Protocol):
         """Tokens per item; of pairs, a column per side."""
         ...
 
+    @property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
+        ...
+
     def epoch_indices(self, epoch: int) -> Int64:
         """The items of an epoch, in no particular order; a function of (seed, epoch) alone."""
         ...
@@ -56,10 +64,9 @@ class Served(Protocol):
     def __getitem__(self, index: SupportsIndex) -> Example | Pair: ...
 
 
-def open_view(dataset: Examples, **options: Unpack[ViewOptions]) -> View:
+def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> View:
     """A view of the dataset, scanned at once, so that what can't be served is refused here."""
-    view = View(dataset, checked_settings(options))
-    return view.scanned()
+    return View(dataset, view_settings(options)).filled()
 
 
 class View:
@@ -74,9 +81,15 @@ class View:
         _ = self._index
         return self
 
-    def changed(self, **options: Unpack[ViewOptions]) -> Self:
+    def filled(self) -> Self:
+        """This view, scanned; an error that names the cause where it has no examples."""
+        if not len(self):
+            raise empty_view(self.ledger, self.settings)
+        return self
+
+    def changed(self, **options: Unpack[ViewArguments]) -> Self:
         """The same dataset under settings changed by the options; nothing is scanned yet."""
-        return type(self)(self.dataset, checked_settings(options, self.settings))
+        return type(self)(self.dataset, view_settings(options, self.settings))
 
     @property
     def is_preference(self) -> bool:
@@ -108,6 +121,16 @@ class View:
         """Per item, where in its row it begins."""
         return self._index.starts
 
+    @property
+    def prompts(self) -> Int32:
+        """Per pair, where in its row the common prompt ends; of single examples: empty."""
+        return self._index.prompts
+
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights; the first token is not one."""
+        return trained_weights(self.dataset, self.settings, self._index)
+
     def epoch_indices(self, epoch: int) -> Int64:
         """Every item, once an epoch."""
         return np.arange(len(self), dtype=np.int64)
@@ -127,17 +150,17 @@ class View:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
 
     def pair(self, index: SupportsIndex) -> Pair:
         """The item of a view of preference data."""
         item = self._item(index)
         number, columns, local = self._find(item)
         start, prompt = int(self._index.starts[item]), int(self._index.prompts[item])
-        lengths = [int(length) for length in self._index.lengths[item]]
+        lengths, policy = [int(length) for length in self._index.lengths[item]], self.settings.train_on
         place = place_of(self.dataset, number)
         chosen, rejected = (
-            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), self.settings.train_on, place)
+            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), policy, place, self.dataset)
             for side, length in enumerate(lengths)
         )
         return Pair(chosen, rejected, prompt - start)

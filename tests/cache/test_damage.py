@@ -1,4 +1,4 @@
-"""What can happen to files: flipped bits, lost and cut-off shards, strange manifests, full disks, read-only folders."""
+"""Damaged files: flipped bits, lost and truncated shards, invalid manifests, full disks, read-only folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
-from penstock.store.manifest import sealed
+from penstock.store.manifest import seal_manifest
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -29,7 +29,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_flipped_bit_is_reported_and_its_slice_rebuilt(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     assert verify_cache(Cache(cache)).findings == []
@@ -43,7 +43,7 @@ def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Pat
     assert finding.rows == (first, first + table.rows[number] - 1)
     assert str(finding) == (
         f"{shard} (slice 5: {data}, rows {first} to {first + table.rows[number] - 1}): its bytes have changed. "
-        "The next prepare makes this slice again"
+        "The next prepare rebuilds this slice"
     )
     assert shard.exists()
     again = prepare(data)
@@ -53,7 +53,7 @@ def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Pat
     assert leftovers(cache) == []
 
 
-def test_a_bit_flipped_before_the_manifest_is_found_too(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_bit_flipped_before_the_manifest_is_found(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     shard = dataset.cache.shard_path(dataset.shards[3])
@@ -68,16 +68,18 @@ def test_a_shard_deleted_under_a_reader(prepare: Prepare, data: Path, cache: Pat
     shard = dataset.cache.shard_path(dataset.shards[0])
     shard.unlink()
     opened = ps.open(dataset.path)
-    with pytest.raises(CorruptError, match=r"the shard is gone, though a dataset needs it. Run the same prepare again"):
+    with pytest.raises(
+        CorruptError, match=r"the shard is missing, although a dataset needs it. Run the same prepare again"
+    ):
         opened.input_ids(0)
     assert len(opened.input_ids(len(opened) - 1))
     (finding,) = verify_cache(Cache(cache)).findings
-    assert "the shard is gone. The next prepare makes this slice again" in str(finding)
+    assert "the shard is missing. The next prepare rebuilds this slice" in str(finding)
     assert prepare(data).progress.slices_done == 1
     assert len(opened.input_ids(0))
 
 
-def test_a_cut_off_shard_is_made_again(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_truncated_shard_is_rebuilt(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     shard = dataset.cache.shard_path(dataset.shards[2])
@@ -92,9 +94,9 @@ def test_a_manifest_of_a_newer_format(prepare: Prepare, data: Path) -> None:
     path = dataset.path / "manifest.json"
     value = orjson.loads(path.read_bytes()) | {"format": 99}
     path.write_bytes(orjson.dumps(value))
-    assert prepare(data).dataset.key == dataset.key  # its digest is another, so it is damaged: made again
+    assert prepare(data).dataset.key == dataset.key  # damaged, because the digest does not match: rebuilt
     del value["digest"]
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     for call in (lambda: ps.open(dataset.path), lambda: prepare(data)):
         with pytest.raises(FormatError, match="format version 99, but this Penstock reads version 1"):
             call()
@@ -109,13 +111,13 @@ def test_a_manifest_with_a_path_in_a_name(prepare: Prepare, data: Path, name: ob
     value = orjson.loads(path.read_bytes())
     del value["digest"]
     value["shards"]["names"][0] = name
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     with pytest.raises(CorruptError, match="is not the name of a shard or dataset|not a list of str"):
         ps.open(dataset.path)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": 1}'])
-def test_a_damaged_manifest_is_made_again(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
+def test_a_damaged_manifest_is_rebuilt(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     (dataset.path / "manifest.json").write_bytes(damage)
@@ -146,7 +148,7 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("only root can mount; test_a_disk_that_says_it_is_full stands in")
+        pytest.skip("only root can mount; test_a_simulated_full_disk stands in")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -155,7 +157,7 @@ def test_a_full_disk(forks: Forks, chats: Path, tokenizer: Path, little_disk: Pa
     command = ("prepare", chats, "--tokenizer", tokenizer, "--no-fast", "--cache")
     code, output = forks.run(*command, little_disk)
     assert code == 1
-    assert "the disk is full. Free some space and run the same command again: finished slices stay." in output
+    assert "the disk is full. Free some space and run the same command again: finished slices are kept." in output
     finished = result(little_disk)
     assert finished
     assert leftovers(little_disk) == []
@@ -167,9 +169,7 @@ def test_a_full_disk(forks: Forks, chats: Path, tokenizer: Path, little_disk: Pa
     assert result(little_disk) == result(cache)
 
 
-def test_a_disk_that_says_it_is_full(
-    prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulated_full_disk(prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def sync(descriptor: int) -> None:
@@ -189,7 +189,7 @@ def test_a_disk_that_says_it_is_full(
 
 
 def test_an_unwritable_cache(forks: Forks, chats: Path, public_tokenizer: Path, memory: Path, cache: Path) -> None:
-    """As a user who may only read: hits work; a miss fails clearly, or is built elsewhere if that is wanted."""
+    """A user with read access only: hits work; a miss fails clearly, or is built elsewhere if requested."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     command = ("prepare", chats, "--tokenizer", public_tokenizer, "--no-fast", "--cache", cache)
@@ -214,7 +214,7 @@ def test_an_unwritable_cache(forks: Forks, chats: Path, public_tokenizer: Path, 
     assert orjson.loads(output[output.index("\n{") + 1 :])["hit"]
 
 
-def test_programs_build_in_a_temporary_place(
+def test_programs_fall_back_to_a_temporary_folder(
     data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spare = tmp_path / "spare"

@@ -1,4 +1,4 @@
-"""What goes and what stays, beside readers, writers and kills."""
+"""Garbage collection, alongside readers, builds and kills."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.errors import StoreError, UsageError
 from penstock.store import gc
 from penstock.store.cache import Cache
 from penstock.store.claims import Claims
-from penstock.store.files import host, writer_name
-from penstock.store.gc import DAY, collect
+from penstock.store.files import host_id, writer_name
+from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.tree import Tree
 from tests.cache.conftest import Forks, Prepare, leftovers, result
@@ -32,24 +32,24 @@ def make_old(cache: Path, age: float = 40 * DAY) -> None:
         os.utime(path, (then, then))
 
 
-def test_what_a_manifest_reaches_stays(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_referenced_files_stay(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
     before = result(cache)
     make_old(cache)
-    found = collect(Cache(cache), older_than=0)
+    found = collect_garbage(Cache(cache), older_than=0)
     assert (found.shards, found.tokenizers, found.datasets) == (0, 0, [])
     assert result(cache) == before
     assert prepare(data).hit
 
 
-def test_what_nothing_reaches_goes_when_it_is_old(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_old_unreferenced_files_are_deleted(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     other = prepare(data, template_vars={"x": 1}).dataset
     before = result(cache)
     (other.path / "manifest.json").unlink()
-    assert collect(Cache(cache)).shards == 0  # too young: it could be a build under way
-    assert collect(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
-    found = collect(Cache(cache), older_than=0)
+    assert collect_garbage(Cache(cache)).shards == 0  # too young: a build may be running
+    assert collect_garbage(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
+    found = collect_garbage(Cache(cache), older_than=0)
     assert found.shards == len(other.shards)
     assert found.bytes > 0
     assert result(cache) == {n: b for n, b in before.items() if Path(n).stem in dataset.shards or dataset.key in n}
@@ -58,28 +58,28 @@ def test_what_nothing_reaches_goes_when_it_is_old(prepare: Prepare, data: Path, 
     assert prepare(data).hit
 
 
-def test_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_max_bytes_deletes_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     total = sum(path.stat().st_size for path in cache.glob("shards/*/*"))
-    found = collect(Cache(cache), older_than=0, max_bytes=total // 2)
+    found = collect_garbage(Cache(cache), older_than=0, max_bytes=total // 2)
     assert total // 3 < found.kept_bytes <= total // 2
     assert found.bytes + found.kept_bytes == total
 
 
-def test_datasets_that_nobody_opens_can_be_dropped(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_unused_datasets_can_be_dropped(prepare: Prepare, data: Path, cache: Path) -> None:
     old = prepare(data, template_vars={"x": 1}).dataset
     make_old(cache)
     used = prepare(data).dataset
     ps.open(used.path).input_ids(0)
-    found = collect(Cache(cache), drop_unused=30 * DAY)
+    found = collect_garbage(Cache(cache), drop_unused=30 * DAY)
     assert found.datasets == [old.key]
     assert found.shards == len(old.shards)
     assert not old.path.exists()
     assert prepare(data).hit
 
 
-def test_opening_a_dataset_marks_its_use(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_opening_a_dataset_records_its_use(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     make_old(cache)
     (entry,) = list_datasets(Cache(cache))
@@ -92,16 +92,16 @@ def test_opening_a_dataset_marks_its_use(prepare: Prepare, data: Path, cache: Pa
     assert (entry.rows, entry.tokens) == (400, dataset.tokens)
 
 
-def test_nothing_is_deleted_while_a_manifest_cant_be_read(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_nothing_is_deleted_if_a_manifest_can_not_be_read(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").write_bytes(b"{")
     before = result(cache)
-    with pytest.raises(StoreError, match="nothing is deleted. Prepare it again, or delete its folder yourself"):
-        collect(Cache(cache), older_than=0)
+    with pytest.raises(StoreError, match="Nothing was deleted, .* Prepare it again, or delete its folder yourself"):
+        collect_garbage(Cache(cache), older_than=0)
     assert result(cache) == before
 
 
-def test_a_build_that_commits_in_between_keeps_its_shards(
+def test_a_build_that_commits_during_gc_keeps_its_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = prepare(data).dataset
@@ -109,17 +109,17 @@ def test_a_build_that_commits_in_between_keeps_its_shards(
     manifest = dataset.path / "manifest.json"
     whole = manifest.read_bytes()
     manifest.unlink()
-    real, calls = gc.reached, 0
+    real, calls = gc.referenced, 0
 
-    def reached(*given: object, **more: object) -> object:
+    def referenced(*given: object, **more: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 2:  # the shards are aside; another process commits its manifest
+        if calls == 2:  # the shards are set aside; another process commits its manifest
             manifest.write_bytes(whole)
         return real(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gc, "reached", reached)
-    assert collect(Cache(cache), older_than=0).shards == 0
+    monkeypatch.setattr(gc, "referenced", referenced)
+    assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert result(cache) == before
     assert leftovers(cache) == []
 
@@ -141,7 +141,7 @@ def test_a_killed_gc_loses_nothing(forks: Forks, chats: Path, public_tokenizer: 
         assert '"slices_done": 0' in output
 
 
-def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, public_tokenizer: Path, cache: Path) -> None:
+def test_gc_during_a_build_only_repeats_work(forks: Forks, chats: Path, public_tokenizer: Path, cache: Path) -> None:
     command = ("prepare", chats, "--tokenizer", public_tokenizer, "--no-fast", "--cache", cache)
     assert forks.run(*command)[0] == 0
     before = result(cache)
@@ -159,7 +159,7 @@ def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, publi
 def test_a_build_about_to_commit_keeps_its_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reuses old shards that no manifest reaches, and `gc` runs just before it commits."""
+    """The build reuses old unreferenced shards, and `gc` runs just before it commits."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -169,7 +169,7 @@ def test_a_build_about_to_commit_keeps_its_shards(
     real, found = module.commit_dataset, []
 
     def commit(*given: object) -> object:
-        found.append(collect(Cache(cache), older_than=0))
+        found.append(collect_garbage(Cache(cache), older_than=0))
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "commit_dataset", commit)
@@ -179,10 +179,10 @@ def test_a_build_about_to_commit_keeps_its_shards(
     assert leftovers(cache) == []
 
 
-def test_a_build_that_sees_the_past_commits_nothing_that_is_gone(
+def test_a_build_with_stale_listings_commits_no_missing_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another host's gc has deleted shards, and this host's NFS client still shows them."""
+    """Another host's gc deleted shards that this host's NFS client still shows."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -207,38 +207,38 @@ def test_a_build_that_sees_the_past_commits_nothing_that_is_gone(
     assert result(cache) == before
 
 
-def test_leases_of_dead_builds_end(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_leases_of_dead_builds_expire(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     foreign = cache / "leases" / "elsewhere-00000000.1.2.0123456789ab"
-    dead = cache / "leases" / f"{host()}.999999999.1.0123456789ab"
+    dead = cache / "leases" / f"{host_id()}.999999999.1.0123456789ab"
     for path in (foreign, dead):
         path.write_text("\n".join(dataset.shards))
-    assert collect(Cache(cache), older_than=0).shards == 0
+    assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert [foreign.exists(), dead.exists()] == [True, False]
     make_old(cache / "leases", 2 * DAY)
-    assert collect(Cache(cache), older_than=0).shards == len(dataset.shards)
+    assert collect_garbage(Cache(cache), older_than=0).shards == len(dataset.shards)
     assert not foreign.exists()
 
 
-def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_old_leftovers_of_other_hosts_are_removed(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
     foreign = [cache / "tmp" / "elsewhere-00000000.1.2.0123456789ab", cache / "claims" / ("b3-" + "0" * 64)]
     mine = cache / "tmp" / f"{writer_name()}.0123456789ab"
-    dead = cache / "tmp" / f"{host()}.999999999.1.0123456789ab"
+    dead = cache / "tmp" / f"{host_id()}.999999999.1.0123456789ab"
     for path in (*foreign, mine, dead):
         path.write_text("elsewhere-00.1.2")
-    collect(Cache(cache))
+    collect_garbage(Cache(cache))
     assert [path.exists() for path in (*foreign, mine, dead)] == [True, True, True, False]
     make_old(cache / "tmp")
     make_old(cache / "claims")
     os.utime(mine)
-    collect(Cache(cache))
+    collect_garbage(Cache(cache))
     assert [path.exists() for path in (*foreign, mine)] == [False, False, True]
     mine.unlink()
 
 
-def test_the_commands(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_cache_commands(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     run = CliRunner()
     listed = run.invoke(app, ["cache", "ls", "--cache", str(cache)])
@@ -287,15 +287,15 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
     [
         ("elsewhere-0000.12.34", 60, False),
         ("elsewhere-0000.12.34", 300, True),
-        (f"{host()}.999999999.1", 0, True),
-        (f"{host()}.{os.getpid()}.1", 0, True),  # our number, but of a process that started at another time
+        (f"{host_id()}.999999999.1", 0, True),
+        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our process id, with another start time
         (writer_name(), 60, False),
         ("", 1, False),
         ("", 10, True),
     ],
     ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old"],
 )
-def test_who_loses_a_claim(tmp_path: Path, owner: str, age: float, free: bool) -> None:
+def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free: bool) -> None:
     claims = Claims(Tree(tmp_path))
     (tmp_path / "claims").mkdir()
     path = tmp_path / "claims" / NAME

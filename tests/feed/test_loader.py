@@ -233,7 +233,7 @@ def test_a_state_inside_a_step_needs_the_same_micro_batches() -> None:
     with pytest.raises(FeedError, match="stands inside step 0, after 1 of 4 micro-batches on 1 ranks"):
         Loader(served, batch_size=8, micro_batch=4).load_state_dict(state)
     with pytest.raises(FeedError, match="Save states between steps"):
-        Loader(served, batch_size=8, micro_batch=2, world_size=2).load_state_dict(state)
+        Loader(served, batch_size=8, micro_batch=2, rank=0, world_size=2).load_state_dict(state)
 
 
 def test_what_is_made_ahead_does_not_count_in_a_state() -> None:
@@ -341,7 +341,7 @@ def test_the_capacity_is_the_view_s_limit() -> None:
         ({}, "needs batch_size"),
         ({"batch_size": 0}, "batch_size=0 is not possible. Use an integer of 1 or more"),
         ({"batch_size": True}, "batch_size=True"),
-        ({"batch_size": 2, "batchsize": 3}, "no option 'batchsize'; did you mean 'batch_size'?"),
+        ({"batch_size": 2, "batchsize": 3}, "unknown option 'batchsize'. Did you mean 'batch_size'?"),
         ({"batch_size": 2, "collate": "packd"}, "collate='packd' is unknown; did you mean 'packed'?"),
         ({"batch_size": 2, "collate": "pairs"}, "the view serves single examples. Use padded, packed or tree"),
         ({"batch_size": 2, "capacity": 9}, "capacity and align are for packed rows"),

@@ -1,4 +1,4 @@
-"""The laws of slicing: every row once and in order, cuts by content alone, digests of rows alone."""
+"""Properties of slicing: every row once and in order, boundaries and digests from content alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources import SLICING_VERSION, Kind, Slice, SlicePlan, SourceFile, discover, identity, plan, read_rows
-from penstock.sources.arrays import element_runs
-from penstock.sources.cutting import SliceSizes
-from penstock.sources.lines import line_runs
-from penstock.sources.text_slices import cut_text
+from penstock.sources import (
+    SLICING_VERSION,
+    FileKind,
+    Slice,
+    SlicePlan,
+    SourceFile,
+    discover,
+    identity,
+    plan_slices,
+    read_rows,
+)
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text.json_array import element_runs
+from penstock.sources.text.json_lines import line_runs
+from penstock.sources.text.slicing import cut_text
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
@@ -34,7 +44,7 @@ line = st.one_of(
 
 
 def pieces(text: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
-    """The text in chunks that end at the cuts."""
+    """Split the text into chunks at the given offsets."""
     start = 0
     for cut in [*sorted({c % (len(text) + 1) for c in cuts}), len(text)]:
         if cut > start:
@@ -43,14 +53,14 @@ def pieces(text: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
 
 
 def cut_lines(text: bytes, cuts: Iterable[int], keep_data: bool = False, limit: int = 10_000) -> list[Slice]:
-    kind = Kind.JSONL_GZ if keep_data else Kind.JSONL
+    kind = FileKind.JSONL_GZ if keep_data else FileKind.JSONL
     file = SourceFile(0, NAMED, kind, "rows.jsonl")
     runs = line_runs(pieces(text, cuts), TINY.largest, limit)
     return list(cut_text(file, runs, keep_data=keep_data, sizes=TINY))
 
 
 def rows_of(text: bytes) -> list[tuple[int, bytes]]:
-    """Line numbers and rows, the slow and obvious way."""
+    """Line numbers and rows, computed the slow and obvious way."""
     lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     numbered = [(number, text.removesuffix(b"\r")) for number, text in enumerate(lines, start=1)]
     return [(number, row) for number, row in numbered if row.strip(b" \t\r")]
@@ -100,7 +110,7 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines, cuts, line_end, 
 )
 def test_array_elements_are_cut_like_lines(elements, cuts, comma) -> None:
     text = b" [ " + comma.join(elements) + b"]\n"
-    file = SourceFile(0, Path("rows.json"), Kind.JSON_ARRAY, "rows.json")
+    file = SourceFile(0, Path("rows.json"), FileKind.JSON_ARRAY, "rows.json")
     runs = element_runs(pieces(text, cuts), "rows.json", TINY.largest, 10_000)
     found = list(cut_text(file, runs, keep_data=True, sizes=TINY))
     as_lines = cut_lines(b"\n".join(elements), [], keep_data=True)
@@ -141,7 +151,7 @@ def digests(path: Path, rows: list[bytes]) -> list[str]:
     return [part.digest for part in discover([path]).slices()]
 
 
-def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
+def test_edits_change_only_neighbouring_slices(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = numbered_rows(100_000)
     before = digests(path, rows)
@@ -160,11 +170,11 @@ def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
     assert len(appended) <= len(before) + 1
 
 
-def test_a_slice_is_a_function_of_rows_alone(tmp_path: Path) -> None:
+def test_slices_depend_on_rows_alone(tmp_path: Path) -> None:
     rows = numbered_rows(30_000)
     whole = digests(tmp_path / "a.jsonl", rows)
     path = tmp_path / "b.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no last line end
+    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no final newline
     found = list(discover([path]).slices())
     assert [part.digest for part in found] == whole
     last = read_rows(found[-1], path)
@@ -200,11 +210,11 @@ def test_a_row_between_slice_and_row_limit_is_read(tmp_path: Path) -> None:
     assert found[1].digest == digest([row])
 
 
-def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
+def test_plans_and_slices_round_trip_through_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     sources = discover([path])
-    made = plan(sources.files[0])
+    made = plan_slices(sources.files[0])
     assert SlicePlan.from_json(made.to_json()) == made
     assert list(made.slices) == list(sources.slices()) == list(sources.slices(known={0: made.slices}))
     assert made.holds_for(identity(path)) and made.rows == 20_000
@@ -212,7 +222,7 @@ def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
     assert not made.holds_for(identity(path))
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     slices = discover([path]).slices()
@@ -229,7 +239,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
 
 
 def test_cuts_and_digests_are_pinned(tmp_path: Path) -> None:
-    """If this changes, every cache is void: raise SLICING_VERSION and say so in the changelog."""
+    """If this changes, all caches are invalidated: bump SLICING_VERSION and add a changelog entry."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(b'{"n":%d,"text":"%s"}\n' % (n, b"%d" % (n * n) * 40) for n in range(50_000)))
     found = list(discover([path]).slices())

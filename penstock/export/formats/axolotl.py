@@ -1,4 +1,4 @@
-"""Rows that Axolotl takes as tokenized already: exactly `input_ids`, `attention_mask` and `labels`."""
+"""Rows that Axolotl recognises as tokenized: exactly `input_ids`, `attention_mask` and `labels`."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     }
 
 
-FORMAT = TableFormat(summary="Axolotl: a tokenized dataset folder", columns=_columns, container=ArrowFolder())
+FORMAT = TableFormat(columns=_columns, container=ArrowFolder())

@@ -1,4 +1,4 @@
-"""Parquet rows with `tokens` and `labels`, which torchtune's packing and collating take as they are."""
+"""Parquet rows with `tokens` and `labels`, which torchtune's packing and collators use directly."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     return {"tokens": input_ids(block), "labels": labels(block, rows)}
 
 
-FORMAT = TableFormat(summary="torchtune: Parquet rows of tokens and labels", columns=_columns, container=ParquetFiles())
+FORMAT = TableFormat(columns=_columns, container=ParquetFiles())

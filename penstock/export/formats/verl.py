@@ -1,4 +1,4 @@
-"""Parquet rows with `input_ids` and a 0/1 `loss_mask` of the same length, for a dataset class of verl's SFT trainer."""
+"""Parquet rows with `input_ids` and a 0/1 `loss_mask` of the same length, for verl's SFT trainer."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     return {"input_ids": input_ids(block), "loss_mask": loss_mask(block, rows)}
 
 
-FORMAT = TableFormat(summary="verl: Parquet rows with a loss mask", columns=_columns, container=ParquetFiles())
+FORMAT = TableFormat(columns=_columns, container=ParquetFiles())
