@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.feed.collate import Side
     from penstock.feed.settings import Collate, Framework
     from penstock.pack.settings import Tail
-    from penstock.regions.modes import RegionsMode, StopMode
+    from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
     from penstock.store.trust import Trust
     from penstock.view.policy import LossPolicy
     from penstock.view.settings import HoldoutPart, Overlong, UnknownRegions
@@ -67,6 +67,7 @@ class PrepareArguments(TypedDict, total=False):
     template_vars: Mapping[str, Any]
     date: datetime.date | str | None
     regions: RegionsMode | str
+    turns: TurnsMode | str
     stop: StopMode | str
     eos: Eos | str
     special_tokens_in_text: SpecialText | str

@@ -13,7 +13,7 @@ from penstock.addresses import local_path
 from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
 from penstock.options import option, read_options
-from penstock.regions.modes import RegionsMode, StopMode
+from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
 from penstock.store.trust import Trust
 
 
@@ -122,6 +122,11 @@ class PrepareOptions(FormatOptions):
     regions: RegionsMode = option(
         "What decides which text the assistant wrote: auto ({% generation %} tags where there are any), structure",
         RegionsMode.AUTO,
+        panel=TEMPLATE,
+    )
+    turns: TurnsMode = option(
+        "Context of an assistant's turn: conversation (one render of the row), or faithful (what inference shows)",
+        TurnsMode.CONVERSATION,
         panel=TEMPLATE,
     )
     stop: StopMode = option(

@@ -28,11 +28,13 @@ from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.sharing import Sharing
 from penstock.build.worker_process import Task
+from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
 from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
+from penstock.regions.modes import TurnsMode
 from penstock.sources import KeepData, Slice, SourceSet, discover
 from penstock.store.cache import Cache
 from penstock.store.claims import lease
@@ -54,6 +56,7 @@ _LOSSES = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
 ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
+SAMPLED_ROWS = 100  # on which both ways of rendering turns are compared
 NOT_COMPILED = (
     "Penstock was installed without a compiler, so its inner loops run in Python: the result is the same, only slower. "
     "With a C compiler at hand, install it again."
@@ -392,6 +395,19 @@ class Builder:
         (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
+    def _compare_turns(self, manifest: Manifest) -> None:
+        """Say what is lost where the template rewrites turns that the data has reasoning for."""
+        dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
+        if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
+            return
+        from penstock.build.turns_compared import compare_turns
+
+        limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
+        rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)
+        compared = compare_turns(self.recipe, self.model.tokenizer_json, rows)
+        if compared.turns:
+            self._notice(str(compared))
+
     def _nothing_kept(self, manifest: Manifest, quarantine: Path) -> SourceError:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.ledger["rejected"].items())
         parts = zip(manifest.shards.names, self._slices, strict=True)
@@ -417,6 +433,8 @@ class Builder:
         compared = "" if self._auto is None else self._auto.summary
         if self._auto is not None and self._auto.warning:
             self._notice(self._auto.warning)
+        if not hit:
+            self._compare_turns(manifest)
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used()

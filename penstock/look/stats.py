@@ -225,7 +225,11 @@ def _of_view(view: View) -> Iterator[_Shard]:
 def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Survey, before: int) -> _Shard:
     source = place_of(dataset, before).source if len(rows.unknown) else 0
     local = own - before
-    hashes, unknown = row_hashes(rows.columns)[local], int(rows.unknown[local].sum())
+    unknown = int(rows.unknown[local].sum())
+    if rows.columns.prefixes is not None:  # the examples of a row are no duplicates
+        first = np.diff(rows.columns.rows[local].astype(np.int64), prepend=-1) != 0
+        own, local = own[first], local[first]
+    hashes = row_hashes(rows.columns)[local]
     return _Shard(source, numbers, seen, hashes, own, unknown, rows.sizes.ravel())
 
 

@@ -191,8 +191,9 @@ class StoredDataset:
     def input_ids(self, example: int) -> npt.NDArray[Any]:
         """The tokens of an example."""
         shard, number = self.find(example)
-        columns = self.columns(shard)
-        return columns.ids[columns.id_offsets[number] : columns.id_offsets[number + 1]]
+        from penstock.store.chains import tokens
+
+        return tokens(self.columns(shard), number)
 
     # -- tokenizer ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64, UInt8
+from penstock.chat.conversation import Role
+from penstock.store.chains import tokens
 from penstock.store.columns import Columns
 from penstock.view.mixture import Mixture
 from penstock.view.policy import LossPolicy, run_weights
@@ -58,16 +60,23 @@ class Gatherer:
     def __call__(self, items: Int64) -> Gathered:
         """The tokens, weights and places of these items."""
         sequences, prompts = self.locate(items)
+        found = self.read(sequences)
+        if not self._pairs or not len(found.lengths):
+            return found._replace(prompts=prompts)
+        weights, lengths = found.weights, found.lengths
+        before = np.cumsum(lengths) - lengths
+        weights[np.arange(len(weights)) < np.repeat(before + np.tile(prompts, 2), lengths)] = 0
+        return found._replace(prompts=prompts, places=found.places[: len(items)])
+
+    def read(self, sequences: Located) -> Gathered:
+        """The tokens, weights and places of these sequences, each by itself."""
         lengths = sequences.lengths
         if not len(lengths):
             nothing = np.empty(0, np.int64)
             return Gathered(nothing, np.empty(0, np.float32), nothing, nothing.reshape(0, 2), nothing)
         ids, runs, places = self._read(sequences)
         weights = cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
-        if self._pairs:
-            before = np.cumsum(lengths) - lengths
-            weights[np.arange(len(ids)) < np.repeat(before + np.tile(prompts, 2), lengths)] = 0
-        return Gathered(ids, weights, lengths, np.array(places[: len(items)], np.int64), prompts)
+        return Gathered(ids, weights, lengths, np.array(places, np.int64), lengths[:0])
 
     def locate(self, items: Int64) -> tuple[Located, Int64]:
         """Where the sequences of these items are, and the prompts of pairs."""
@@ -96,9 +105,21 @@ class Gatherer:
         """The tokens and whole runs of the sequences, and their places. The one loop over sequences: kept lean."""
         ids, ends, roles, parts, messages = [], list[UInt32](), list[UInt8](), list[UInt8](), list[Int32]()
         given, counts, places = list[Float32 | None](), [0], list[tuple[int, int]]()
+        chained: dict[int, Runs] = {}  # sequences that may share a prefix with others of their row
         views = self.parts
         for part, shard, number, start, length in zip(*(field.tolist() for field in sequences), strict=True):
             columns, source, first_row = views[part].shard(shard)
+            if columns.prefixes is not None:
+                one = chained[len(places)] = Runs.of(columns, number, number + 1)
+                ids.append(tokens(columns, number, start, start + length))
+                ends.append(one.ends)
+                roles.append(one.roles)
+                parts.append(one.parts)
+                messages.append(one.messages)
+                given.append(one.weights)
+                counts.append(len(one.roles))
+                places.append((source, first_row + columns.rows.item(number)))
+                continue
             first = columns.id_offsets.item(number) + start
             own = slice(columns.segment_offsets.item(number), columns.segment_offsets.item(number + 1))
             ids.append(columns.ids[first : first + length])
@@ -117,7 +138,7 @@ class Gatherer:
             np.concatenate(messages),
             _joined_weights(given, counts[1:]),
         )
-        return np.concatenate(ids, dtype=np.int64), runs, places
+        return np.concatenate(ids, dtype=np.int64), _of_whole_rows(runs, chained) if chained else runs, places
 
     def _run_weights(self, parts: Int64, runs: Runs) -> Float32:
         """The weight of each run by the policy of its view."""
@@ -175,6 +196,16 @@ def cut_out(per_run: npt.NDArray[Scalar], runs: Runs, sequences: Located) -> npt
     ends = runs.ends - np.repeat(sequences.starts, counts)
     ends = np.minimum(np.maximum(ends, 0), np.repeat(sequences.lengths, counts)).astype(np.uint32)
     return per_run.repeat(runs._replace(ends=ends).lengths)
+
+
+def _of_whole_rows(runs: Runs, chained: dict[int, Runs]) -> Runs:
+    """The runs, with the last messages of the rows that sequences belong to."""
+    users, assistants = (runs.highest_message(runs.by(role)) for role in (Role.USER, Role.ASSISTANT))
+    for number, one in chained.items():
+        assert one.last_users is not None
+        assert one.last_assistants is not None
+        users[number], assistants[number] = one.last_users[0], one.last_assistants[0]
+    return runs._replace(last_users=users, last_assistants=assistants)
 
 
 def _joined_weights(given: list[Float32 | None], counts: list[int]) -> Float32 | None:
