@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.feed.loader import Loader
@@ -17,7 +16,7 @@ from penstock.view.settings import ViewOptions, checked_settings
 if TYPE_CHECKING:
     import datasets
 
-    from penstock.build.progress import OnProgress
+    from penstock.build.progress import OnProgress, Progress
     from penstock.export.export import ExportArguments, Exported
     from penstock.store.origin import Origin
 
@@ -88,12 +87,24 @@ class Dataset(StoredDataset):
 
         return Origin(self)
 
+    def _repr_html_(self) -> str:
+        from penstock.report.outcome import as_html, dataset_facts
+
+        return as_html(repr(self), dataset_facts(self))
+
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
         return open_, (str(self.path),)
 
 
-def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = None, **options: Any) -> Dataset:
+def prepare(
+    *sources: Any, on_progress: OnProgress | None = None, progress: bool | None = None, **options: Any
+) -> Dataset:
     """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
+
+    Sources are files, folders, globs and hub names, or rows: a `datasets.Dataset`, a table (pyarrow, pandas, polars), a
+    list or other iterable of dicts, `-` for standard input. `tokenizer` is a folder, a tokenizer.json, a hub name or a
+    tokenizer object of transformers. `on_progress` is called with a `Progress` after every slice; `progress` shows it
+    (None: in a terminal or notebook).
 
     Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
     Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
@@ -101,11 +112,22 @@ def prepare(*sources: str | os.PathLike[str], on_progress: OnProgress | None = N
     """
     from penstock.build.options import prepare_options  # what is prepared already opens without these
     from penstock.build.prepare import Builder
+    from penstock.report.watching import watched
 
     options = {"on_unwritable": "temporary", **options}
-    outcome = Builder(
-        [Path(s) if not isinstance(s, str) else s for s in sources], prepare_options(options), on_progress
-    ).run()
+    tokenizer = options.get("tokenizer")
+    given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer
+    if given is not None:
+        options["tokenizer"] = type(given).__name__  # the option is a name; the object goes beside it
+    with watched(progress) as watch:
+
+        def on_slice(told: Progress) -> None:
+            watch(told)
+            if on_progress is not None:
+                on_progress(told)
+
+        outcome = Builder(sources, prepare_options(options), on_slice, given).run()
+    watch.done(outcome)
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 

@@ -91,6 +91,15 @@ def test_the_commands_of_an_export_page_run(workplace: Path, page: Path) -> None
         subprocess.run(["bash", "-euc", code], cwd=place, env=variables, check=True, capture_output=True)
 
 
+def test_the_examples_of_sources_run(workplace: Path) -> None:
+    code = "\n".join(blocks(ROOT / "docs" / "sources.md", "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=workplace, env=environment(workplace), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "400 rows, 27100 tokens" in done.stdout
+
+
 def test_the_recipes_for_trl_run(workplace: Path) -> None:
     (workplace / "tiny").mkdir()
     config = {"model_type": "llama", "vocab_size": 1024, "hidden_size": 16, "intermediate_size": 32}
@@ -105,13 +114,22 @@ def test_the_recipes_for_trl_run(workplace: Path) -> None:
 
 
 def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
+    """And shows its progress there: one display, which ends as the summary."""
     code = f"""
 import sys
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
-reply = client.execute_interactive({blocks(ROOT / "README.md", "python")[0] + "print(len(view))"!r}, timeout=120)
+shown = []
+reply = client.execute_interactive(
+    {blocks(ROOT / "README.md", "python")[0] + "ds"!r}, timeout=120,
+    output_hook=lambda m: shown.append((m["msg_type"], m["content"].get("data", {{}}).get("text/html", ""))),
+)
 manager.shutdown_kernel(now=True)
-sys.exit(0 if reply["content"]["status"] == "ok" else 1)
+assert reply["content"]["status"] == "ok", reply
+kinds = [kind for kind, _ in shown]
+assert kinds.count("display_data") == 1 and "update_display_data" in kinds and "stream" not in kinds, kinds
+assert "400 in = 400 kept" in shown[kinds.index("execute_result")][1], shown
+assert "prepared in" in [html for kind, html in shown if kind == "update_display_data"][-1], shown
 """
     variables = {**environment(workplace), "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     done = subprocess.run(

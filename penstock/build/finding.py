@@ -26,7 +26,7 @@ class SliceFinder:
         files = self._sources.files
         if any(file.ordinal not in self._known for file in files):
             return None
-        if self._sources.split is None:
+        if self._sources.is_whole:
             return [part for file in files for part in self._known[file.ordinal]] or None
         if any(file.kind.is_streamed for file in files):
             return None
@@ -42,7 +42,7 @@ class SliceFinder:
         for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known, keep=keep):
             found[part.file].append(part.without_data())
             yield part
-        if self._sources.split is None:
+        if self._sources.is_whole:
             for file in self._sources.files:
                 if file.ordinal not in self._known:
                     self._memo.keep(file, before[file.ordinal], began, found[file.ordinal])

@@ -97,6 +97,7 @@ class PrepareOptions(FormatOptions):
         "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT
     )
     split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
+    limit: int | None = option("Take only the first N rows of those selected")
     config: str | None = option("Configuration of a hub dataset")
     revision: str | None = option("Revision of a hub dataset")
     max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000)
@@ -143,6 +144,8 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
     if options.quarantine_file is not None:
         local_path(options.quarantine_file, "--quarantine-file")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit {options.limit}: expected a number of rows from 1 on")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
     return options

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from penstock.build.auto_check import AutoCheck, auto_model
 from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
+from penstock.build.inputs import with_inputs
 from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
@@ -86,16 +87,30 @@ class Builder:
     """One run of prepare."""
 
     @_told()
-    def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self,
+        sources: Iterable[object],
+        options: PrepareOptions,
+        on_progress: OnProgress | None,
+        tokenizer: object = None,
+    ) -> None:
+        """`sources` are paths, hub names or rows in memory; `tokenizer` an object in place of the option."""
         self.options = options
         self._place = chosen_place(options)
         self.notices = [*self._place.notices]
         self.sources: SourceSet = discover(
-            sources, split=options.split, config=options.config, revision=options.revision
+            with_inputs(sources, self._place),
+            split=options.split,
+            limit=options.limit,
+            config=options.config,
+            revision=options.revision,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
-        self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
-        if by_auto:
+        if tokenizer is not None:
+            self.model = model_folder.from_object(tokenizer)
+        else:
+            self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        if by_auto and tokenizer is None:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from penstock.cli.flags import with_flags
-from penstock.cli.live import LiveProgress, amount, duration
 from penstock.errors import UsageError
 from penstock.export.options import ExportOptions, export_options
+from penstock.report.live import LiveProgress, amount, duration
 
 if TYPE_CHECKING:
     from penstock.api import Mixture, View

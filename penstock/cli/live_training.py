@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.live import PLAIN_EVERY, amount, duration
+from penstock.report.live import PLAIN_EVERY, amount, duration
 from penstock.train.journal import EvalReport, Report, StepReport
 
 

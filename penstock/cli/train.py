@@ -11,8 +11,8 @@ import orjson
 import typer
 from rich.console import Console
 
-from penstock.cli.live import LiveProgress, progress_line
 from penstock.errors import UsageError
+from penstock.report.live import LiveProgress, progress_line
 
 if TYPE_CHECKING:
     from penstock.train.run import Outcome

@@ -42,6 +42,7 @@ class ModelFolder:
     templates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     folder: Path | None = None  # that AutoTokenizer would load; None where the tokenizer.json has another name
+    is_object: bool = False  # made from an object of transformers, whose ids it gives
     end_ids: tuple[int, ...] = ()  # at which the model stops, by its generation_config.json or config.json
 
     def template(self, choice: str | None = None) -> dict[str, str]:
@@ -102,7 +103,30 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
-    return ModelFolder(str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, _end_ids(folder))
+    return ModelFolder(
+        str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, end_ids=_end_ids(folder)
+    )
+
+
+def from_object(tokenizer: Any) -> ModelFolder:
+    """The same from a tokenizer object of transformers (its backend, special tokens and templates) or of tokenizers."""
+    name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        raise TokenizerError(
+            f"a {type(tokenizer).__name__} has no fast backend to take ids from. Give a fast tokenizer of transformers "
+            "(AutoTokenizer.from_pretrained), or the path or name of one."
+        )
+    values = orjson.loads(backend.to_str())
+    values |= {"truncation": None, "padding": None}  # settings of one call, not of the tokenizer
+    special = getattr(tokenizer, "special_tokens_map", {})
+    tokens = {key: str(special[key]) for key in NAMED_TOKENS if isinstance(special.get(key), str)}
+    given = getattr(tokenizer, "chat_template", None)
+    templates = {"default": given} if isinstance(given, str) else dict(given or {})
+    end = getattr(tokenizer, "eos_token_id", None)
+    return ModelFolder(
+        name, orjson.dumps(values), tokens, templates, is_object=True, end_ids=() if end is None else (end,)
+    )
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:

@@ -19,13 +19,17 @@ from penstock.errors import SourceError
 from penstock.sources.chunks import CHUNK_BYTES, chunks
 from penstock.sources.cutting import SLICE_SIZES, SliceSizes
 from penstock.sources.lines import line_runs
-from penstock.sources.slices import Lines, Rows, Slice, SourceFile
+from penstock.sources.slices import MAX_ROW_BYTES, Lines, Rows, Slice, SourceFile
 from penstock.sources.text_rows import Giant, Run, digest_of
 
 
 def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | Giant]:
     """The rows of a text file, streamed."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
+    if file.kind.delimiter:
+        from penstock.sources.delimited import cell_runs
+
+        return cell_runs(stream, file.name, file.kind.delimiter, limit or MAX_ROW_BYTES)
     if file.kind.is_array:
         from penstock.sources.arrays import element_runs  # needs numpy
 
@@ -115,7 +119,7 @@ class _Pending:
             end=self._end,
             first_row=self._row,
             rows=self._rows,
-            first_line=None if self._file.kind.is_array else self._line + 1,
+            first_line=self._line + 1 if self._file.kind.has_lines else None,
             size=self.size,
             digest=digest,
             data=Lines(self._kept, self._anchors) if self._keep_data else None,

@@ -4,6 +4,7 @@
     CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
     CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
+    CACHE/inputs/ab/b3-….jsonl         rows that were given in memory or through a pipe, and are in no other file
     CACHE/retired/b3-….….arrow         shards that were replaced, while readers may still have them mapped
     CACHE/memo/…, claims/…, leases/…, tmp/…  conveniences; losing them only repeats work
 

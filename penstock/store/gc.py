@@ -1,4 +1,4 @@
-"""Deletes what no manifest reaches: shards, tokenizers, folders of dropped datasets, and what dead processes left.
+"""Deletes what no manifest reaches: shards, tokenizers, inputs, folders of dropped datasets, what dead processes left.
 
 Safe beside readers, who only read what a manifest reaches. Safe beside builds on any host: a shard is first put aside,
 then leases and manifests are read again, and only then is it deleted; see `store.leases`. What is younger than a
@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.claims import EXPIRY, ServerClock
-from penstock.store.files import fault, writer_name
+from penstock.store.files import fault, read_regular, writer_name
 from penstock.store.leases import leased
 from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
 from penstock.store.manifest import read_manifest
@@ -175,6 +177,11 @@ class _Run:
             for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):
                     self.result.tokenizers += self._unlink(path)
+            inputs = _noted_inputs(self._cache)
+            for folder in self._tree.folders(self._cache.root / "inputs"):
+                for path in self._tree.files(folder):
+                    if path.name not in inputs and self._is_old(path, self._older_than):
+                        self.result.leftovers += self._unlink(path)
         for folder in self._tree.folders(self._cache.root / "memo"):
             for path in self._tree.files(folder):
                 if self._is_old(path, max(self._older_than, MEMO_AGE)):
@@ -232,6 +239,16 @@ def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], se
         shards.update(manifest.shards.names)
         tokenizers.add(str(manifest.recipe["tokenizer"]))
     return shards, tokenizers
+
+
+def _noted_inputs(cache: Cache) -> set[str]:
+    """Names of the inputs that datasets were made of, by their notes; all that is lost with one is the way back."""
+    names: set[str] = set()
+    for folder in dataset_folders(cache):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            files = orjson.loads(read_regular(folder / "notes.json"))["files"]
+            names.update(Path(str(entry["path"])).name for entry in files)
+    return names
 
 
 def _shard_bytes(cache: Cache) -> int:
