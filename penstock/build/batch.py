@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.formats import Format
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
@@ -64,8 +65,8 @@ class ExampleBatch:
         keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
         return self if keep.all() else self.taken(np.flatnonzero(keep))
 
-    def columns(self, row_hashes: npt.NDArray[np.uint64], *, preference: bool) -> Columns:
-        """The shard's columns."""
+    def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
+        """The shard's columns. A labelled answer is of side 1 where it is a bad one."""
         return Columns(
             ids=self.ids,
             id_offsets=self.offsets,
@@ -77,7 +78,8 @@ class ExampleBatch:
             segment_weights=self.weights,
             rows=self.rows.astype(np.uint32),
             row_hashes=row_hashes[self.rows],
-            sides=self.sides.astype(np.uint8) if preference else None,
+            sides=self.sides.astype(np.uint8) if format is Format.PREFERENCE else None,
+            desirable=(1 - self.sides).astype(np.uint8) if format is Format.KTO else None,
         )
 
 

@@ -32,7 +32,6 @@ from penstock.build.reading import (
 )
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
-from penstock.chat.formats import Format
 from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
@@ -173,7 +172,7 @@ class Pipeline:
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         if rows.nulls_dropped:
             state.notes[Note.ARROW_NULLS.value] += rows.nulls_dropped
-        columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
+        columns = batch.columns(hashes, format=self.recipe.mapping.format)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
         return SliceResult(columns, rejected, state.notes, len(rows.rows), engines, sorted(set(state.fresh)))
@@ -271,6 +270,7 @@ class Pipeline:
             if any(way == "" and self._is_rejected(number, conversation, state) for way, conversation in found):
                 continue
             for side, (way, conversation) in enumerate(found):
+                side = side if conversation.label is None else int(not conversation.label)
                 ways.setdefault(way, []).append(_Read(number, side, conversation))
         plain = _Examples()
         if without := ways.pop("", []):

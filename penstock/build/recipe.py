@@ -126,7 +126,7 @@ def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
 
 def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Eos:
     """The option, where it can decide anything."""
-    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE):
+    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
     if options.eos is Eos.ALWAYS and not model.special_tokens.get("eos_token"):
         raise UsageError(
@@ -141,7 +141,9 @@ def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFold
     match mapping.format:
         case Format.TEXT:
             return {}
-        case Format.PROMPT_COMPLETION | Format.PREFERENCE if options.template is None and not model.templates:
+        case Format.PROMPT_COMPLETION | Format.PREFERENCE | Format.KTO if (
+            options.template is None and not model.templates
+        ):
             return {}
         case _:
             return model.template(options.template)

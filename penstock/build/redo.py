@@ -23,7 +23,7 @@ from penstock.store.shard import ShardMeta
 
 SHARE = 0.005  # of a shard's bytes
 LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # a few rows at least, unless they are large
-_OF_EXAMPLES = ("row_hashes", "sides")
+_OF_EXAMPLES = ("row_hashes", "sides", "desirable")
 _OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 

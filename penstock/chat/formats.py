@@ -40,12 +40,20 @@ class Format(StrEnum):
     """How a row says its conversation. In the order of preference where several fit."""
 
     PREFERENCE = "preference"
+    KTO = "kto"
     MESSAGES = "messages"
     SHAREGPT = "sharegpt"
     PROMPT_COMPLETION = "prompt_completion"
     ALPACA = "alpaca"
     QUERY_RESPONSE = "query_response"
     TEXT = "text"
+
+
+def label_of(value: object) -> bool | None:
+    """What a label says; None where it says nothing. CSV and other tables have it as text or as a number."""
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    return bool(value) if type(value) in (bool, int) and value in (0, 1) else None
 
 
 def option(text: str, default: Any = None) -> Any:
@@ -67,6 +75,7 @@ class FormatOptions:
     completion_key: str | None = option("Column with the completion: a string or a list of messages")
     chosen_key: str | None = option("Column with the preferred answer")
     rejected_key: str | None = option("Column with the other answer")
+    label_key: str | None = option("Column that says whether an answer is a good one (KTO)")
     query_key: str | None = option("Column with the question or instruction")
     input_key: str | None = option("Column with the instruction's input, put below it after a blank line")
     response_key: str | None = option("Column with the answer")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
-from penstock.chat.formats import LABEL_COLUMN, Format, Mapping
+from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, label_of
 from penstock.chat.formats_columns import Chat, ChatColumns
 from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
 from penstock.chat.formats_messages import MessageReader, Turns
@@ -41,7 +41,7 @@ class RowReader:
             found = self._read(record)
         except LargeInteger:
             found = RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
-        if record.get(LABEL_COLUMN) is False:
+        if record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO:
             return tuple(conversation._replace(notes=(Note.LABEL_FALSE,)) for conversation in found)
         return found
 
@@ -55,6 +55,8 @@ class RowReader:
                 return self._read_completion
             case Format.PREFERENCE:
                 return self._read_preference
+            case Format.KTO:
+                return self._read_labelled
             case Format.TEXT:
                 return self._read_text
 
@@ -96,6 +98,17 @@ class RowReader:
         )
         chat = self._chat.read(record)
         return tuple(self._conversation(side, chat) for side in sides)
+
+    def _read_labelled(self, record: Record) -> tuple[Conversation, ...]:
+        label = label_of(value := self._value(record, "label"))
+        if label is None:
+            raise RowError(
+                "bad_label",
+                f"column {self._columns['label']!r} is {value!r:.40}; expected true or false",
+                "Remove the row, or leave labels out of account with --format messages or prompt_completion",
+            )
+        read = self._read_messages if "messages" in self._columns else self._read_completion
+        return tuple(conversation._replace(label=label) for conversation in read(record))
 
     def _read_text(self, record: Record) -> tuple[Conversation, ...]:
         text = self._text(record, "text")

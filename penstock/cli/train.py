@@ -1,4 +1,4 @@
-"""`penstock train sft|dpo CONFIG.yaml [section.key=value …]`: train, and see how it goes."""
+"""`penstock train sft|dpo|kto CONFIG.yaml [section.key=value …]`: train, and see how it goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from penstock.report.live import LiveProgress, progress_line
 if TYPE_CHECKING:
     from penstock.train.run import Outcome
 
-train_app = typer.Typer(help="Train a model on conversations or on preference pairs.", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train a model on conversations, on preference pairs or on labelled answers.", no_args_is_help=True
+)
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration", show_default=False)]
 Overrides = Annotated[
@@ -37,6 +39,12 @@ def sft(config: Config, overrides: Overrides = None, json: Json = False) -> None
 def dpo(config: Config, overrides: Overrides = None, json: Json = False) -> None:
     """Direct preference optimisation on pairs."""
     _run("dpo", config, overrides or [], json)
+
+
+@train_app.command()
+def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """KTO on answers that are labelled as good or bad."""
+    _run("kto", config, overrides or [], json)
 
 
 def _run(method: str, config: str, overrides: list[str], json: bool) -> None:

@@ -57,8 +57,8 @@ def verify(
         raise UsageError("nothing to verify: give a configuration, or --target module:function.")
     if target is None and config is not None and not Path(config).is_file():
         raise UsageError(f"{config}: no such file. Give a YAML file, or --target module:function.")
-    if method not in (None, "sft", "dpo"):
-        raise UsageError(f"--method {method}: expected sft or dpo.")
+    if method not in (None, "sft", "dpo", "kto"):
+        raise UsageError(f"--method {method}: expected sft, dpo or kto.")
     messages = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     wanted = Wanted(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
     certificate = verified(wanted, lambda what: messages.print(f"verify: {what}", highlight=False))

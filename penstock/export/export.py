@@ -242,6 +242,11 @@ def _check_numbers(**options: int | None) -> None:
 
 
 def _check_rows(rows: ExportRows, to: str, chosen: Format, weights: Weights) -> None:
+    if rows.is_labelled:
+        raise UsageError(
+            "labelled answers (KTO) can't be exported: no format here has a place for the labels. Prepare them with "
+            "--format prompt_completion or messages to leave the labels out of account."
+        )
     if rows.is_preference and not chosen.takes.pairs:
         raise UsageError(f"--to {to} has no form for preference pairs. Use trl, hf, parquet or jsonl.")
     if rows.capacity is not None and not chosen.takes.packed:

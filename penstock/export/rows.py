@@ -63,6 +63,7 @@ class ExportRows:
             raise ViewError("the view has no examples, so there is nothing to export. Its ledger says where they went.")
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
+        self.is_labelled = served.is_labelled
         self.views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
         self._gather = Gatherer(served)
         self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None

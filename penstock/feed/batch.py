@@ -40,8 +40,8 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The tensors that a model's forward takes: all but the loss weights."""
-        return {name: tensor for name, tensor in self.tensors.items() if name != "loss_weights"}
+        """The tensors that a model's forward takes: all but the loss weights and labels of answers."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in ("loss_weights", "desirable")}
 
     @property
     def ends_step(self) -> bool:

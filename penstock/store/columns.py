@@ -4,6 +4,7 @@ Example i owns tokens ids[id_offsets[i]:id_offsets[i+1]] and segments [segment_o
 `segment_ends` count tokens from the example's own start; the last one of an example is its length.
 A row whose regions are unknown has a single segment: role NONE, part GLUE, message -1.
 Preference data has `sides` (0 chosen, 1 rejected); the two sides of a pair are adjacent, chosen first.
+Labelled answers (KTO) have `desirable` (1 for a good one).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Columns(NamedTuple):
     rows: npt.NDArray[np.uint32]  # row number inside the slice
     row_hashes: npt.NDArray[np.uint64]
     sides: npt.NDArray[np.uint8] | None
+    desirable: npt.NDArray[np.uint8] | None = None
 
     @property
     def examples(self) -> int:

@@ -93,7 +93,8 @@ class StoredDataset:
         return self.examples // 2 if self.is_preference else self.examples
 
     def __repr__(self) -> str:
-        kind = "pairs" if self.is_preference else "examples"
+        labelled = self.recipe.get("mapping", {}).get("format") == "kto"
+        kind = "pairs" if self.is_preference else "labelled examples" if labelled else "examples"
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
     def mark_used(self) -> None:

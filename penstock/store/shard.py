@@ -78,6 +78,8 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
         arrays["segment_weights"] = _lists(columns.segment_weights, segments)
     if columns.sides is not None:
         arrays["side"] = _array(columns.sides)
+    if columns.desirable is not None:
+        arrays["desirable"] = _array(columns.desirable)
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -121,7 +123,7 @@ def check_columns(columns: Columns) -> None:
         values = getattr(columns, name)
         if values is not None and len(values) != len(columns.segment_ends):
             raise CorruptError(f"{name} has {len(values)} values for {len(columns.segment_ends)} segments")
-    for name in ("row_hashes", "sides"):
+    for name in ("row_hashes", "sides", "desirable"):
         values = getattr(columns, name)
         if values is not None and len(values) != columns.examples:
             raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
@@ -185,4 +187,5 @@ def _columns(batch: pa.RecordBatch) -> Columns:
         rows=_numpy(batch.column("row")),
         row_hashes=_numpy(batch.column("row_hash")),
         sides=_numpy(batch.column("side")) if "side" in names else None,
+        desirable=_numpy(batch.column("desirable")) if "desirable" in names else None,
     )

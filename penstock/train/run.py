@@ -66,6 +66,11 @@ def train_dpo(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
     return train(Method.DPO, config, overrides, **callbacks)
 
 
+def train_kto(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
+    """Learning from answers labelled as good or bad; arguments as of `train_sft`."""
+    return train(Method.KTO, config, overrides, **callbacks)
+
+
 def train(
     method: Method,
     config: Given,
@@ -74,7 +79,7 @@ def train(
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
 ) -> Outcome:
-    """Train by a method; `train_sft` and `train_dpo` call this."""
+    """Train by a method; `train_sft`, `train_dpo` and `train_kto` call this."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
@@ -86,9 +91,15 @@ def train(
 
 def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
     for served in (data.train, data.held_out):
-        if served is not None and served.is_preference != (method is Method.DPO):
-            kind, wanted = ("pairs", "dpo") if served.is_preference else ("single conversations", "sft")
-            raise PromiseError(f"the data holds {kind}: that is for `penstock train {wanted}`.")
+        if served is None:
+            continue
+        wanted = Method.DPO if served.is_preference else Method.KTO if served.is_labelled else Method.SFT
+        if wanted is not method:
+            labels = " To leave the labels out of account, prepare with format: messages or prompt_completion."
+            raise PromiseError(
+                f"the data holds {wanted.data}: that is for `penstock train {wanted}`."
+                f"{labels if wanted is Method.KTO else ''}"
+            )
     if config.liger.enabled and config.liger.fused_loss and has_fractional_weights(data.train):
         raise PromiseError(
             "liger.fused_loss knows no weights of messages but 0 and 1, and the data has others. "
@@ -114,6 +125,7 @@ def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, 
             done = trainer.fit(done)
         finally:
             trainer.journal.close()
+            trainer.tracking.close()
         finished = done == trainer.loader.steps
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
@@ -141,8 +153,9 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     from penstock.train.evaluate import Evaluator
     from penstock.train.loop import Trainer
     from penstock.train.schedule import warmup_steps
+    from penstock.train.tracking import Tracking
 
-    accelerator = _accelerator()
+    accelerator = _accelerator(config)
     loader = _loader(config, data.train, accelerator)
     warmup_steps(config.optim, loader.steps or 1)
     checkpoints = Checkpoints(accelerator, config)
@@ -165,18 +178,22 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         evaluator=evaluator,
         checkpoints=checkpoints,
         journal=Journal(config.output, config.log, writes=accelerator.is_main_process),
+        tracking=Tracking(accelerator, config),
         signals=signals,
         on_report=on_report,
     )
 
 
-def _accelerator() -> Accelerator:
+def _accelerator(config: TrainConfig) -> Accelerator:
     import torch
     from accelerate import Accelerator
 
     # Precision is ours: accelerate's would also turn the logits of every position to fp32.
     return Accelerator(
-        mixed_precision="no", cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available()
+        mixed_precision="no",
+        cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        log_with=list(config.log.trackers) or None,
+        project_dir=str(config.output),
     )
 
 

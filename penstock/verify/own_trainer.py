@@ -127,9 +127,11 @@ def _folder(given: str, revision: str | None) -> Path:
 
 
 def method_of(config: TrainConfig, given: str | None) -> Method:
-    """What is trained for: as given, else told by the configuration's dpo section."""
+    """What is trained for: as given, else told by the configuration's dpo or kto section."""
     if given is not None:
         return Method(given)
+    if config.kto != type(config.kto)():
+        return Method.KTO
     return Method.DPO if config.dpo != type(config.dpo)() or config.feed.collate == "pairs" else Method.SFT
 
 

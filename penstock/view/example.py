@@ -25,6 +25,7 @@ class Example:
     row: Place
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
+    desirable: bool | None = None  # KTO's label
 
     @property
     def loss_mask(self) -> Bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol, Self, SupportsIndex, Unpack
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.example import Cut, Example, Pair, cut_example
-from penstock.view.examples import Examples, place_of
+from penstock.view.examples import Examples, is_labelled, place_of
 from penstock.view.ledger import Ledger
 from penstock.view.scan import Index, scan
 from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
@@ -35,6 +36,11 @@ class Served(Protocol):
     @property
     def is_preference(self) -> bool:
         """Whether items are pairs."""
+        ...
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
         ...
 
     @property
@@ -84,6 +90,11 @@ class View:
         return self.dataset.is_preference
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
+        return is_labelled(self.dataset)
+
+    @property
     def digest(self) -> str:
         """A stable name for the dataset's content under these settings."""
         return self.settings.digest(self.dataset.key)
@@ -127,7 +138,8 @@ class View:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+        found = cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+        return found if columns.desirable is None else replace(found, desirable=bool(columns.desirable[local]))
 
     def pair(self, index: SupportsIndex) -> Pair:
         """The item of a view of preference data."""
