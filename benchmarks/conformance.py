@@ -34,7 +34,7 @@ from benchmarks.masks import compare_masks, mask_report
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Expected, Oracle, token_hash
 from benchmarks.servers import DiedError, Server, serve
-from penstock.sources import model_folder
+from penstock.tokenizer import load_tokenizer
 
 NAMED = 3  # differing rows that are printed for a template
 
@@ -274,7 +274,7 @@ def print_tally(task: Task, tally: Tally) -> None:
 def chosen_templates(arguments: argparse.Namespace, tokenizer: Path) -> dict[str, str]:
     """The templates to compare, by name."""
     return {p.stem: p.read_text() for p in arguments.template or []} or {
-        **{f"own/{n}": t for n, t in model_folder.load(tokenizer).templates.items()},
+        **{f"own/{n}": t for n, t in load_tokenizer(tokenizer).templates.items()},
         **({} if arguments.own else trl_templates()),
     }
 

@@ -27,7 +27,7 @@ from tests.cache.test_crashes import STEPS
 ROOT = Path(__file__).parent.parent
 RUN = (
     "import sys; from tests.cache.forks import cut_small; from penstock.build import prepare; "
-    "from penstock.sources.cutting import SliceSizes; cut_small(SliceSizes(50_000, 200_000, 800_000)); "
+    "from penstock.sources.slices import SliceSizes; cut_small(SliceSizes(50_000, 200_000, 800_000)); "
     "prepare.SMALL_BYTES = 0; from penstock.cli import main; sys.argv = ['penstock', *sys.argv[1:]]; main()"
 )
 

@@ -31,7 +31,8 @@ from penstock.build.pipeline import Pipeline
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.regions.segments import Segments
-from penstock.sources import Rows, model_folder
+from penstock.sources import SliceRows
+from penstock.tokenizer import load_tokenizer
 
 SHARE = 0.7
 SLICE_ROWS = 8192
@@ -40,7 +41,7 @@ Batch = tuple[list[bytes], Segments]
 
 def batches(model: Path, file: Path) -> tuple[Pipeline, list[Batch]]:
     """A pipeline whose encoder has met the data, and what its encoder's stage was given."""
-    folder = model_folder.load(model)
+    folder = load_tokenizer(model)
     lines = file.read_bytes().splitlines()
     options = prepare_options({"tokenizer": str(model), "dropped_tool_calls": "keep"})
     mapping = detect([json.loads(line) for line in lines[:20]], options)
@@ -54,7 +55,7 @@ def batches(model: Path, file: Path) -> tuple[Pipeline, list[Batch]]:
     pipeline_module.encode_texts = recorded  # type: ignore[assignment]
     for first in range(0, len(lines), SLICE_ROWS):
         rows = lines[first : first + SLICE_ROWS]
-        pipeline.run(Rows(rows, list(range(len(rows)))))
+        pipeline.run(SliceRows(rows, list(range(len(rows)))))
     pipeline_module.encode_texts = encode_texts
     return pipeline, kept
 

@@ -31,11 +31,11 @@ from penstock.encode import encoder as encoder_module
 from penstock.encode.align import segment_counts
 from penstock.encode.code_points import code_points, utf8_widths
 from penstock.encode.encoder import Encoder
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import NfcNormalizer
 from penstock.encode.vocabulary import Vocabulary
 from penstock.regions.segments import Segments
-from penstock.sources import model_folder
 from penstock.store.files import bytes_digest
+from penstock.tokenizer import load_tokenizer
 
 PACKAGES = (
     "aya_expanse", "baichuan2", "chatglm3", "claude", "claude1", "command_r_plus", "deepseek_v3", "gemma", "gemma2",
@@ -150,10 +150,10 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer, processors
 
-        data = model_folder.load(folder).tokenizer_json
+        data = load_tokenizer(folder).tokenizer_json
         self.vocabulary = Vocabulary(data)
         self.encoder = Encoder(data, self.vocabulary)
-        self.normaliser = Normaliser(self.vocabulary)
+        self.normaliser = NfcNormalizer(self.vocabulary)
         self._reference = Tokenizer.from_str(data.decode())
         self._reference.no_truncation()
         self._reference.no_padding()
@@ -260,7 +260,7 @@ def main() -> int:
             folders |= {package: download(package, downloads) for package in PACKAGES if package not in folders}
         digests = {found[name]["digest"]: name for name in found}
         for name, folder in folders.items():
-            digest = bytes_digest(model_folder.load(folder).tokenizer_json)
+            digest = bytes_digest(load_tokenizer(folder).tokenizer_json)
             if name not in found and digest in digests:
                 found[name] = found[digests[digest]]
             if name in found:

@@ -27,8 +27,8 @@ import xxhash
 
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
-from penstock.encode.engines import Engine, Gigatoken, Splintr
-from penstock.sources import model_folder
+from penstock.encode.engines import FastEngine, Gigatoken, Splintr
+from penstock.tokenizer import load_tokenizer
 
 
 class Meter:
@@ -154,7 +154,7 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
     Words in another order may tell apart templates that agree on the original rows; such rows (`other_text`) are
     encoded again under the model's own template, with the clock stopped.
     """
-    oracle, own = Oracle(Path(model)), model_folder.load(model).templates
+    oracle, own = Oracle(Path(model)), load_tokenizer(model).templates
     tagged: dict[str, str] = json.loads(Path(templates).read_text())
 
     def encode(conversation: dict[str, Any], template: str, masks: bool) -> list[int]:
@@ -188,10 +188,10 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
     """The fast encoder alone: gigatoken, or the one that serves instead."""
-    folder = model_folder.load(model)
+    folder = load_tokenizer(model)
     oracle, own = Oracle(Path(model)), dict(folder.templates)
     try:
-        encoder: Engine = Gigatoken(folder.tokenizer_json)
+        encoder: FastEngine = Gigatoken(folder.tokenizer_json)
     except RuntimeError:  # it refuses the tokenizer
         encoder = Splintr(folder.tokenizer_json)
 

@@ -58,11 +58,11 @@ def reference_tokenizer(folder: Path) -> Any:
     """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
     from transformers import AddedToken, PreTrainedTokenizerFast
 
-    from penstock.sources import model_folder
+    from penstock.tokenizer import load_tokenizer
 
     config = json.loads((folder / "tokenizer_config.json").read_text())
     declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}
-    tokens = model_folder.load(folder).special_tokens
+    tokens = load_tokenizer(folder).special_tokens
     file = str(folder / "tokenizer.json")
     return PreTrainedTokenizerFast(tokenizer_file=file, added_tokens_decoder=declared, **tokens)
 

@@ -37,7 +37,7 @@ from benchmarks.meters import Meter, chosen, timed
 from benchmarks.models import trl_templates
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.scaling import long_conversations, speed_up
-from penstock.sources import model_folder
+from penstock.tokenizer import load_tokenizer
 
 PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
 TIMES, SHARE = 30.0, 0.3  # targets: of transformers' speed, of the encoder's
@@ -132,7 +132,7 @@ def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, 
         folder = Path(scratch)
         kept, conversations = accepted(model, rows, folder)
         kept_traces, more = accepted(model, traces, folder) if traces else ([], [])
-        templates = model_folder.load(model).templates
+        templates = load_tokenizer(model).templates
         oracle = Oracle(model)
         equivalent = {
             name: tagged_template(oracle, text, [c for c in conversations + more if chosen(templates, c) == text])

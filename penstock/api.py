@@ -7,30 +7,50 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
+from penstock.adoption.options import AdoptOptions, adopt_options
+from penstock.arguments import (
+    AdoptArguments,
+    ExportArguments,
+    LoaderArguments,
+    PrepareArguments,
+    ViewArguments,
+)
+from penstock.build.options import PrepareOptions, prepare_options
+from penstock.export.options import WriteOptions
 from penstock.feed.loader import Loader
 from penstock.feed.settings import LoaderOptions
+from penstock.options import with_signature
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.view import mixture, view
-from penstock.view.settings import ViewOptions, checked_settings
+from penstock.view.settings import ViewSettings, view_settings
 
 if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress, Progress
-    from penstock.export.export import ExportArguments, Exported
-    from penstock.store.origin import Origin
+    from penstock.export.export import Exported
+    from penstock.export.export import OnProgress as OnExportProgress
+    from penstock.store.conversations import ConversationReader
 
 
 class View(view.View):
     """A dataset as a loss policy, a maximum length and a hold-out see it."""
 
-    def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
+    @with_signature(LoaderOptions)
+    def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
         """Batches of this view, collated ahead of the loop, resumable at any step."""
         return Loader(self, **options)
 
-    def export(self, to: str, folder: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> Exported:
-        """Write this view in another trainer's format; a killed export goes on where it stopped."""
-        return _export(self, to, folder, options)
+    @with_signature(WriteOptions)
+    def export(
+        self,
+        to: str,
+        folder: str | os.PathLike[str],
+        on_progress: OnExportProgress | None = None,
+        **options: Unpack[ExportArguments],
+    ) -> Exported:
+        """Write this view in another trainer's format; a killed export resumes where it stopped."""
+        return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
         """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
@@ -40,23 +60,37 @@ class View(view.View):
 class Mixture(mixture.Mixture):
     """Several views as one, with the items of each epoch."""
 
-    def loader(self, **options: Unpack[LoaderOptions]) -> Loader:
+    @with_signature(LoaderOptions)
+    def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
         """Batches of this mixture, collated ahead of the loop, resumable at any step."""
         return Loader(self, **options)
 
-    def export(self, to: str, folder: str | os.PathLike[str], **options: Unpack[ExportArguments]) -> Exported:
-        """Write an epoch of this mixture in another trainer's format; a killed export goes on where it stopped."""
-        return _export(self, to, folder, options)
+    @with_signature(WriteOptions)
+    def export(
+        self,
+        to: str,
+        folder: str | os.PathLike[str],
+        on_progress: OnExportProgress | None = None,
+        **options: Unpack[ExportArguments],
+    ) -> Exported:
+        """Write an epoch of this mixture in another trainer's format; a killed export resumes where it stopped."""
+        return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
         """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
         return _to_hf(self, capacity)
 
 
-def _export(served: View | Mixture, to: str, folder: str | os.PathLike[str], options: ExportArguments) -> Exported:
+def _export(
+    served: View | Mixture,
+    to: str,
+    folder: str | os.PathLike[str],
+    on_progress: OnExportProgress | None,
+    options: ExportArguments,
+) -> Exported:
     from penstock.export.export import export  # needs pyarrow's writers, which training does without
 
-    return export(served, to, folder, **options)
+    return export(served, to, folder, on_progress, **options)
 
 
 def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
@@ -68,9 +102,10 @@ def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
 class Dataset(StoredDataset):
     """A prepared dataset: `view` it to get examples with loss masks."""
 
-    def view(self, **options: Unpack[ViewOptions]) -> View:
+    @with_signature(ViewSettings)
+    def view(self, **options: Unpack[ViewArguments]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
-        return View(self, checked_settings(options)).scanned()
+        return View(self, view_settings(options)).scanned()
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.
@@ -81,11 +116,11 @@ class Dataset(StoredDataset):
         return self.origin.conversation(index)
 
     @cached_property
-    def origin(self) -> Origin:
+    def origin(self) -> ConversationReader:
         """The way back from examples to their rows."""
-        from penstock.store.origin import Origin  # needs the template engines
+        from penstock.store.conversations import ConversationReader  # needs the template engines
 
-        return Origin(self)
+        return ConversationReader(self)
 
     def _repr_html_(self) -> str:
         from penstock.report.outcome import as_html, dataset_facts
@@ -96,8 +131,12 @@ class Dataset(StoredDataset):
         return open_, (str(self.path),)
 
 
+@with_signature(PrepareOptions)
 def prepare(
-    *sources: Any, on_progress: OnProgress | None = None, progress: bool | None = None, **options: Any
+    *sources: Any,
+    on_progress: OnProgress | None = None,
+    progress: bool | None = None,
+    **options: Unpack[PrepareArguments],
 ) -> Dataset:
     """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
 
@@ -110,15 +149,14 @@ def prepare(
     Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
     place, unless `on_unwritable="error"`.
     """
-    from penstock.build.options import prepare_options  # what is prepared already opens without these
-    from penstock.build.prepare import Builder
+    from penstock.build.prepare import Builder  # what is prepared already opens without the engines
     from penstock.report.watching import watched
 
-    options = {"on_unwritable": "temporary", **options}
-    tokenizer = options.get("tokenizer")
+    tokenizer: object = options.get("tokenizer")
     given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer
+    values: dict[str, Any] = {"on_unwritable": "temporary", **options}
     if given is not None:
-        options["tokenizer"] = type(given).__name__  # the option is a name; the object goes beside it
+        values["tokenizer"] = type(given).__name__  # the option is a name; the object goes beside it
     with watched(progress) as watch:
 
         def on_slice(told: Progress) -> None:
@@ -126,15 +164,15 @@ def prepare(
             if on_progress is not None:
                 on_progress(told)
 
-        outcome = Builder(sources, prepare_options(options), on_slice, given).run()
+        outcome = Builder(sources, prepare_options(values), on_slice, given).run()
     watch.done(outcome)
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 
-def adopt(*sources: str | os.PathLike[str], **options: Any) -> Dataset:
+@with_signature(AdoptOptions)
+def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -> Dataset:
     """Make a dataset of rows that are tokenized already; takes the options of `penstock adopt`."""
     from penstock.adoption.adopt import adopt as run
-    from penstock.adoption.options import adopt_options
 
     dataset = run(sources, adopt_options(options)).dataset
     return Dataset(dataset.cache, dataset.manifest)

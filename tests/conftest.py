@@ -11,7 +11,7 @@ import pytest
 
 from penstock.encode import align, code_points
 from penstock.native import native
-from penstock.sources import lines
+from penstock.sources.text import json_lines
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +79,6 @@ def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("installed without a compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for module in (lines, code_points, align):
+            for module in (json_lines, code_points, align):
                 patch.setattr(module, "native", None)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,24 @@ import pytest
 
 import penstock
 from penstock.native import native
+from tools.arguments import generated
 
 ROOT = Path(penstock.__file__).parent
-STAGES = ("sources", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train")
+STAGES = (
+    "sources",
+    "tokenizer",
+    "chat",
+    "template",
+    "regions",
+    "encode",
+    "store",
+    "build",
+    "view",
+    "pack",
+    "feed",
+    "train",
+)
+SHARED = ("addresses", "arguments", "arrays", "errors", "native", "options")  # no stage: anybody may use them
 BESIDE = ("export", "adoption", "report", "verify", "cli", "api")
 
 
@@ -26,14 +42,14 @@ def imports(path: Path) -> set[str]:
 def test_a_stage_imports_only_what_is_to_its_left() -> None:
     for number, stage in enumerate(STAGES):
         for path in sorted((ROOT / stage).rglob("*.py")):
-            wrong = imports(path) - {*STAGES[: number + 1], "addresses", "arrays", "errors", "native"}
+            wrong = imports(path) - {*STAGES[: number + 1], *SHARED}
             assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
 def test_exports_need_no_feed() -> None:
     for stage, upto in (("export", "pack"), ("adoption", "view")):
         for path in sorted((ROOT / stage).rglob("*.py")):
-            allowed = {*STAGES[: STAGES.index(upto) + 1], stage, "arrays", "errors"}
+            allowed = {*STAGES[: STAGES.index(upto) + 1], stage, *SHARED}
             assert imports(path) <= allowed, f"{path.relative_to(ROOT)} imports {sorted(imports(path) - allowed)}"
 
 
@@ -50,6 +66,18 @@ def test_public_names() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
     assert not hasattr(penstock, "nothing")
+
+
+def test_keyword_arguments_are_those_of_the_records() -> None:
+    written = (ROOT / "arguments.py").read_text()
+    assert written == generated(), "run: python -m tools.arguments > penstock/arguments.py"
+
+
+def test_editors_complete_options() -> None:
+    assert {"tokenizer", "template", "workers", "on_bad_row"} <= set(inspect.signature(penstock.prepare).parameters)
+    assert {"train_on", "max_length", "holdout"} <= set(inspect.signature(penstock.Dataset.view).parameters)
+    assert {"batch_size", "capacity"} <= set(inspect.signature(penstock.View.loader).parameters)
+    assert {"part_tokens", "weights"} <= set(inspect.signature(penstock.View.export).parameters)
 
 
 def test_files_are_short() -> None:

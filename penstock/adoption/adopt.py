@@ -23,15 +23,14 @@ from penstock.build.commit import make_manifest
 from penstock.build.recipe import STAGES_VERSION
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import SourceError, StoreError, TokenizerError
-from penstock.sources import model_folder
-from penstock.sources.model_folder import ModelFolder
 from penstock.store.cache import Cache
+from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import bytes_digest
 from penstock.store.format import FORMAT_VERSION, canonical
-from penstock.store.leases import lease
 from penstock.store.manifest import dataset_key, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, encode_shard
+from penstock.tokenizer import TokenizerFiles, load_tokenizer
 
 SAMPLE: Final = 256  # sequences that are decoded and encoded again, a few of each shard
 PER_SHARD: Final = 8
@@ -63,7 +62,7 @@ class Adopted:
 
 def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> Adopted:
     """Make a dataset of tokenized rows."""
-    model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision)
+    model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision)
     vocabulary = Vocabulary(model.tokenizer_json)
     paths = [Path(source).expanduser() for source in sources]
     cache = Cache(options.cache)
@@ -88,7 +87,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     if not slices:
         raise SourceError(f"{', '.join(map(str, paths))}: there are no rows.")
     warnings = sample.verdict(options.check_tokenizer)
-    cache.keep_tokenizer(model.tokenizer_json)
+    cache.store_tokenizer(model.tokenizer_json)
     key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
     with lease(cache.tree, [*names, str(recipe["tokenizer"])]):
         manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})
@@ -97,7 +96,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     return Adopted(StoredDataset(cache, manifest), made, warnings)
 
 
-def _recipe(model: ModelFolder) -> dict[str, Any]:
+def _recipe(model: TokenizerFiles) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "stages": STAGES_VERSION,
@@ -170,7 +169,7 @@ def _commit(cache: Cache, name: str, chunk: Chunk, vocabulary: Vocabulary) -> No
     cache.commit_shard(name, data, {"rejected": 0})
 
 
-def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: ModelFolder) -> None:
+def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: TokenizerFiles) -> None:
     files = [{"path": str(path.absolute()), "name": path.name, "kind": "adopted"} for path in paths]
     notes = canonical({"files": files, "slices": [], "tokenizer": model.name})
     with contextlib.suppress(StoreError):  # a convenience
@@ -180,7 +179,7 @@ def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: ModelFol
 class _Sample:
     """Checks ids against a tokenizer."""
 
-    def __init__(self, model: ModelFolder, vocabulary: Vocabulary) -> None:
+    def __init__(self, model: TokenizerFiles, vocabulary: Vocabulary) -> None:
         from tokenizers import Tokenizer
 
         self._name, self._size = model.name, vocabulary.size

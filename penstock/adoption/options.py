@@ -1,17 +1,15 @@
-"""Every option of `penstock adopt`, declared once: flags and documentation come from here. Light: no numpy."""
+"""The options of `penstock adopt`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from penstock.build.options import nearest
-from penstock.chat.formats import option
 from penstock.errors import UsageError
+from penstock.options import option, read_options
 
 
 class Check(StrEnum):
@@ -25,7 +23,9 @@ class Check(StrEnum):
 class AdoptOptions:
     """Options of `adopt`, besides the sources."""
 
-    tokenizer: str = option("Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name", "")
+    tokenizer: str = option(
+        "Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]"
+    )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
     mask: str | None = option("Column that says what is trained, where there are several")
     dtype: str | None = option("Type of the ids in OLMo-core's numpy parts; default: the smallest for the vocabulary")
@@ -34,19 +34,8 @@ class AdoptOptions:
 
 
 def adopt_options(values: Mapping[str, Any]) -> AdoptOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
-    from pydantic import TypeAdapter, ValidationError
-
-    known = [f.name for f in fields(AdoptOptions)]
-    for name in values:
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
-    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}
-    try:
-        options: AdoptOptions = TypeAdapter(AdoptOptions).validate_python(plain)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg']} (got {first['input']!r})") from error
+    """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
+    options = read_options(AdoptOptions, values, "adopt")
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name the one that the rows were made with, with --tokenizer")
     return options

@@ -1,6 +1,6 @@
 """Whether `AutoTokenizer` gives the ids of the tokenizer in use, found out beside the build and kept in the cache.
 
-The comparison runs in a process of its own (`sources.auto_tokenizer`), so that neither the seconds nor the memory that
+The comparison runs in a process of its own (`penstock.tokenizer.auto`), so that neither the seconds nor the memory that
 transformers takes are the build's. It is kept by the digests of all files that decide it and the versions of the
 libraries, so it is paid once for a tokenizer. A difference stops the build at the next slice, at the latest before the
 manifest is written; with `--tokenizer-as file` given, it is a warning.
@@ -20,19 +20,18 @@ import orjson
 from penstock.build.options import TokenizerAs
 from penstock.build.worker_process import environment
 from penstock.errors import StoreError, TokenizerError
-from penstock.sources.auto_tokenizer import (
-    CONFIGS,
-    VOCABULARIES,
+from penstock.store.cache import Cache
+from penstock.store.files import bytes_digest, digest, file_digest, read_regular
+from penstock.store.format import canonical
+from penstock.tokenizer import VOCABULARY_FILES, TokenizerFiles
+from penstock.tokenizer.auto import (
+    CONFIG_FILES,
     Comparison,
     compare,
     is_installed,
     load_auto,
-    takes_the_file,
+    uses_file_as_is,
 )
-from penstock.sources.model_folder import ModelFolder
-from penstock.store.cache import Cache
-from penstock.store.files import bytes_digest, digest, file_digest, read_regular
-from penstock.store.format import canonical
 
 VERSION = 1  # of the comparison
 
@@ -40,7 +39,7 @@ VERSION = 1  # of the comparison
 class AutoCheck:
     """The comparison of one build."""
 
-    def __init__(self, cache: Cache, model: ModelFolder, given: TokenizerAs | None, *, plain: bool) -> None:
+    def __init__(self, cache: Cache, model: TokenizerFiles, given: TokenizerAs | None, *, plain: bool) -> None:
         self._cache, self._model, self._given, self._plain = cache, model, given, plain
         self._process: subprocess.Popen[bytes] | None = None
         self._found: Comparison | None = None
@@ -55,7 +54,7 @@ class AutoCheck:
             self.summary = "ids of the tokenizer object"
         elif self._model.folder is None:
             self.summary = "not compared with AutoTokenizer: the file is not called tokenizer.json"
-        elif takes_the_file(self._model.folder):
+        elif uses_file_as_is(self._model.folder):
             self.summary = "no class is named for it: AutoTokenizer goes by tokenizer.json, too"
         elif not is_installed():
             self.summary = "not compared with AutoTokenizer: transformers is not installed"
@@ -69,7 +68,7 @@ class AutoCheck:
             self._keep(compare(folder, self._model.tokenizer_json))
             return
         file = self._cache.tokenizer_path(bytes_digest(self._model.tokenizer_json))
-        command = [sys.executable, "-m", "penstock.sources.auto_tokenizer", str(folder), str(file)]
+        command = [sys.executable, "-m", "penstock.tokenizer.auto", str(folder), str(file)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
         )
@@ -118,7 +117,7 @@ class AutoCheck:
         _write(self._cache, _memo(self._cache, self._model, "compared"), asdict(found))
 
 
-def auto_model(cache: Cache, model: ModelFolder) -> ModelFolder:
+def auto_model(cache: Cache, model: TokenizerFiles) -> TokenizerFiles:
     """The tokenizer as AutoTokenizer makes it, from the cache where it is known."""
     if model.folder is None:
         raise TokenizerError(
@@ -138,7 +137,7 @@ def auto_model(cache: Cache, model: ModelFolder) -> ModelFolder:
     if memo is not None:
         try:
             known = {
-                "tokenizer": cache.keep_tokenizer(made.tokenizer_json),
+                "tokenizer": cache.store_tokenizer(made.tokenizer_json),
                 "special_tokens": dict(auto.special_tokens),
             }
             _write(cache, memo, known)
@@ -147,7 +146,7 @@ def auto_model(cache: Cache, model: ModelFolder) -> ModelFolder:
     return made
 
 
-def _kept(cache: Cache, model: ModelFolder) -> Comparison | None:
+def _kept(cache: Cache, model: TokenizerFiles) -> Comparison | None:
     try:
         return Comparison(**orjson.loads(read_regular(_memo(cache, model, "compared"))))
     except (OSError, orjson.JSONDecodeError, TypeError):
@@ -161,10 +160,12 @@ def _write(cache: Cache, path: Path, value: dict[str, Any]) -> None:
         pass  # a convenience; where it can't be kept, it is found out again
 
 
-def _memo(cache: Cache, model: ModelFolder, what: str) -> Path:
+def _memo(cache: Cache, model: TokenizerFiles, what: str) -> Path:
     """Where a result is kept: named by everything that decides it."""
     assert model.folder is not None
-    files = {n: file_digest(model.folder / n) for n in (*CONFIGS, *VOCABULARIES) if (model.folder / n).is_file()}
+    files = {
+        n: file_digest(model.folder / n) for n in (*CONFIG_FILES, *VOCABULARY_FILES) if (model.folder / n).is_file()
+    }
     versions = [version("transformers"), version("tokenizers"), VERSION]
     name = digest(canonical(["auto tokenizer", what, versions, files, bytes_digest(model.tokenizer_json)]))
     return cache.root / "memo" / name[3:5] / f"{name}.json"

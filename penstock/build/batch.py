@@ -16,8 +16,8 @@ from penstock.chat.formats import Format
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
-from penstock.encode.normalise import Normaliser
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.nfc import NfcNormalizer
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.regions.segments import Segments, gathered
 from penstock.store.columns import Columns
 
@@ -133,7 +133,7 @@ def encode_texts(
     texts: list[bytes],
     segments: Segments,
     encoder: Encoder,
-    normaliser: Normaliser,
+    normaliser: NfcNormalizer,
     vocabulary: Vocabulary,
     *,
     reference: bool = False,
@@ -179,14 +179,14 @@ def _by_offsets(findings: Findings, vocabulary: Vocabulary, checked: Sequence[in
     """Rows whose lengths may add up by chance (ḿ is as long as its parts); of tokenizers with pieces, those checked."""
     if not vocabulary.byte_level:
         return checked
-    return findings.decomposed if vocabulary.normalizer is Normalizer.NFC else ()
+    return findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
 
 
 def encode_pieces(
     conversations: Sequence[Conversation],
     ending: Ending,
     encoder: Encoder,
-    normaliser: Normaliser,
+    normaliser: NfcNormalizer,
     vocabulary: Vocabulary,
     *,
     reference: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.sources import Keep, Slice, SourceSet, identity, plan
+from penstock.sources import KeepData, Slice, SourceSet, identity, plan_slices
 from penstock.store.memo import PlanMemo, now
 
 
@@ -17,7 +17,7 @@ class SliceFinder:
         self._max_row_bytes = max_row_bytes
         self._known: dict[int, tuple[Slice, ...]] = {}
         for file in sources.files:
-            slices = memo.find(file)
+            slices = memo.get(file)
             if slices is not None:
                 self._known[file.ordinal] = slices
 
@@ -32,7 +32,7 @@ class SliceFinder:
             return None
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
 
-    def find(self, keep: Keep = Keep.STREAMED) -> Iterator[Slice]:
+    def find(self, keep: KeepData = KeepData.STREAMED) -> Iterator[Slice]:
         """All slices in order, found as they are asked for; those that are read for that with data, if it is kept."""
         if self._sources.split is not None:
             self._plan_all()
@@ -45,13 +45,13 @@ class SliceFinder:
         if self._sources.is_whole:
             for file in self._sources.files:
                 if file.ordinal not in self._known:
-                    self._memo.keep(file, before[file.ordinal], began, found[file.ordinal])
+                    self._memo.put(file, before[file.ordinal], began, found[file.ordinal])
 
     def _plan_all(self) -> None:
         """A split may take part of a file only; what is remembered is always how the whole file is cut."""
         for file in self._sources.files:
             if file.ordinal not in self._known:
                 began = now()
-                whole = plan(file)
-                self._memo.keep(file, whole.identity, began, whole.slices)
+                whole = plan_slices(file)
+                self._memo.put(file, whole.identity, began, whole.slices)
                 self._known[file.ordinal] = whole.slices

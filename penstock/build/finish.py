@@ -14,7 +14,7 @@ import orjson
 from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
-from penstock.store.files import is_there, make_folder, read_regular
+from penstock.store.files import is_readable_file, make_folder, read_regular
 from penstock.store.format import canonical
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.tree import Tree
@@ -28,7 +28,7 @@ log = logging.getLogger("penstock")
 def usable_manifest(cache: Cache, key: str) -> Manifest | None:
     """The manifest of a dataset, unless it is missing, damaged or not ours to read: then it is to be made again."""
     path = cache.dataset_path(key) / "manifest.json"
-    if not is_there(path):
+    if not is_readable_file(path):
         return None
     try:
         manifest = read_manifest(path)
@@ -88,7 +88,7 @@ def write_quarantine(
             cache.tree.write(path, data, "quarantine")
         else:
             make_folder(path.parent)
-            Tree(path.parent).write(path, data, "quarantine", beside=True)
+            Tree(path.parent).write(path, data, "quarantine", in_root=True)
     except StoreError:
         if target is not None or not path.exists():
             raise

@@ -20,7 +20,7 @@ from penstock.errors import UsageError
 from penstock.sources.discover import NamedFile
 from penstock.sources.memory import STDIN, Held, flattened, held
 from penstock.store.cache import Cache
-from penstock.store.files import explained, fault, file_digest, is_there
+from penstock.store.files import explain_os_errors, fault, file_digest, is_readable_file
 from penstock.store.tree import temporary_name
 
 
@@ -49,11 +49,11 @@ def kept(cache: Cache, rows: Held) -> Path:
         if _is_sound(path):
             return path
     temporary = cache.tree.tmp / temporary_name()
-    with explained(temporary, "can't be written"):
+    with explain_os_errors(temporary, "can't be written"):
         try:
             digest = _written(cache, temporary, rows.chunks())
             path = _path(cache, digest, rows.suffix)
-            cache.tree.move(temporary, path, keep=_is_sound(path))
+            cache.tree.move(temporary, path, keep_existing=_is_sound(path))
             fault("input.rename")
         except BaseException:
             with contextlib.suppress(OSError):
@@ -91,5 +91,5 @@ def _path(cache: Cache, digest: str, suffix: str) -> Path:
 
 def _is_sound(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        return is_there(path) and file_digest(path) == path.stem
+        return is_readable_file(path) and file_digest(path) == path.stem
     return False

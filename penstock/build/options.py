@@ -1,20 +1,20 @@
-"""Every option of `prepare`, declared once: keyword arguments, command-line flags and documentation come from here."""
+"""The options of `prepare`."""
 
 from __future__ import annotations
 
 import datetime
-import difflib
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from penstock.addresses import local_path
-from penstock.chat.formats import FormatOptions, option
+from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
+from penstock.options import option, read_options
 from penstock.regions.modes import RegionsMode, StopMode
 from penstock.store.trust import Trust
 
@@ -69,97 +69,88 @@ class OnBadRow(StrEnum):
     QUARANTINE = "quarantine"
 
 
+TEMPLATE, SOURCE, CACHE, RUN = (
+    "Template and masks",
+    "Source",
+    "Cache",
+    "Run",
+)  # panels of the help, after the usual ones
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions(FormatOptions):
-    """What `prepare` can be told, besides the sources."""
+    """Options of `prepare`, besides the sources. Those without a panel are the usual ones."""
 
-    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "")
-    tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
+    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]")
+    template: str | None = option(
+        "Chat template: a file, or the name of one of the tokenizer's templates", also="os.PathLike[str]"
+    )
+    split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
+    limit: Annotated[int, Ge(1)] | None = option("Take only the first N rows of those selected")
+    on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
+    workers: str = option("Worker processes: a number, or auto", "auto", also="int")
+    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    tokenizer_revision: str | None = option("Revision of a tokenizer from the hub", panel=SOURCE)
     tokenizer_as: TokenizerAs | None = option(
-        "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree"
+        "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree",
+        panel=SOURCE,
     )
-    template: str | None = option("Chat template: a file, or the name of one of the tokenizer's templates")
-    template_vars: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={"help": "Template variable, for example enable_thinking=false", "flag": "template-var"},
+    config: str | None = option("Configuration of a hub dataset", panel=SOURCE)
+    revision: str | None = option("Revision of a hub dataset", panel=SOURCE)
+    max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000, panel=SOURCE)
+    quarantine_file: Path | None = option("Where to write rows set aside; default: beside the dataset", panel=SOURCE)
+    template_vars: Mapping[str, Any] = option(
+        "Template variable, for example enable_thinking=false", {}, flag="template-var", panel=TEMPLATE
     )
-    date: datetime.date | None = option("Date that templates print (YYYY-MM-DD); default: today, resolved once")
-    regions: RegionsMode = option("Whose word decides what the assistant wrote: auto, structure", RegionsMode.AUTO)
+    date: datetime.date | None = option(
+        "Date that templates print (YYYY-MM-DD); default: today, resolved once", panel=TEMPLATE
+    )
+    regions: RegionsMode = option(
+        "What decides which text the assistant wrote: auto ({% generation %} tags where there are any), structure",
+        RegionsMode.AUTO,
+        panel=TEMPLATE,
+    )
     stop: StopMode = option(
         "What ends an assistant's turn: template, or next-marker for templates that print no end token",
         StopMode.TEMPLATE,
+        panel=TEMPLATE,
     )
-    eos: Eos = option("Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO)
+    eos: Eos = option(
+        "Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO, panel=TEMPLATE
+    )
     special_tokens_in_text: SpecialText = option(
-        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE
+        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE, panel=TEMPLATE
     )
     dropped_tool_calls: DroppedCalls = option(
-        "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT
+        "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT, panel=TEMPLATE
     )
-    split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
-    limit: int | None = option("Take only the first N rows of those selected")
-    config: str | None = option("Configuration of a hub dataset")
-    revision: str | None = option("Revision of a hub dataset")
-    max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000)
-    on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
-    quarantine_file: Path | None = option("Where to write rows set aside; default: beside the dataset")
-    workers: str = option("Worker processes: a number, or auto", "auto")
-    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
-    no_cache: bool = option("Build in a new temporary folder instead of the cache", False)
-    force: bool = option("Make all slices anew, whatever the cache has", False)
+    no_cache: bool = option("Build in a new temporary folder instead of the cache", False, panel=CACHE)
+    force: bool = option("Rebuild all slices, whatever the cache has", False, panel=CACHE)
     trust: Trust = option(
-        "Shards of other users: checked (rows of each are compared with the references first), own (made again), all",
+        "Shards of other users: checked (rows of each are compared with the references first), own (rebuilt), all",
         Trust.CHECKED,
+        panel=CACHE,
     )
-    rank: int | None = option("Number of this process among those that share the work; default: from Slurm or torchrun")
-    world_size: int | None = option("How many processes share the work; default: from Slurm or torchrun")
-    on_miss: OnMiss = option("When the dataset is not there: build, error", OnMiss.BUILD)
+    on_miss: OnMiss = option("When the dataset is not in the cache: build, error", OnMiss.BUILD, panel=CACHE)
     on_unwritable: OnUnwritable = option(
-        "When the cache can't be written: error, or build once per host in a temporary folder", OnUnwritable.ERROR
+        "When the cache can't be written: error, or build once per host in a temporary folder",
+        OnUnwritable.ERROR,
+        panel=CACHE,
     )
-    fast: bool = option("Use the fast engines; the result is the same without", True)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean …?` for a name that is not known, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    rank: int | None = option(
+        "This process's rank among those sharing the work; default: from Slurm or torchrun", panel=RUN
+    )
+    world_size: int | None = option("Number of processes sharing the work; default: from Slurm or torchrun", panel=RUN)
+    fast: bool = option("Use the fast engines; the result is the same without", True, panel=RUN)
 
 
 def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
-    from pydantic import ValidationError
-
-    known = [f.name for f in fields(PrepareOptions)]
-    for name in values:
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
-    try:
-        options: PrepareOptions = _adapter().validate_python({name: _plain(value) for name, value in values.items()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "options"
-        raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
+    """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
+    options = read_options(PrepareOptions, values, "prepare")
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
     if options.quarantine_file is not None:
         local_path(options.quarantine_file, "--quarantine-file")
-    if options.limit is not None and options.limit < 1:
-        raise UsageError(f"--limit {options.limit}: expected a number of rows from 1 on")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
     return options
-
-
-def _plain(value: Any) -> Any:
-    """Programs give paths and numbers where the command line gives text."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return str(value) if type(value) is int else value
-
-
-@cache
-def _adapter() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(PrepareOptions)

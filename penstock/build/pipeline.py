@@ -36,12 +36,12 @@ from penstock.chat.notes import Note
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
-from penstock.encode.normalise import Normaliser
+from penstock.encode.nfc import NfcNormalizer
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
@@ -124,7 +124,7 @@ class Pipeline:
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
-        self.normaliser = Normaliser(self.vocabulary)
+        self.normaliser = NfcNormalizer(self.vocabulary)
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
         self._special_text = SpecialTextFinder(self.vocabulary.special_contents)
@@ -163,7 +163,7 @@ class Pipeline:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
-    def run(self, rows: Rows) -> SliceResult:
+    def run(self, rows: SliceRows) -> SliceResult:
         """Take a slice through all stages."""
         state = SliceState()
         with _collector_off():
@@ -177,10 +177,10 @@ class Pipeline:
         engines = {"render": state.render, "encode": state.encode}
         return SliceResult(columns, rejected, state.notes, len(rows.rows), engines, sorted(set(state.fresh)))
 
-    def _examples(self, rows: Rows, stretch: range, state: SliceState) -> ExampleBatch:
+    def _examples(self, rows: SliceRows, stretch: range, state: SliceState) -> ExampleBatch:
         """All examples of a stretch of rows, in order; rows with an error are rejected whole."""
         left = list(stretch)
-        for number in rows.oversize.keys() & set(stretch):
+        for number in [number for number in rows.oversize if number in stretch]:
             state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
             left.remove(number)
         examples = _Examples()
@@ -197,15 +197,15 @@ class Pipeline:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
         batch.rows, batch.sides = (np.array(numbers, np.int64) for numbers in places)
-        order = np.lexsort((batch.sides, batch.rows))
-        if np.any(np.diff(order) < 0):
-            batch = batch.taken(order)
+        if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
+            order = np.lexsort((batch.sides, batch.rows))
+            batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
         state.encode += batch.reference
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
-        sizes = {k: size for k, text in enumerate(examples.texts) if (size := self.encoder.unbroken(text))}
+        sizes = self.encoder.oversized_pieces(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         stages = self.encoder, self.normaliser, self.vocabulary
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.build.options import PrepareOptions
 from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache
-from penstock.store.files import digest, explained
+from penstock.store.files import digest, explain_os_errors
 
 POSITIONS = (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE"))
 
@@ -45,7 +45,7 @@ def spare_place(place: Place) -> Place:
     """Where to build instead: a folder per host, user and cache, which all processes that meet the obstacle share."""
     name = f"penstock-{os.getuid()}-{digest(str(place.cache.root).encode())[3:15]}"
     folder = Path(tempfile.gettempdir()) / name
-    with explained(folder, "can't be created"), contextlib.suppress(FileExistsError):
+    with explain_os_errors(folder, "can't be created"), contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

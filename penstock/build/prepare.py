@@ -33,15 +33,16 @@ from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
 from penstock.errors import CorruptError, RowError, StoreError
 from penstock.native import native
-from penstock.sources import Keep, Slice, SourceSet, discover, model_folder
+from penstock.sources import KeepData, Slice, SourceSet, discover
 from penstock.store.cache import Cache
+from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import is_there
-from penstock.store.leases import lease
+from penstock.store.files import is_readable_file
+from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.orphans import clean_orphans
-from penstock.store.trust import Checked, Trust
+from penstock.store.trust import CheckedFiles, Trust
+from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -107,9 +108,9 @@ class Builder:
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
-            self.model = model_folder.from_object(tokenizer)
+            self.model = tokenizer_of_object(tokenizer)
         else:
-            self.model = model_folder.load(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+            self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
         if by_auto and tokenizer is None:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
@@ -119,7 +120,7 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = Checked()
+        self._checked = CheckedFiles()
         self._doubted = False  # has the dataset files of other users that this one had not checked before?
         self._auto: AutoCheck | None = None
 
@@ -307,13 +308,13 @@ class Builder:
         here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
         if here:
             self.progress.workers = 1
-        found = self._finder.find(Keep.ALL if here else Keep.STREAMED)
+        found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)
         remember_date(self.cache, self.recipe, first, overwrite=force)
         slices = chain((first,), found)
         del first  # so that its data does not stay
-        self.cache.keep_tokenizer(self.model.tokenizer_json)
+        self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
         job = job_here(setup)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
@@ -390,9 +391,9 @@ class Builder:
     # -- finishing ------------------------------------------------------------------------------------------------
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
-        if not is_there(self.cache.tokenizer_path(self.recipe.tokenizer)):
+        if not is_readable_file(self.cache.tokenizer_path(self.recipe.tokenizer)):
             with contextlib.suppress(StoreError):  # only needed to show tokens; others' caches may be read-only
-                self.cache.keep_tokenizer(self.model.tokenizer_json)
+                self.cache.store_tokenizer(self.model.tokenizer_json)
         note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
         if manifest.ledger["rejected"]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from penstock.chat.notes import Note
-from penstock.encode.encoder import LONGEST_PIECE
+from penstock.encode.encoder import MAX_PIECE_BYTES
 from penstock.errors import EncoderPanic, RowError
 
 BATCH_ROWS = 4096
@@ -36,14 +38,13 @@ class SliceState:
 
 def stretches(rows: Sequence[bytes]) -> Iterator[range]:
     """Numbers of consecutive rows, as many as make a batch."""
-    first = size = 0
-    for number, row in enumerate(rows):
-        size += len(row)
-        if size >= BATCH_BYTES or number - first >= BATCH_ROWS - 1:
-            yield range(first, number + 1)
-            first, size = number + 1, 0
-    if first < len(rows):
-        yield range(first, len(rows))
+    ends = [0, *accumulate(map(len, rows))]
+    first = 0
+    while first < len(rows):
+        enough = bisect_left(ends, ends[first] + BATCH_BYTES, first + 1)
+        stop = min(enough, first + BATCH_ROWS, len(rows))
+        yield range(first, stop)
+        first = stop
 
 
 def too_large(size: int, limit: int) -> RowError:
@@ -70,7 +71,7 @@ def unbroken(size: int) -> RowError:
     return RowError(
         "unbroken_text",
         f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
-        f"such as a space after a letter; at most {LONGEST_PIECE:,} are served",
+        f"such as a space after a letter; at most {MAX_PIECE_BYTES:,} are served",
         "Split the row, or remove what is not language",
     )
 

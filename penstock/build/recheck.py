@@ -14,23 +14,23 @@ from penstock.build.pipeline import Pipeline
 from penstock.build.recipe import Recipe
 from penstock.build.redo import contradictions, differing_rows, random_share
 from penstock.errors import PenstockError, SourceError, StoreError
-from penstock.sources import Kind, Rows, Slice, SourceFile, fetch_each, read_rows
+from penstock.sources import FileKind, Slice, SliceRows, SourceFile, fetch_each, read_rows
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest, recipe_digest
 from penstock.store.shard import read_shard
 from penstock.store.trust import shard_writer
-from penstock.store.verify import Finding, Verified, marked_bad, source_name
+from penstock.store.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
 
 
-def recheck(cache: Cache, folder: Path, share: float) -> Verified:
+def recheck(cache: Cache, folder: Path, share: float) -> VerifyReport:
     """Compare a random share of the rows of each shard. Shards that differ are marked, as `verify` does."""
-    found = Verified()
+    found = VerifyReport()
     try:
         dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
         pipeline = _pipeline(dataset)
     except (PenstockError, OSError) as error:
-        found.findings.append(Finding(f"its rows can't be redone: {error}", folder, dataset=folder.name))
+        found.findings.append(CacheProblem(f"its rows can't be redone: {error}", folder, dataset=folder.name))
         return found
     for source in sorted(set(dataset.manifest.shards.sources)):
         try:
@@ -38,7 +38,7 @@ def recheck(cache: Cache, folder: Path, share: float) -> Verified:
                 _compare(pipeline, dataset, number, rows, share, found)
         except (SourceError, OSError) as error:
             what = f"the rows of {source_name(dataset, source)} can't be redone: {error}"
-            found.findings.append(Finding(what, folder, dataset=dataset.key))
+            found.findings.append(CacheProblem(what, folder, dataset=dataset.key))
     return found
 
 
@@ -49,7 +49,7 @@ def _pipeline(dataset: StoredDataset) -> Pipeline:
     return Pipeline(recipe, dataset.tokenizer_json, fast=False)
 
 
-def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, Rows]]:
+def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, SliceRows]]:
     """The rows of a source's slices, with the numbers of their shards."""
     table, limit = dataset.manifest.shards, int(dataset.recipe["max_row_bytes"])
     columns = Recipe.from_json(dict(dataset.recipe)).mapping.read_columns
@@ -64,7 +64,7 @@ def _noted(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[Sou
     table, notes = dataset.manifest.shards, dataset.notes
     try:
         entry: Any = notes["files"][source]
-        file = SourceFile(source, Path(entry["path"]), Kind(entry["kind"]), entry["name"])
+        file = SourceFile(source, Path(entry["path"]), FileKind(entry["kind"]), entry["name"])
         parts = [Slice.from_json(notes["slices"][number]) for number in numbers]
     except (KeyError, IndexError, TypeError, ValueError):
         raise SourceError("it is not known where it is. Run the same prepare again: it notes that.") from None
@@ -74,7 +74,7 @@ def _noted(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[Sou
 
 
 def _compare(
-    pipeline: Pipeline, dataset: StoredDataset, number: int, rows: Rows, share: float, found: Verified
+    pipeline: Pipeline, dataset: StoredDataset, number: int, rows: SliceRows, share: float, found: VerifyReport
 ) -> None:
     name, cache, table = dataset.shards[number], dataset.cache, dataset.manifest.shards
     try:
@@ -93,8 +93,8 @@ def _compare(
         what = f"rows {shown}{more} are not what the references make of them"
     first = table.first_rows[number]
     found.findings.append(
-        Finding(
-            marked_bad(cache, name, f"{what} (written by {shard_writer(cache, name)})"),
+        CacheProblem(
+            mark_bad_shard(cache, name, f"{what} (written by {shard_writer(cache, name)})"),
             cache.shard_path(name),
             dataset=dataset.key,
             shard=name,

@@ -18,9 +18,9 @@ from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
 from penstock.regions.modes import RegionsMode, StopMode
-from penstock.sources.model_folder import ModelFolder
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
+from penstock.tokenizer import TokenizerFiles
 
 STAGES_VERSION = 3  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
@@ -92,7 +92,7 @@ class Recipe:
         )
 
 
-def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Recipe:
+def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:
     """Resolve options and tokenizer files to a recipe."""
     templates = _templates(options, mapping, model)
     dated = any("strftime_now" in text for text in templates.values())
@@ -113,7 +113,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: ModelFol
     )
 
 
-def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
+def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
     if options.stop is StopMode.TEMPLATE:
         return ()
     if not model.end_ids:
@@ -124,7 +124,7 @@ def _end_ids(options: PrepareOptions, model: ModelFolder) -> tuple[int, ...]:
     return tuple(sorted(set(model.end_ids)))
 
 
-def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> Eos:
+def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
     """The option, where it can decide anything."""
     if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
@@ -136,7 +136,7 @@ def _eos(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) ->
     return options.eos
 
 
-def _templates(options: PrepareOptions, mapping: ColumnMapping, model: ModelFolder) -> dict[str, str]:
+def _templates(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> dict[str, str]:
     """Plain text needs no template; prompts and pairs may be strings, so there it may be missing."""
     match mapping.format:
         case Format.TEXT:

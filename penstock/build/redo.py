@@ -17,7 +17,7 @@ import xxhash
 
 from penstock.build.pipeline import Pipeline
 from penstock.build.slice_job import described
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta
 
@@ -27,7 +27,7 @@ _OF_EXAMPLES = ("row_hashes", "sides", "desirable")
 _OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 
-def surprise_sample(rows: Rows) -> list[int]:
+def surprise_sample(rows: SliceRows) -> list[int]:
     """Numbers of rows to redo, which nobody can foresee: about 0.5% of the bytes, 8 rows at least if they are small."""
     order = list(range(len(rows.rows)))
     secrets.SystemRandom().shuffle(order)
@@ -42,13 +42,13 @@ def surprise_sample(rows: Rows) -> list[int]:
     return sorted(chosen)
 
 
-def random_share(rows: Rows, share: float) -> list[int]:
+def random_share(rows: SliceRows, share: float) -> list[int]:
     """Numbers of a share of all rows, at least one of them."""
     total = len(rows.rows)
     return sorted(secrets.SystemRandom().sample(range(total), max(1, round(share * total)))) if total else []
 
 
-def contradictions(rows: Rows, columns: Columns, meta: ShardMeta) -> str | None:
+def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | None:
     """What can be seen without an engine: a shard that is not of these rows, or does not add up."""
     try:
         rejected = [entry["row"] for entry in meta.rejected]
@@ -68,12 +68,12 @@ def contradictions(rows: Rows, columns: Columns, meta: ShardMeta) -> str | None:
 
 
 def differing_rows(
-    pipeline: Pipeline, rows: Rows, sample: Sequence[int], columns: Columns, rejected: Sequence[dict[str, Any]]
+    pipeline: Pipeline, rows: SliceRows, sample: Sequence[int], columns: Columns, rejected: Sequence[dict[str, Any]]
 ) -> list[int]:
     """Those of the chosen rows that the pipeline makes anything else of."""
     numbers = {row: k for k, row in enumerate(sample)}
     oversize = {numbers[row]: size for row, size in rows.oversize.items() if row in numbers}
-    picked = Rows([rows.rows[row] for row in sample], [rows.lines[row] for row in sample], oversize)
+    picked = SliceRows([rows.rows[row] for row in sample], [rows.lines[row] for row in sample], oversize)
     result = pipeline.run(picked)
     refused = {sample[entry["row"]]: {**entry, "row": sample[entry["row"]]} for entry in described(result, picked)}
     found = {entry["row"]: entry for entry in rejected}

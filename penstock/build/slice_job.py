@@ -16,7 +16,7 @@ from penstock.build.recipe import Recipe
 from penstock.build.spot_check import mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.encode.memory import resident_bytes
-from penstock.sources import Lines, Rows, Slice, read_rows
+from penstock.sources import Slice, SliceRows, TextRows, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -33,7 +33,7 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
 
-    def make(self, slice_: Slice, path: Path, data: Lines | None = None) -> Callable[[], SliceReport]:
+    def make(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
         """Read, prepare, check. The commit is what the result does when called, from whichever thread.
 
         That is files alone: the encoder watches how the process grows while it works.
@@ -114,7 +114,7 @@ class SliceJob:
         return commit
 
 
-def described(result: SliceResult, rows: Rows) -> list[dict[str, Any]]:
+def described(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:
     """The rejected rows as a shard keeps them: with the rows themselves."""
     return [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
 

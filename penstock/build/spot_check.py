@@ -24,7 +24,7 @@ from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
 from penstock.errors import EncoderPanic, RowError
 from penstock.regions.segments import Segments
-from penstock.sources import Rows
+from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 
 SHARE = 0.001
@@ -65,7 +65,7 @@ def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int],
 
 def _differs_when_short(pipeline: Pipeline, row: bytes) -> bool:
     short = [shortened(row)]
-    return bool(_mismatches(pipeline, short, [0], pipeline.run(Rows(short, [1]))))
+    return bool(_mismatches(pipeline, short, [0], pipeline.run(SliceRows(short, [1]))))
 
 
 def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:

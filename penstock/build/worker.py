@@ -22,9 +22,9 @@ from penstock.build.behind import Behind
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slice_job import SliceJob
-from penstock.encode.memory import keep_large_apart
+from penstock.encode.memory import map_large_blocks
 from penstock.errors import PenstockError
-from penstock.sources import Lines, Slice
+from penstock.sources import Slice, TextRows
 from penstock.store.cache import Cache
 from penstock.store.trust import Trust
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Serve slices until the input ends."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not mix with our replies
-    keep_large_apart()
+    map_large_blocks()
     setup = _read(stdin)
     if setup is None:
         return
@@ -44,7 +44,7 @@ def main() -> None:
         with Behind[SliceReport]() as behind:
             while (task := _read(stdin)) is not None:
                 if task:
-                    data = Lines(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
+                    data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
                     make = partial(job.make, Slice.from_json(task["slice"]), Path(task["path"]), data)
                     behind.do(make, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from penstock.options import option
+
+COLUMNS = "Columns and keys of a row"  # a panel of the help
+
 CALLS = "tool_calls"  # as a role's target: an assistant message whose text is the JSON of its tool calls
 
 LABEL_COLUMN = "label"  # KTO's: false means that the answer is a bad one
@@ -56,38 +60,32 @@ def label_of(value: object) -> bool | None:
     return bool(value) if type(value) in (bool, int) and value in (0, 1) else None
 
 
-def option(text: str, default: Any = None) -> Any:
-    """A field whose help text travels with it, for command-line flags and documentation."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
     """What the user may say about the rows. None: found from the columns."""
 
     format: str = option("Row format: auto, " + ", ".join(Format), "auto")
-    messages_key: str | None = option("Column with the list of messages")
-    tools_key: str | None = option("Column with the tools")
-    system_key: str | None = option("Column with the system prompt")
-    variables_key: str | None = option("Column with the row's own template variables")
-    text_key: str | None = option("Column with plain text")
-    prompt_key: str | None = option("Column with the prompt: a string or a list of messages")
-    completion_key: str | None = option("Column with the completion: a string or a list of messages")
-    chosen_key: str | None = option("Column with the preferred answer")
-    rejected_key: str | None = option("Column with the other answer")
-    label_key: str | None = option("Column that says whether an answer is a good one (KTO)")
-    query_key: str | None = option("Column with the question or instruction")
-    input_key: str | None = option("Column with the instruction's input, put below it after a blank line")
-    response_key: str | None = option("Column with the answer")
-    history_key: str | None = option("Column with earlier [question, answer] pairs")
-    role_key: str | None = option("Key of the role in a message")
-    content_key: str | None = option("Key of the content in a message")
-    weight_keys: tuple[str, ...] = field(
-        default=WEIGHT_KEYS,
-        metadata={"help": "Key of a message that holds its weight in the loss", "flag": "weight-key"},
+    messages_key: str | None = option("Column with the list of messages", panel=COLUMNS)
+    tools_key: str | None = option("Column with the tools", panel=COLUMNS)
+    system_key: str | None = option("Column with the system prompt", panel=COLUMNS)
+    variables_key: str | None = option("Column with the row's own template variables", panel=COLUMNS)
+    text_key: str | None = option("Column with plain text", panel=COLUMNS)
+    prompt_key: str | None = option("Column with the prompt: a string or a list of messages", panel=COLUMNS)
+    completion_key: str | None = option("Column with the completion: a string or a list of messages", panel=COLUMNS)
+    chosen_key: str | None = option("Column with the preferred answer", panel=COLUMNS)
+    rejected_key: str | None = option("Column with the other answer", panel=COLUMNS)
+    label_key: str | None = option("Column that says whether an answer is a good one (KTO)", panel=COLUMNS)
+    query_key: str | None = option("Column with the question or instruction", panel=COLUMNS)
+    input_key: str | None = option("Column with the instruction's input, appended after a blank line", panel=COLUMNS)
+    response_key: str | None = option("Column with the answer", panel=COLUMNS)
+    history_key: str | None = option("Column with earlier [question, answer] pairs", panel=COLUMNS)
+    role_key: str | None = option("Key of the role in a message", panel=COLUMNS)
+    content_key: str | None = option("Key of the content in a message", panel=COLUMNS)
+    weight_keys: tuple[str, ...] = option(
+        "Key of a message that holds its weight in the loss", WEIGHT_KEYS, flag="weight-key", panel=COLUMNS
     )
-    roles: MappingABC[str, str] = field(
-        default_factory=dict, metadata={"help": "What a role name means, for example bot=assistant", "flag": "role"}
+    roles: MappingABC[str, str] = option(
+        "What a role name means, for example bot=assistant", {}, flag="role", panel=COLUMNS
     )
 
     def column(self, purpose: str) -> str | None:

@@ -19,9 +19,9 @@ from penstock.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from penstock.build.explain import Explanation
-    from penstock.store.gc import Collected
-    from penstock.store.listing import ListedShard
-    from penstock.store.verify import Verified
+    from penstock.store.gc import GcReport
+    from penstock.store.listing import ShardEntry
+    from penstock.store.verify import VerifyReport
 
 cache_app = typer.Typer(help="Look into the cache, explain a miss, verify, clean up.", no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def list_(
     Console().print(table if found else f"{home.root}: no datasets yet", highlight=False)
 
 
-def _print_shards(root: Path, found: list[ListedShard], json: bool) -> None:
+def _print_shards(root: Path, found: list[ShardEntry], json: bool) -> None:
     if json:
         _print_json({"cache": root, "shards": [asdict(entry) for entry in found]})
         return
@@ -141,10 +141,10 @@ def verify(
     from penstock.store.cache import Cache
     from penstock.store.dataset import open_dataset
     from penstock.store.listing import dataset_folders
-    from penstock.store.verify import Verified, verify_cache
+    from penstock.store.verify import VerifyReport, verify_cache
 
     share = None if recheck is None else share_of(recheck, "--recheck")
-    total, home = Verified(), Cache(cache)
+    total, home = VerifyReport(), Cache(cache)
     opened = [open_dataset(where, cache=cache) for where in datasets or ()]
     if opened:
         for dataset in opened:
@@ -164,7 +164,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _print_verified(found: Verified) -> None:
+def _print_verified(found: VerifyReport) -> None:
     for finding in found.findings:
         print(finding)
     redone = f", {found.redone:,} rows redone from their sources" if found.redone else ""
@@ -187,9 +187,9 @@ def gc(
 ) -> None:
     """Delete what no dataset needs; safe while others read and build."""
     from penstock.store.cache import Cache
-    from penstock.store.gc import collect
+    from penstock.store.gc import collect_garbage
 
-    found = collect(
+    found = collect_garbage(
         Cache(cache),
         older_than=seconds(older_than, "--older-than"),
         max_bytes=None if max_bytes is None else size(max_bytes, "--max-bytes"),
@@ -207,7 +207,7 @@ def gc(
         )
 
 
-def _print_collected(found: Collected, dry_run: bool) -> None:
+def _print_collected(found: GcReport, dry_run: bool) -> None:
     verb = "would delete" if dry_run else "deleted"
     print(
         f"{verb} {len(found.datasets)} datasets, {found.shards} shards ({found.bytes:,} bytes), "

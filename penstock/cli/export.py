@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penstock.cli.flags import with_flags
 from penstock.errors import UsageError
-from penstock.export.options import ExportOptions, export_options
+from penstock.export.options import ExportOptions
+from penstock.options import read_options
 from penstock.report.live import LiveProgress, amount, duration
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def export(
     from penstock.export.format import find_format
 
     find_format(to)  # a wrong name is told before anything is read
-    options = export_options(given)
+    options = read_options(ExportOptions, given, "export")
     served = _served(datasets, options, cache)
     with LiveProgress(Console(stderr=True), progress_line) as live:
         exported = run(
@@ -62,7 +63,7 @@ def export(
 
 
 def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
-    from penstock.api import mix, open_
+    from penstock.api import View, mix, open_
 
     parts: dict[str, tuple[View, float]] = {}
     for text in datasets:
@@ -72,7 +73,7 @@ def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> V
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        parts[name] = dataset.view(**options.view), number
+        parts[name] = View(dataset, options.view).scanned(), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 

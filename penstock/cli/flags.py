@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from penstock.errors import UsageError
+from penstock.options import bare_type
 
 Command = Callable[..., None]
 
 
 def flag_of(option: Field[Any]) -> str:
-    """`messages_key` becomes `--messages-key`; a mapping is given entry by entry (`--role bot=assistant`)."""
-    name = option.metadata.get("flag", option.name.replace("_", "-"))
-    return f"--{name.removesuffix('s') if option.name == 'roles' else name}"
+    """`messages_key` becomes `--messages-key`; an option with several values names one (`--role bot=assistant`)."""
+    return f"--{option.metadata.get('flag') or option.name.replace('_', '-')}"
 
 
 def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
@@ -34,7 +31,8 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
         said = typing.get_type_hints(command, include_extras=True)  # in the command's own module
         parameters = inspect.signature(command).parameters.values()
         own = [p.replace(annotation=said[p.name]) for p in parameters if p.name != "given"]
-        added = [_parameter(option, hints[name]) for name, option in options.items()]
+        usual_first = sorted(options.values(), key=lambda option: bool(option.metadata.get("panel")))
+        added = [_parameter(option, hints[option.name]) for option in usual_first]
 
         def run(**values: Any) -> None:
             given = {name: _value(hints[name], values.pop(name)) for name in options}
@@ -49,25 +47,22 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
     return decorate
 
 
-def _plain(hint: Any) -> Any:
-    """The type behind `X | None`."""
-    if isinstance(hint, types.UnionType):
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
-
-
 def _is_list(hint: Any) -> bool:
-    return typing.get_origin(_plain(hint)) in (tuple, list, Mapping)
+    return typing.get_origin(bare_type(hint)) in (tuple, list, Mapping)
 
 
 def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     text = str(option.metadata.get("help", ""))
+    kind: Any = list[str] if _is_list(hint) else bare_type(hint) if bare_type(hint) in (bool, int) else str
     default = option.default
-    if default not in (MISSING, None, "") and not isinstance(default, tuple):
-        text += f" [default: {default}]"
-    kind: Any = list[str] if _is_list(hint) else bool if hint is bool else int if hint is int else str
-    names = [f"{flag_of(option)}/--no-{option.name.replace('_', '-')}"] if kind is bool else [flag_of(option)]
-    annotation = Annotated[kind | None, typer.Option(*names, help=text, show_default=False)]
+    if default not in (MISSING, None, "", False) and not isinstance(default, tuple):
+        text += f" [default: {'on' if default is True else default}]"
+    flag = flag_of(option)
+    names = [f"{flag}/--no-{flag.removeprefix('--')}"] if kind is bool and default is True else [flag]
+    panel = option.metadata.get("panel") or None
+    annotation = Annotated[
+        kind | None, typer.Option(*names, help=escape(text), show_default=False, rich_help_panel=panel)
+    ]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -75,15 +70,13 @@ def _value(hint: Any, said: Any) -> Any:
     """What was said on the command line, as the option's type takes it; None where nothing was said."""
     if said is None or said == []:
         return None
-    plain = _plain(hint)
+    plain = bare_type(hint)
     origin = typing.get_origin(plain)
     if origin is Mapping:
         return dict(_entry(text, typing.get_args(plain)[1]) for text in said)
     if origin in (tuple, list):
         return tuple(part for text in said for part in text.split(","))
-    if isinstance(plain, type) and issubclass(plain, (StrEnum, Path, datetime.date)):
-        return said  # validated with the others, where the message names the option
-    return said
+    return said  # validated with the others, where the message names the option
 
 
 def _entry(text: str, kind: Any) -> tuple[str, Any]:

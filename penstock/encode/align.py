@@ -1,10 +1,10 @@
-"""Segments in bytes become segments in tokens.
+"""Converts segment ends from bytes to tokens.
 
-A text's tokens are laid along it: by the byte lengths of byte-level tokens, summed up per row, or by comparing the
-pieces of SentencePiece-style tokens with the text (`spm_pieces`). That holds where the tokens account for every byte
-of the text; normalisers and tokens that swallow spaces break it, and such rows take the reference encoder's offsets.
+Tokens are aligned with their text by the cumulative byte lengths of byte-level tokens, or by matching the pieces of
+SentencePiece-style tokens against the text (`spm_pieces`). This is exact if the tokens account for every byte of the
+text. Normalizers and tokens that absorb spaces break that; such rows use the reference encoder's offsets instead.
 A token that crosses a boundary belongs to the segment in which it ends, unless the segment before it is `inclusive`.
-Without a compiler, lengths are summed in numpy, and tokenizers with pieces take the reference's offsets for all rows.
+Without the compiled core, lengths are summed in numpy, and tokenizers with pieces use the reference's offsets.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def segment_token_ends(
     *,
     by_offsets: Sequence[int] = (),
 ) -> tuple[Int64, int]:
-    """For each segment, the number of the row's tokens up to its end; and how many rows needed `token_ends`, of which
-    the rows `by_offsets` are known."""
+    """For each segment, the number of the row's tokens up to its end; and the number of rows that needed `token_ends`.
+
+    `by_offsets` are rows known in advance to need it.
+    """
     counts, exact = (_counted if native is None else _counted_natively)(texts, ids, offsets, segments, vocabulary)
     exact[list(by_offsets)] = False
     inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
@@ -76,13 +78,13 @@ def _counted_natively(
 def _counted(
     texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, vocabulary: Vocabulary
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """The same in numpy, by lengths alone."""
+    """The numpy version, by byte lengths only."""
     text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     ends = _token_ends(ids, vocabulary.byte_lengths, int(text_lengths.sum()))
     base = ends[offsets[:-1]]
     exact = ends[offsets[1:]] - base == text_lengths
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
-    targets = (base[row_of] + segments.ends).astype(ends.dtype)  # of one type, or all of it would be converted
+    targets = (base[row_of] + segments.ends).astype(ends.dtype)  # or searchsorted would convert all of `ends`
     counts = np.searchsorted(ends[1:], targets, side="right")
     crossing = np.flatnonzero(segments.inclusive)
     counts[crossing] += ends[counts[crossing]] < targets[crossing]
@@ -94,8 +96,8 @@ def _counted(
 def _token_ends(
     ids: npt.NDArray[np.uint32], byte_lengths: npt.NDArray[np.unsignedinteger], size: int
 ) -> npt.NDArray[Any]:
-    """Where tokens end in the joined texts, with a 0 in front. In steps, since large arrays cost more than they hold:
-    each page of theirs is new memory."""
+    """Where tokens end in the joined texts, preceded by 0. Works in steps, because large temporary arrays are slow:
+    every page of them is newly allocated."""
     lengths = np.empty(len(ids), byte_lengths.dtype)
     for start in range(0, len(ids), _STEP):
         np.take(byte_lengths, ids[start : start + _STEP], out=lengths[start : start + _STEP], mode="clip")
@@ -105,7 +107,7 @@ def _token_ends(
 
 
 def _close_rows(result: Int64, segment_offsets: Int64, lengths: Int64) -> None:
-    """The last segment of a row ends where the row ends, and ends never go back."""
+    """Make the last segment of each row end with the row, and the ends non-decreasing."""
     owned = np.flatnonzero(np.diff(segment_offsets))
     result[segment_offsets[1:][owned] - 1] = lengths[owned]
     # An inclusive end may reach past the end of an empty or tiny segment that follows it.

@@ -1,12 +1,14 @@
-"""Texts in, token ids out: a fast engine where it is known to be equal to tokenizers, tokenizers everywhere else.
+"""Encodes texts to token ids: with a fast engine where it is known to match `tokenizers`, with `tokenizers` elsewhere.
 
-`tokenizers` is the reference. A fast engine (`engines`) serves a text only when (1) it agreed with the reference on
-probes made from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines'
-Unicode tables, (3) the text is in NFC where the tokenizer normalises to it. The result never depends on which one
-served. Of a long text only the turns that need it go to the reference: tokenizers takes what lies between added tokens
-by itself. Costs per core: gigatoken 70 to 160 MB/s on byte-level tokenizers and 15 to 80 on SentencePiece-style ones,
-warm; reference 1 to 6 MB/s. A fast engine takes up to a second to start, so small input does without it; it keeps every
-word that it has seen, so it has to forget them whenever they have taken `GROWTH_LIMIT`.
+`tokenizers` is the reference. A fast engine (`engines`) encodes a text only if (1) it agreed with the reference on
+probes built from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines'
+Unicode tables, and (3) the text is in NFC if the tokenizer normalizes to it. The result never depends on the engine.
+Within a long text, only the turns that need it go to the reference, because `tokenizers` encodes the text between added
+tokens independently.
+
+Throughput per core, warm: gigatoken 70 to 160 MB/s on byte-level tokenizers and 15 to 80 MB/s on SentencePiece-style
+ones; the reference 1 to 6 MB/s. A fast engine takes up to a second to start, so small inputs don't use one. It caches
+every word it sees, so its cache is cleared whenever it has grown by `GROWTH_LIMIT`.
 """
 
 from __future__ import annotations
@@ -22,24 +24,23 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.code_points import Findings, code_points, inspect_texts, is_composed, utf8_widths
-from penstock.encode.engines import ENGINES, Engine, not_trusted
+from penstock.encode.engines import ENGINES, FastEngine, convert_panics, why_untrusted
 from penstock.encode.memory import GrowthWatch
-from penstock.encode.panics import panics_are_errors
-from penstock.encode.pieces import PIECE_BYTES, Cutter, probe_texts
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.splitter import PIECE_BYTES, TextSplitter, probe_texts
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.errors import EncoderPanic, TokenizerError
 
-SMALL_INPUT = 1_500_000  # bytes that the reference encodes in the time that the fast engine takes to start
-GROUP_BYTES = 1 << 20  # of texts that the reference is given at once
-LONGEST_PIECE = 4_000_000  # bytes of text that can't be cut; more would take the reference gigabytes
-GROWTH_LIMIT = 64_000_000  # bytes that it keeps; on ordinary text reached after 0.8 GB, before a table of it doubles
+SMALL_INPUT = 1_500_000  # bytes that the reference encodes while a fast engine would start
+GROUP_BYTES = 1 << 20  # of texts passed to the reference at once
+MAX_PIECE_BYTES = 4_000_000  # limit on text that can't be split; beyond it the reference needs gigabytes
+GROWTH_LIMIT = 64_000_000  # bytes of cache; reached after about 0.8 GB of ordinary text
 
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 
 
 class Encoded(NamedTuple):
-    """Ids of a batch: text i owns ids[offsets[i]:offsets[i+1]]. `reference`: why the slow engine served, by reason."""
+    """Ids of a batch: text i has ids[offsets[i]:offsets[i+1]]. `reference` counts reference-encoded texts by reason."""
 
     ids: UInt32
     offsets: Int64
@@ -47,34 +48,34 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """One tokenizer with both engines."""
+    """A tokenizer with its reference and fast engines."""
 
     def __init__(self, tokenizer_json: bytes, vocabulary: Vocabulary, *, fast: bool = True) -> None:
-        # Parallelism belongs to our worker processes; a thread pool in each would only fight over the cores.
+        # Worker processes provide the parallelism; a thread pool in each would only compete for cores.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer, processors
 
         self._json = tokenizer_json
         self._vocabulary = vocabulary
         try:
-            with panics_are_errors("tokenizers"):
+            with convert_panics("tokenizers"):
                 self._reference = Tokenizer.from_str(tokenizer_json.decode())
         except Exception as error:
             raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
         self._reference.no_truncation()
         self._reference.no_padding()
-        self.prefix, self.suffix = self._added_around()
-        # Templates write their own special tokens; and a post-processor may trim offsets.
+        self.prefix, self.suffix = self._special_tokens_added()
+        # Templates write their own special tokens, and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
-        self._cutter = Cutter(vocabulary, lambda texts: self._by_reference(texts)[0])
-        self._fast: Engine | None = None
+        self._splitter = TextSplitter(vocabulary, lambda texts: self._by_reference(texts)[0])
+        self._fast: FastEngine | None = None
         self._watch: GrowthWatch | None = None
-        self._seen = 0  # bytes encoded before the fast engine was started
-        self.not_served = ""  # why a faster engine than the one that serves does not
+        self._seen = 0  # bytes encoded before the fast engine starts
+        self.not_served = ""  # why faster engines than the current one are not used
         self.why_reference = "" if fast else "the fast encoder is switched off"
 
-    def _added_around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer itself adds before and after a plain text (its BOS and EOS rule)."""
+    def _special_tokens_added(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer's post-processor adds before and after a text (its BOS and EOS rule)."""
         found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         for probe in ("a", "Hello there", ""):
             plain = self._reference.encode(probe, add_special_tokens=False).ids
@@ -82,21 +83,21 @@ class Encoder:
             extra = len(full) - len(plain)
             at = next((k for k in range(extra + 1) if full[k : k + len(plain)] == plain), None)
             if at is None:
-                raise TokenizerError("the tokenizer's post-processor changes the text's own tokens; it is not served")
+                raise TokenizerError("unsupported tokenizer: its post-processor changes the text's own tokens")
             if plain:
                 found.add((tuple(full[:at]), tuple(full[at + len(plain) :])))
         if len(found) > 1:
-            raise TokenizerError("the tokenizer's post-processor adds tokens that depend on the text; it is not served")
+            raise TokenizerError("unsupported tokenizer: its post-processor adds tokens that depend on the text")
         prefix, suffix = found.pop() if found else ((), ())
         return list(prefix), list(suffix)
 
     # -- the fast engine ------------------------------------------------------------------------------------------
 
     def _start_fast(self) -> str:
-        """Make a fast engine and try it; the reasons why none can serve, or ''."""
+        """Start the first fast engine that passes its trial; returns why there is none, or ''."""
         reasons: list[str] = []
         for name in ENGINES:
-            engine, reason = self._tried(name)
+            engine, reason = self._try_engine(name)
             if engine is not None:
                 self._fast, self._watch = engine, GrowthWatch(GROWTH_LIMIT)
                 self.not_served = "; ".join(reasons)
@@ -104,21 +105,21 @@ class Encoder:
             reasons.append(reason)
         return "; ".join(reasons)
 
-    def _tried(self, name: str) -> tuple[Engine | None, str]:
-        """An engine that has passed its trial, or why there is none."""
-        if reason := not_trusted(name, self._vocabulary):
+    def _try_engine(self, name: str) -> tuple[FastEngine | None, str]:
+        """Start an engine and compare it with the reference on probes; returns the engine, or why it can't be used."""
+        if reason := why_untrusted(name, self._vocabulary):
             return None, reason
         try:
-            with panics_are_errors(name):
+            with convert_panics(name):
                 engine = ENGINES[name](self._json)
         except ImportError as error:
             return None, f"{name} is not available ({error})"
-        except Exception as error:  # a refusal of a young engine, in whatever form, is not ours to judge
+        except Exception as error:  # any failure of an engine counts as a refusal
             return None, f"{name} refuses this tokenizer: {str(error).splitlines()[0]}"
         probes = [probe.encode() for probe in probe_texts(self._vocabulary)]
         expected, ends = self._by_reference(probes)
         try:
-            with panics_are_errors(name):
+            with convert_panics(name):
                 ids, offsets = engine.encode(probes)
         except EncoderPanic as error:
             return None, str(error)
@@ -129,29 +130,29 @@ class Encoder:
 
     @property
     def engine(self) -> str:
-        """The engine that serves, with its version."""
+        """The engine in use, with its version."""
         if self._fast is not None:
             return self._fast.name
         return f"tokenizers {version('tokenizers')}"
 
-    def new_engine(self) -> Engine:
-        """Another engine of the kind that serves, which has seen no text (for benchmarks)."""
+    def new_engine(self) -> FastEngine:
+        """A fresh instance of the engine in use, with an empty cache; for benchmarks."""
         assert self._fast is not None, self.why_reference
         return ENGINES[self._fast.name.split()[0]](self._json)
 
     def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
         assert self._fast is not None
         try:
-            with panics_are_errors(self._fast.name):
+            with convert_panics(self._fast.name):
                 return self._fast.encode(texts)
         except EncoderPanic as panic:
-            self._fast, self.why_reference = None, str(panic)  # its tables may be left in any state
+            self._fast, self.why_reference = None, str(panic)  # its tables may be inconsistent
             raise
 
     # -- encoding -------------------------------------------------------------------------------------------------
 
     def encode(self, texts: list[bytes], findings: Findings | None = None) -> Encoded:
-        """Ids of UTF-8 texts, without anything added around them. `findings` are those of the texts, where known."""
+        """Encode UTF-8 texts without adding special tokens. `findings` are those of the texts, if known."""
         if self._fast is None and not self.why_reference:
             self._seen += sum(map(len, texts))
             if self._seen < SMALL_INPUT:
@@ -161,21 +162,21 @@ class Encoder:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
         assert self._fast is not None
         assert self._watch is not None
-        if self._watch.exceeded():  # only here, so that a batch is encoded by one engine from end to end
-            self._fast.forget()
+        if self._watch.exceeded():  # only between batches, so that one engine encodes each batch
+            self._fast.clear_cache()
             self._watch.restart()
         try:
             return self._encode_fast(texts, self._guarded(inspect_texts(texts) if findings is None else findings))
         except EncoderPanic:
-            if self._is_served_fast():  # it was the reference's
+            if self._uses_fast_engine():  # the reference panicked
                 raise
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
 
-    def _is_served_fast(self) -> bool:
+    def _uses_fast_engine(self) -> bool:
         return self._fast is not None
 
     def _encode_fast(self, texts: list[bytes], slow: dict[int, str]) -> Encoded:
-        """Ids by the fast engine, but for the texts that it is not trusted with."""
+        """Encode with the fast engine, except for the texts in `slow`."""
         ids, offsets = self._run_fast(texts)
         if not slow:
             return Encoded(ids, offsets, Counter())
@@ -185,7 +186,7 @@ class Encoder:
         return _spliced(ids, offsets, rows, served)
 
     def _in_pieces(self, texts: list[list[bytes]]) -> tuple[Encoded, Int64]:
-        """The pieces of texts, each by the fastest engine that is exact for it; and where texts end among pieces."""
+        """Encode the pieces of texts, each with the fastest exact engine; and where texts end among pieces."""
         pieces = list(chain.from_iterable(texts))
         ids, offsets = self._run_fast(pieces)
         slow = sorted(self._guarded(inspect_texts(pieces)))
@@ -193,43 +194,44 @@ class Encoder:
         return _spliced(ids, offsets, slow, served), np.cumsum([0, *map(len, texts)])
 
     def pieces(self, text: bytes) -> list[bytes]:
-        """A text cut where the reference gives the same for the pieces, if it is long into many."""
-        return self._cutter.pieces(text)
+        """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
+        return self._splitter.pieces(text)
 
-    def unbroken(self, text: bytes) -> int:
-        """How long the longest piece of a text is, where it is longer than `LONGEST_PIECE`; else 0."""
-        if len(text) <= LONGEST_PIECE:
-            return 0
-        longest = max(map(len, self.pieces(text)))
-        return longest if longest > LONGEST_PIECE else 0
+    def oversized_pieces(self, texts: list[bytes]) -> dict[int, int]:
+        """The texts with a piece over `MAX_PIECE_BYTES`, and the size of their longest piece."""
+        if max(map(len, texts), default=0) <= MAX_PIECE_BYTES:
+            return {}
+        long = (k for k, text in enumerate(texts) if len(text) > MAX_PIECE_BYTES)
+        sizes = {k: max(map(len, self.pieces(texts[k]))) for k in long}
+        return {k: size for k, size in sizes.items() if size > MAX_PIECE_BYTES}
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
-        """The same, all by the reference engine; long texts in pieces. Raises EncoderPanic."""
+        """Encode with the reference engine only, long texts in pieces. Raises EncoderPanic."""
         cut = [self.pieces(text) if len(text) > PIECE_BYTES else [text] for text in texts]
         ids, offsets = self._by_reference(list(chain.from_iterable(cut)))
         return Encoded(ids, offsets[np.cumsum([0, *map(len, cut)])], why or Counter())
 
     def _by_reference(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        """Ids and offsets, with little memory: an encoding takes a hundred times its text."""
+        """Ids and offsets, in small groups: an encoding takes a hundred times the memory of its text."""
         found: list[UInt32] = []
         lengths: list[int] = []
         for group in _groups(texts):
-            with panics_are_errors("tokenizers"):
+            with convert_panics("tokenizers"):
                 encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
             lengths += map(len, encodings)
             found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
         return np.concatenate([np.zeros(0, np.uint32), *found]), np.cumsum([0, *lengths])
 
     def token_ends(self, text: bytes, ids: UInt32) -> Int64:
-        """Where each token of a text ends, in bytes: piece by piece, by the tokens' own lengths, if these add up, or by
-        the reference's offsets."""
+        """Where each token of a text ends, in bytes. Each piece uses the tokens' byte lengths if they add up, else the
+        reference's offsets."""
         if not self._vocabulary.byte_level:
             return self._reference_ends(text)
         pieces = self.pieces(text)
         encoded = self._pieces_encoded(pieces)
         if not np.array_equal(encoded.ids, ids):
             return self._reference_ends(text)
-        nfc = self._vocabulary.normalizer is Normalizer.NFC
+        nfc = self._vocabulary.normalizer is NormalizerKind.NFC
         ends: list[Int64] = []
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
@@ -244,14 +246,14 @@ class Encoder:
             try:
                 return self._in_pieces([pieces])[0]
             except EncoderPanic:
-                if self._fast is not None:  # it was the reference's
+                if self._fast is not None:  # the reference panicked
                     raise
         return self.reference(pieces)
 
     def _reference_ends(self, text: bytes) -> Int64:
-        """The same, by the reference's offsets alone."""
+        """`token_ends` by the reference's offsets only."""
         decoded = text.decode()
-        with panics_are_errors("tokenizers"):
+        with convert_panics("tokenizers"):
             encoding = self._reference.encode(decoded, add_special_tokens=False)
         ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
         ends = np.maximum.accumulate(ends) if len(ends) else ends
@@ -260,15 +262,15 @@ class Encoder:
         return np.concatenate([[0], np.cumsum(utf8_widths(code_points(decoded)), dtype=np.int64)])[ends]
 
     def _guarded(self, findings: Findings) -> dict[int, str]:
-        """Texts the fast engine is not trusted with: number -> reason."""
+        """The texts that the fast engine must not encode, with the reason for each."""
         slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
-        if self._vocabulary.normalizer is Normalizer.NFC:
+        if self._vocabulary.normalizer is NormalizerKind.NFC:
             slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
 
 
 def _groups(texts: list[bytes]) -> Iterator[list[bytes]]:
-    """Consecutive texts, as many as the reference is given at once."""
+    """Groups of consecutive texts of about `GROUP_BYTES`."""
     group: list[bytes] = []
     size = 0
     for text in texts:
@@ -282,7 +284,7 @@ def _groups(texts: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> Encoded:
-    """The fast result with some rows replaced by the reference's."""
+    """Replace some rows of a result by those of `served`."""
     pieces: list[UInt32] = []
     lengths = np.diff(offsets)
     at = 0

@@ -1,12 +1,13 @@
-"""The fast engines: gigatoken, and splintr (optional) for tokenizers that gigatoken does not serve.
+"""The fast engines: gigatoken, and optionally splintr for tokenizers that gigatoken does not support.
 
-Both are young. Which tokenizers they are tried on is decided by shape (`engines_for`); whether they serve one is
-decided by trial, in `Encoder`. Both keep every word that they have seen until told to `forget` them.
+Both are young libraries. `why_untrusted` rules out some tokenizers by their configuration; for all others, `Encoder`
+compares an engine with the reference before it uses it. Both cache every word they see until `clear_cache`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -14,51 +15,52 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int64
-from penstock.encode.memory import release
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.memory import release_free_memory
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
+from penstock.errors import EncoderPanic
 
 UInt32 = npt.NDArray[np.uint32]
 
 
-class Engine(Protocol):
-    """Encodes texts as tokenizers does with `add_special_tokens=False`."""
+class FastEngine(Protocol):
+    """Encodes texts like `tokenizers` with `add_special_tokens=False`."""
 
     name: str
 
     def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        """Ids of all texts, and where each text's begin, with the end of the last one behind."""
+        """The ids of all texts, and the offsets of the texts in them, including the end."""
 
-    def forget(self) -> None:
-        """Give back the memory of the words seen so far."""
+    def clear_cache(self) -> None:
+        """Free the memory of cached words."""
 
 
 class Gigatoken:
-    """Byte-level BPE, and SentencePiece-style BPE with byte fallback."""
+    """Supports byte-level BPE, and SentencePiece-style BPE with byte fallback."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.name = f"gigatoken {version('gigatoken')}"
         self._json = tokenizer_json
         self._backend: Any = None
-        self.forget()
+        self.clear_cache()
 
     def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        """On the calling thread: parallelism belongs to our worker processes."""
+        """Encode on the calling thread: worker processes provide the parallelism."""
         layout = self._backend.encode_batch(texts, parallel=False).layout
-        # Copied, because the engine's own array has room for half as many ids again.
+        # Copied, because the engine over-allocates its array by half.
         return np.array(layout.content.data), np.array(layout.offsets.data, dtype=np.int64)
 
-    def forget(self) -> None:
-        """It has no way to forget: it is built anew, in 0.1 to 1.2 s."""
+    def clear_cache(self) -> None:
+        """Rebuild the engine, which has no other way to free its cache; takes 0.1 to 1.2 s."""
         from gigatoken import Tokenizer
 
         self._backend = None
-        release()  # or the new one would grow on top of the old one's memory
+        release_free_memory()  # or the new engine would grow on top of the old one's memory
         self._backend = Tokenizer.from_json(self._json).backend
         self._backend.encode_batch([b"warm"], parallel=False)
 
 
 class Splintr:
-    """Every kind of BPE, and Unigram."""
+    """Supports all kinds of BPE, and Unigram."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         from splintr import from_json_bytes
@@ -67,28 +69,42 @@ class Splintr:
         self._backend: Any = from_json_bytes(tokenizer_json)
 
     def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        """One by one: its batches use threads."""
+        """Encode one by one: its batch method uses threads."""
         encode = self._backend.encode_raw
         rows = [encode(text.decode()) for text in texts]
         offsets = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return np.concatenate([np.zeros(0, np.uint32), *(np.array(row, np.uint32) for row in rows)]), offsets
 
-    def forget(self) -> None:
-        """Empty its cache."""
+    def clear_cache(self) -> None:
+        """Clear the engine's own cache."""
         self._backend.clear_cache()
 
 
-EngineFactory = Callable[[bytes], Engine]
+EngineFactory = Callable[[bytes], FastEngine]
 ENGINES: Final[dict[str, EngineFactory]] = {"gigatoken": Gigatoken, "splintr": Splintr}
 
 
-def not_trusted(engine: str, vocabulary: Vocabulary) -> str:
-    """Why an engine is not even tried on a tokenizer, or ''.
+def why_untrusted(engine: str, vocabulary: Vocabulary) -> str:
+    """Why an engine must not be used with a tokenizer at all, or ''.
 
-    Other normalisers were tried: with NFKC, 3 of 41,830 texts had other ids by splintr.
+    Other normalizers were tested: with NFKC, splintr produced different ids for 3 of 41,830 texts.
     """
     charsmap = [step.get("type") for step in vocabulary.normalizer_steps] == ["Precompiled"]
-    if vocabulary.normalizer is Normalizer.OTHER and not (engine == "splintr" and charsmap):
-        return f"the tokenizer normalises text in a way that {engine} is not trusted with"
+    if vocabulary.normalizer is NormalizerKind.OTHER and not (engine == "splintr" and charsmap):
+        return f"the tokenizer normalizes text in a way that {engine} is not trusted with"
     return ""
+
+
+@contextmanager
+def convert_panics(engine: str) -> Iterator[None]:
+    """Raise EncoderPanic when a Rust engine panics. pyo3 raises a BaseException, which ordinary handlers miss."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's exception can't be imported
+            raise
+        message = f"{engine} panics: {str(error).splitlines()[0] if str(error) else 'without a reason'}"
+    else:
+        return
+    raise EncoderPanic(message)  # outside the handler, so that it does not reference the panic's frames

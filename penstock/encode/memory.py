@@ -1,4 +1,4 @@
-"""What memory this process has, and giving back what it does not need. glibc tells; elsewhere little is known."""
+"""Measures this process's memory and returns free memory to the system. Precise with glibc, a fallback elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -17,13 +17,13 @@ _FIELDS = (
 
 
 class _Mallinfo(ctypes.Structure):
-    """As in malloc.h."""
+    """`struct mallinfo2` of malloc.h."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process (0 where the system does not tell)."""
+    """Resident memory of this process; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
     except OSError:
@@ -31,16 +31,16 @@ def resident_bytes() -> int:
 
 
 def allocated_bytes() -> int:
-    """Bytes that are allocated; the resident ones where the allocator does not tell."""
+    """Allocated bytes, or resident bytes if the allocator does not report them."""
     found = _mallinfo()
     return resident_bytes() if found is None else int(found.uordblks + found.hblkhd)
 
 
 class GrowthWatch:
-    """Tells when this process has come to allocate `limit` bytes more than when the watch began.
+    """Reports when this process has allocated `limit` bytes more than at the start of the watch.
 
-    Resident memory, which takes microseconds to read, bounds the growth: only once it has grown by the limit is the
-    allocator asked, which walks all its free blocks (up to 30 ms).
+    Resident memory takes microseconds to read and bounds the growth. Only once it has grown by the limit is the
+    allocator queried, which walks all its free blocks (up to 30 ms).
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,30 +48,30 @@ class GrowthWatch:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on."""
-        release()  # what is free and resident could be filled unseen
+        """Measure growth from now on."""
+        release_free_memory()  # or free resident memory could be reused unnoticed
         self._allocated, self._resident = allocated_bytes(), resident_bytes()
 
     def exceeded(self) -> bool:
         """Whether the limit is reached."""
         if resident_bytes() - self._resident < self._limit:
             return False
-        release()
+        release_free_memory()
         grown = max(0, allocated_bytes() - self._allocated)
         self._resident = resident_bytes() - grown
         return grown >= self._limit
 
 
-def release() -> None:
-    """Give freed memory back to the system."""
+def release_free_memory() -> None:
+    """Return freed memory to the system."""
     trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:  # without glibc, memory goes back when the allocator sees fit
+    if trim is not None:  # without glibc, the allocator decides
         trim(0)
 
 
-def keep_large_apart() -> None:
-    """Let the largest blocks of memory always be apart from the others, so that they go back to the system when they
-    are freed. Left to itself, glibc puts them among the others as soon as it has seen one freed."""
+def map_large_blocks() -> None:
+    """Always allocate large blocks with mmap, so that freeing them returns the memory to the system. By default, glibc
+    raises its mmap threshold once such a block has been freed."""
     mallopt = getattr(_libc(), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 16 << 20)

@@ -1,8 +1,8 @@
-"""Code points that had no meaning in Unicode 14: where two engines of different Unicode versions may disagree.
+"""Code points that were unassigned in Unicode 14, on which engines with different Unicode versions may disagree.
 
-A fast encoder and the reference decide what is a letter from their own Unicode tables. For code points assigned
-by Unicode 14 they agree (all of them were tried, in several contexts, with five tokenizers); newer ones are a gamble.
-The table is fixed, not taken from the running Python, whose own version varies.
+The fast encoders and the reference each classify letters with their own Unicode tables. For code points assigned in
+Unicode 14 they agree (all were tested, in several contexts, with five tokenizers); for newer ones they may not.
+The table is fixed rather than taken from the running Python, whose Unicode version varies.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ fe6c-fe6f fe75 fefd-fefe ff00 ffbf-ffc1 ffc8-ffc9 ffd0-ffd1 ffd8-ffd9 ffdd-ffdf 
 
 
 @cache
-def uncertain() -> npt.NDArray[np.bool_]:
-    """For each code point: may engines disagree about it? (1.1 MB, built once in 2 ms)"""
+def unassigned() -> npt.NDArray[np.bool_]:
+    """For each code point, whether it was unassigned in Unicode 14. 1.1 MB, built once in 2 ms."""
     table = np.zeros(0x110000, np.bool_)
     for entry in _RANGES.split():
         first, _, last = entry.partition("-")

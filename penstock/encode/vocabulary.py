@@ -1,8 +1,7 @@
-"""What `tokenizer.json` says about its tokens: ids, bytes, special tokens, the normaliser.
+"""The tokens of a `tokenizer.json`: ids, bytes, special tokens and the normalizer, as arrays indexed by token id.
 
-Enters the file's bytes; leaves arrays indexed by token id. The byte length of a token is what it stands for in
-the text; where that is not known for a kind of tokenizer it is 0, and offsets of the reference encoder are used.
-Costs about 0.15 s for 150,000 tokens, once per process.
+The byte length of a token is the length of the text it stands for. If that is unknown for a kind of tokenizer, it is 0
+and the reference encoder's offsets are used. Takes about 0.15 s for 150,000 tokens, once per process.
 """
 
 from __future__ import annotations
@@ -21,43 +20,43 @@ import orjson
 from penstock.errors import TokenizerError
 
 if TYPE_CHECKING:
-    from penstock.encode.spm_pieces import Pieces
+    from penstock.encode.spm_pieces import TokenPieces
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
-class Normalizer(StrEnum):
-    """How the tokenizer changes text before it looks at it."""
+class NormalizerKind(StrEnum):
+    """How the tokenizer normalizes text."""
 
     NONE = "none"
     NFC = "nfc"
     SPACES = "spaces"  # ▁ for every space, as SentencePiece writes it
-    SPACES_PREPENDED = "spaces, prepended"  # and one before the text
+    SPACES_PREPENDED = "spaces, prepended"  # and one prepended to the text
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is matched in the text before anything else."""
+    """A token that is matched in the text before pre-tokenization."""
 
     id: int
     content: str
     special: bool
-    normalized: bool  # matched only after the text was normalised
-    choosy: bool  # what stands before it matters: it takes white space along, or is no part of a word
-    greedy: bool  # takes white space behind it along
+    normalized: bool  # matched after normalization
+    context_sensitive: bool  # `lstrip` or `single_word`: matching depends on the text before it
+    rstrip: bool  # absorbs the white space after it
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level tokenizers write for the 256 bytes."""
+    """The characters that byte-level tokenizers use for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 class Vocabulary:
-    """Tokens of one `tokenizer.json`."""
+    """The tokens of a `tokenizer.json`."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         try:
@@ -65,8 +64,8 @@ class Vocabulary:
             model = config["model"]
             vocab = model["vocab"]
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise TokenizerError(f"tokenizer.json can't be understood: {error!r}") from error
-        # Only these parts are looked at later: the merges of a large tokenizer would take 30 MB.
+            raise TokenizerError(f"not a valid tokenizer.json: {error!r}") from error
+        # Only these parts are needed later; the merges of a large tokenizer would take 30 MB.
         self._config: dict[str, Any] = {key: config.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")}
         added = config.get("added_tokens") or []
         self.added = tuple(
@@ -75,8 +74,8 @@ class Vocabulary:
                 content=str(t["content"]),
                 special=bool(t.get("special")),
                 normalized=bool(t.get("normalized")),
-                choosy=bool(t.get("lstrip") or t.get("single_word")),
-                greedy=bool(t.get("rstrip")),
+                context_sensitive=bool(t.get("lstrip") or t.get("single_word")),
+                rstrip=bool(t.get("rstrip")),
             )
             for t in added
         )
@@ -96,57 +95,57 @@ class Vocabulary:
         return np.uint16 if self.size <= 1 << 16 else np.uint32
 
     def id_of(self, content: str) -> int | None:
-        """The id of a token by its text."""
+        """The id of a token, by its content."""
         added = next((t.id for t in self.added if t.content == content), None)
         return added if added is not None else self._tokens.get(content)
 
     @cached_property
     def special_contents(self) -> frozenset[str]:
-        """The texts of the special tokens."""
+        """The contents of the special tokens."""
         return frozenset(t.content for t in self.added if t.special)
 
     @cached_property
     def special(self) -> npt.NDArray[np.bool_]:
-        """For each id: is it a special token?"""
+        """For each id, whether it is a special token."""
         table = np.zeros(self.size, np.bool_)
         table[[t.id for t in self.added if t.special]] = True
         return table
 
     @cached_property
-    def normalizer(self) -> Normalizer:
-        """What the tokenizer does to text first, as far as it matters here."""
+    def normalizer(self) -> NormalizerKind:
+        """The kind of the tokenizer's normalizer."""
         steps = self.normalizer_steps
         if not steps:
-            return Normalizer.NONE
+            return NormalizerKind.NONE
         if steps == [{"type": "NFC"}]:
-            return Normalizer.NFC
+            return NormalizerKind.NFC
         if steps == [_SPACES] and not self.ignores_merges:
-            return Normalizer.SPACES
+            return NormalizerKind.SPACES
         if steps == [{"type": "Prepend", "prepend": "▁"}, _SPACES] and not self.ignores_merges:
-            return Normalizer.SPACES_PREPENDED
-        return Normalizer.OTHER
+            return NormalizerKind.SPACES_PREPENDED
+        return NormalizerKind.OTHER
 
     @cached_property
     def normalizer_steps(self) -> list[dict[str, Any]]:
-        """The steps of the normaliser, in their order."""
+        """The steps of the normalizer, in order."""
         return _steps(self._config.get("normalizer"), "normalizers")
 
     @cached_property
-    def splitting(self) -> list[dict[str, Any]]:
-        """The steps of the pre-tokenizer, in their order."""
+    def pre_tokenizer_steps(self) -> list[dict[str, Any]]:
+        """The steps of the pre-tokenizer, in order."""
         return _steps(self._config.get("pre_tokenizer"), "pretokenizers")
 
     @cached_property
     def byte_level(self) -> bool:
-        """Whether tokens are written in the alphabet of bytes."""
+        """Whether tokens are written in the byte alphabet."""
         decoding = _steps(self._config.get("decoder"), "decoders")
-        return any(step.get("type") == "ByteLevel" for step in (*decoding, *self.splitting))
+        return any(step.get("type") == "ByteLevel" for step in (*decoding, *self.pre_tokenizer_steps))
 
     @cached_property
     def byte_lengths(self) -> npt.NDArray[np.unsignedinteger]:
-        """For each id, how many bytes of text it stands for (0: not known). As small as can be, to stay in caches."""
+        """For each id, the length in bytes of the text it stands for (0: unknown), in the smallest dtype that fits."""
         lengths = np.zeros(self.size, np.int32)
-        if self.byte_level and self.normalizer is not Normalizer.OTHER:  # which may keep a text's length by chance
+        if self.byte_level and self.normalizer is not NormalizerKind.OTHER:  # others may preserve the length by chance
             alphabet = _byte_alphabet().keys()
             pure = alphabet >= set("".join(self._tokens))
             length: Callable[[str], int] = len if pure else lambda text: len(text) if alphabet >= set(text) else 0
@@ -158,19 +157,19 @@ class Vocabulary:
 
     @property
     def tokens(self) -> Mapping[str, int]:
-        """The tokens of the model, by text."""
+        """The model's tokens and their ids."""
         return self._tokens
 
     @cached_property
-    def pieces(self) -> Pieces:
-        """The texts of SentencePiece-style tokens."""
-        from penstock.encode.spm_pieces import pieces_of  # which is written in terms of this class
+    def pieces(self) -> TokenPieces:
+        """The pieces of a SentencePiece-style tokenizer."""
+        from penstock.encode.spm_pieces import token_pieces  # imports this module
 
-        return pieces_of(self)
+        return token_pieces(self)
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """For each id, the bytes it stands for, for display."""
+        """For each id, the bytes it stands for; for display."""
         table = [b""] * self.size
         alphabet = _byte_alphabet()
         for text, i in self._tokens.items():
@@ -186,7 +185,7 @@ class Vocabulary:
 
 
 def _steps(node: Any, key: str) -> list[dict[str, Any]]:
-    """A normaliser, pre-tokenizer or decoder as a list of steps; sequences are flattened."""
+    """The steps of a normalizer, pre-tokenizer or decoder, with sequences flattened."""
     if not isinstance(node, dict):
         return []
     if node.get("type") == "Sequence":

@@ -15,18 +15,20 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Unpack
 
 import numpy as np
 import orjson
 
+from penstock.arguments import ExportArguments
 from penstock.errors import UsageError
 from penstock.export.folder import Folder, explained
 from penstock.export.format import Format, Part, find_format
-from penstock.export.options import Weights
+from penstock.export.options import Weights, WriteOptions
 from penstock.export.rows import ExportRows
 from penstock.export.statistics import Tally, readable, summed
 from penstock.export.tokenizer import write_tokenizer
+from penstock.options import read_options
 from penstock.store.files import fault
 from penstock.view.mixture import Count, Mixture
 from penstock.view.view import View
@@ -73,43 +75,23 @@ class Exported:
         return {"path": str(self.path), "reused": self.reused, "parts": counts, "seconds": seconds, **self.manifest}
 
 
-class ExportArguments(TypedDict, total=False):
-    """The options of an export, for typed keyword arguments."""
-
-    capacity: int | None
-    part_tokens: int | None
-    epoch: int
-    weights: Weights | str
-    workers: int | None
-    on_progress: OnProgress | None
-
-
 def export(
     served: View | Mixture,
     to: str,
     folder: str | os.PathLike[str],
-    *,
-    capacity: int | None = None,
-    part_tokens: int | None = None,
-    epoch: int = 0,
-    weights: Weights | str = Weights.ERROR,
-    workers: int | None = None,
     on_progress: OnProgress | None = None,
+    **arguments: Unpack[ExportArguments],
 ) -> Exported:
-    """Write a view or mixture in another trainer's format; a killed export goes on where it stopped.
-
-    `capacity` packs rows of that many tokens, where the format takes them; `part_tokens` is the size of a part.
-    `epoch` chooses the items of a mixture with fractions.
-    """
+    """Write a view or mixture in another trainer's format; a killed export resumes where it stopped."""
     chosen = find_format(to)
-    _check_numbers(capacity=capacity, part_tokens=part_tokens, workers=workers)
-    rows = ExportRows(served, capacity=capacity, epoch=epoch)
-    _check_rows(rows, to, chosen, _weights(weights))
-    size = part_tokens or chosen.part_tokens
+    options = read_options(WriteOptions, arguments, "an export")
+    rows = ExportRows(served, capacity=options.capacity, epoch=options.epoch)
+    _check_rows(rows, to, chosen, options.weights)
+    size = options.part_tokens or chosen.part_tokens
     where = Folder(Path(folder))
     settings = _settings(rows, to, size)
     parts = cut(rows, size)
-    run = _Run(rows, chosen, where, parts, _workers(workers, len(parts)), on_progress)
+    run = _Run(rows, chosen, where, parts, _workers(options.workers, len(parts)), on_progress)
     with explained(where):
         found = _found(where, settings)
         if found is None:
@@ -226,19 +208,6 @@ def _files(folder: Folder) -> dict[str, int]:
 
 def _workers(asked: int | None, parts: int) -> int:
     return max(1, min(asked or min(len(os.sched_getaffinity(0)), 8), parts))
-
-
-def _weights(value: Weights | str) -> Weights:
-    try:
-        return Weights(value)
-    except ValueError:
-        raise UsageError(f"weights={value!r} is unknown. Use error or mask.") from None
-
-
-def _check_numbers(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value}: expected 1 or more.")
 
 
 def _check_rows(rows: ExportRows, to: str, chosen: Format, weights: Weights) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from penstock.build.options import nearest
 from penstock.errors import UsageError
 from penstock.export import formats
 from penstock.export.folder import Folder
 from penstock.export.rows import Block, ExportRows
+from penstock.options import nearest
 
 
 class Part(NamedTuple):

@@ -1,18 +1,15 @@
-"""Every option of `penstock export`, declared once: flags and documentation come from here. Light: no numpy."""
+"""The options of `penstock export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
-from penstock.build.options import nearest
-from penstock.chat.formats import option
-from penstock.errors import UsageError
+from annotated_types import Ge
 
-if TYPE_CHECKING:
-    from penstock.view.settings import ViewOptions
+from penstock.options import option
+from penstock.view.settings import ViewSettings
 
 
 class Weights(StrEnum):
@@ -22,51 +19,28 @@ class Weights(StrEnum):
     MASK = "mask"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """Options of `export`, besides the datasets, the format and the folder."""
+@dataclass(frozen=True, kw_only=True)  # without slots: ExportOptions has two bases
+class WriteOptions:
+    """How a view or a mixture is written."""
 
-    train_on: str = option("Loss policy: which tokens are trained", "all_assistant_messages")
-    max_length: int | None = option("Longest sequence")
-    overlong: str = option("Longer rows: truncate, truncate_left, drop, split, error", "truncate")
-    regions_unknown: str = option("Rows whose regions are not certain: error, drop", "error")
-    holdout: float | int | None = option("Rows to hold out: a fraction, or how many")
-    part: str = option("Side of the hold-out: train, held_out", "train")
-    holdout_seed: int = option("Seed of the hold-out", 0)
-    seed: int = option("Seed of a mixture", 0)
-    epoch: int = option("Epoch of a mixture with fractions of its parts", 0)
-    capacity: int | None = option("Pack rows of that many tokens, where the format takes packed rows")
-    part_tokens: int | None = option("Tokens of a part: the unit of files, of resuming and of parallel work")
+    epoch: Annotated[int, Ge(0)] = option("Epoch of a mixture with fractions of its parts", 0)
+    capacity: Annotated[int, Ge(1)] | None = option("Pack rows of that many tokens, where the format takes packed rows")
+    part_tokens: Annotated[int, Ge(1)] | None = option(
+        "Tokens of a part: the unit of files, of resuming and of parallel work"
+    )
     weights: Weights = option(
         "Loss weights other than 0 and 1 where a format only has a mask: error, mask", Weights.ERROR
     )
-    workers: int | None = option("Threads that write; default: as many as cores, at most 8")
+    workers: Annotated[int, Ge(1)] | None = option("Threads that write; default: one per core, up to 8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(WriteOptions, ViewSettings):
+    """Options of the command, besides the datasets, the format and the folder."""
+
+    seed: Annotated[int, Ge(0)] = option("Seed of a mixture", 0)
 
     @property
-    def view(self) -> ViewOptions:
+    def view(self) -> ViewSettings:
         """Those that a view takes."""
-        return {
-            "train_on": self.train_on,
-            "max_length": self.max_length,
-            "overlong": self.overlong,
-            "regions_unknown": self.regions_unknown,
-            "holdout": self.holdout,
-            "part": self.part,
-            "holdout_seed": self.holdout_seed,
-        }
-
-
-def export_options(values: Mapping[str, Any]) -> ExportOptions:
-    """Options from names and values; unknown names and wrong values are errors that say what would be right."""
-    from pydantic import TypeAdapter, ValidationError
-
-    known = [f.name for f in fields(ExportOptions)]
-    for name in values:
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}.{nearest(name, known)}")
-    try:
-        options: ExportOptions = TypeAdapter(ExportOptions).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg']} (got {first['input']!r})") from error
-    return options
+        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.arrays import Int64
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
 
 
 class Counts(NamedTuple):
@@ -34,9 +34,9 @@ class Batch:
     counts: Counts
 
     @property
-    def rows(self) -> tuple[Place, ...]:
+    def rows(self) -> tuple[RowLocation, ...]:
         """Where the sequences (or pairs) come from: source and row, from 0."""
-        return tuple(Place(source, row) for source, row in self.places.tolist())
+        return tuple(RowLocation(source, row) for source, row in self.places.tolist())
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The loader: batches of a view or a mixture, in order, made ahead of the loop, resumable at any of them.
 
-Enters: a view or a mixture, and the options of `LoaderOptions`. Leaves: batches by iteration. A batch is a pure
+Enters: a view or a mixture, and the options of `LoaderArguments`. Leaves: batches by iteration. A batch is a pure
 function of (dataset, view, plan settings, seed, step): the thread that works ahead changes only when it is made.
 
 Iterating starts at the first batch, or where `load_state_dict` or `seek` left off. A state says which batch comes next;
@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.arguments import LoaderArguments
 from penstock.errors import FeedError
 from penstock.feed.ahead import Ahead
 from penstock.feed.assemble import Assembler
 from penstock.feed.batch import Batch
-from penstock.feed.settings import Framework, LoaderOptions, LoaderSettings, loader_settings
+from penstock.feed.settings import Framework, LoaderSettings, loader_settings
 from penstock.feed.state import checked_state, state_of
 from penstock.pack.plan import Plan
 from penstock.view.view import Served
@@ -28,7 +29,7 @@ from penstock.view.view import Served
 class Loader:
     """Iterates over the batches of one rank."""
 
-    def __init__(self, served: Served, **options: Unpack[LoaderOptions]) -> None:
+    def __init__(self, served: Served, **options: Unpack[LoaderArguments]) -> None:
         self._start(served, loader_settings(served, options), 0)
 
     def _start(self, served: Served, settings: LoaderSettings, position: int) -> None:

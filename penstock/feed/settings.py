@@ -1,23 +1,22 @@
-"""The settings of a loader, checked once. What decides the rows of a step is apart, in `PlanSettings`.
-
-Enters: the options of `view.loader(…)`. Leaves: `LoaderSettings`. A wrong or unknown option is a `UsageError` that says
-what there is.
-"""
+"""The options of a loader. What decides the rows of a step is apart, in `PlanSettings`."""
 
 from __future__ import annotations
 
-import difflib
-import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import SupportsIndex, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from penstock.errors import UsageError
 from penstock.feed.collate import Side
+from penstock.options import option, read_options
 from penstock.pack.settings import PlanSettings, Tail
 from penstock.view.mixture import Mixture
 from penstock.view.view import Served, View
+
+if TYPE_CHECKING:
+    from penstock.arguments import LoaderArguments
 
 
 class Collate(StrEnum):
@@ -35,43 +34,39 @@ class Framework(StrEnum):
     TORCH = "torch"
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The options of a loader, for typed keyword arguments."""
-
-    batch_size: int  # rows of a global step over all ranks: sequences, pairs, or packed rows
-    collate: Collate | str  # default: pairs on preference data, else padded
-    capacity: int | None  # tokens of a packed row; default: the view's max_length
-    align: int  # packed: sequences take a multiple of so many tokens
-    seed: int
-    shuffle: bool
-    epochs: int | None  # default: 1, unless steps says when to end
-    steps: int | None
-    tail: Tail | str
-    rank: int
-    world_size: int
-    micro_batch: int | None  # rows at a time; default: all of a rank's rows of a step
-    ahead: int  # batches made ahead of the loop; 0: none
-    side: Side | str  # padded and pairs: where padding goes
-    pad_to_multiple_of: int
-    pad_to_capacity: bool  # packed: rows are filled to their capacity, so that all batches have one shape
-    pad_id: int | None  # default: the tokenizer's pad token, else its end token
-    loss_weights: bool  # whether batches hold per-token weights
-    framework: Framework | str
-    pin_memory: bool
-    device: str | None
+Count = Annotated[int, Ge(1)]
 
 
-_DEFAULTS: LoaderOptions = {
-    "capacity": None, "align": 1, "seed": 0, "shuffle": True, "epochs": None, "steps": None, "tail": Tail.FILL,
-    "rank": 0, "world_size": 1, "micro_batch": None, "ahead": 2, "side": Side.RIGHT, "pad_to_multiple_of": 1,
-    "pad_to_capacity": False, "pad_id": None, "loss_weights": True, "framework": Framework.NUMPY,
-    "pin_memory": False, "device": None,
-}  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """The options of `view.loader(…)`."""
+
+    batch_size: Count | None = option("Rows of a step over all ranks: sequences, pairs, or packed rows")
+    collate: Collate | None = option("padded, packed or pairs; default: pairs on preference data, else padded")
+    capacity: Count | None = option("Tokens of a packed row; default: the view's max_length")
+    align: Count = option("Packed: sequences take a multiple of this many tokens", 1)
+    seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
+    shuffle: bool = option("Another order every epoch", True)
+    epochs: Count | None = option("Passes over the data [default: 1, unless steps is given]")
+    steps: Count | None = option("Steps, instead of epochs")
+    tail: Tail = option("Where an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
+    rank: Annotated[int, Ge(0)] = option("Number of this process among the data-parallel ranks", 0)
+    world_size: Count = option("Number of data-parallel ranks", 1)
+    micro_batch: Count | None = option("Rows at a time; default: all of a rank's rows of a step")
+    ahead: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
+    side: Side = option("Padded and pairs: where padding goes", Side.RIGHT)
+    pad_to_multiple_of: Count = option("Padded and pairs: pad to a multiple of this many tokens", 1)
+    pad_to_capacity: bool = option("Packed: pad rows to their capacity, so that all batches have one shape", False)
+    pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's, else its end token")
+    loss_weights: bool = option("Put per-token weights into batches", True)
+    framework: Framework = option("What tensors are: numpy, torch", Framework.NUMPY)
+    pin_memory: bool = option("torch: allocate batches in pinned memory", False)
+    device: str | None = option("torch: device to copy batches to")
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """All that a loader decides. Make one with `loader_settings()`, which checks."""
+    """The options of a loader with every default resolved. Make one with `loader_settings()`."""
 
     plan: PlanSettings
     collate: Collate
@@ -91,67 +86,59 @@ class LoaderSettings:
     device: str | None
 
 
-def loader_settings(served: Served, options: LoaderOptions) -> LoaderSettings:
-    """Checked settings for feeding this view or mixture."""
-    known = list(LoaderOptions.__annotations__)
-    for name in options:
-        if name not in known:
-            raise UsageError(f"a loader has no option {name!r}{_nearest(name, known)}. It has: {', '.join(known)}.")
-    given: Mapping[str, object] = {**_DEFAULTS, **options}
-    collate = _collate(served, given)
-    epochs, steps = _end(given)
-    rank, world_size = _number(given, "rank", 0), _number(given, "world_size", 1)
-    if rank >= world_size:
-        raise UsageError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1.")
-    framework = _choice(Framework, given, "framework")
-    device = given["device"]
-    if framework is Framework.NUMPY and (given["pin_memory"] or device is not None):
+def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSettings:
+    """Validated settings for feeding this view or mixture."""
+    options = read_options(LoaderOptions, arguments, "a loader")
+    collate = _collate(served, options)
+    if options.rank >= options.world_size:
+        raise UsageError(
+            f"rank={options.rank} of world_size={options.world_size}: ranks count from 0 to world_size - 1."
+        )
+    if options.framework is Framework.NUMPY and (options.pin_memory or options.device is not None):
         raise UsageError("pin_memory and device are for tensors of torch. Add framework='torch'.")
-    if given["pad_to_capacity"] and collate is not Collate.PACKED:
+    if options.pad_to_capacity and collate is not Collate.PACKED:
         raise UsageError("pad_to_capacity is for packed rows. Use pad_to_multiple_of for padded ones.")
+    epochs, steps = _end(options)
     return LoaderSettings(
-        plan=_plan(served, given, collate),
+        plan=_plan(served, options, collate),
         collate=collate,
         epochs=epochs,
         steps=steps,
-        rank=rank,
-        world_size=world_size,
-        micro_batch=_optional(given, "micro_batch", 1),
-        ahead=_number(given, "ahead", 0),
-        side=_choice(Side, given, "side"),
-        pad_to_multiple_of=_number(given, "pad_to_multiple_of", 1),
-        pad_to_capacity=_flag(given, "pad_to_capacity"),
-        pad_id=_optional(given, "pad_id", 0),
-        loss_weights=_flag(given, "loss_weights"),
-        framework=framework,
-        pin_memory=_flag(given, "pin_memory"),
-        device=None if device is None else str(device),
+        rank=options.rank,
+        world_size=options.world_size,
+        micro_batch=options.micro_batch,
+        ahead=options.ahead,
+        side=options.side,
+        pad_to_multiple_of=options.pad_to_multiple_of,
+        pad_to_capacity=options.pad_to_capacity,
+        pad_id=options.pad_id,
+        loss_weights=options.loss_weights,
+        framework=options.framework,
+        pin_memory=options.pin_memory,
+        device=options.device,
     )
 
 
-def _plan(served: Served, given: Mapping[str, object], collate: Collate) -> PlanSettings:
-    if "batch_size" not in given:
+def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanSettings:
+    if options.batch_size is None:
         raise UsageError("a loader needs batch_size: the rows of a step over all ranks.")
-    packed = collate is Collate.PACKED
-    capacity = _optional(given, "capacity", 1)
-    align = _number(given, "align", 1)
-    if not packed and (capacity is not None or align > 1):
+    packed, capacity = collate is Collate.PACKED, options.capacity
+    if not packed and (capacity is not None or options.align > 1):
         raise UsageError(f"capacity and align are for packed rows, and collate is {collate.value!r}. Use 'packed'.")
     if packed and capacity is None:
         capacity = _max_length(served)
     return PlanSettings(
-        batch_size=_number(given, "batch_size", 1),
+        batch_size=options.batch_size,
         capacity=capacity,
-        align=align,
-        seed=_number(given, "seed", 0),
-        shuffle=_flag(given, "shuffle"),
-        tail=_choice(Tail, given, "tail"),
+        align=options.align,
+        seed=options.seed,
+        shuffle=options.shuffle,
+        tail=options.tail,
     )
 
 
-def _collate(served: Served, given: Mapping[str, object]) -> Collate:
-    default = Collate.PAIRS if served.is_preference else Collate.PADDED
-    collate = _choice(Collate, {"collate": default, **given}, "collate")
+def _collate(served: Served, options: LoaderOptions) -> Collate:
+    collate = options.collate or (Collate.PAIRS if served.is_preference else Collate.PADDED)
     if (collate is Collate.PAIRS) != served.is_preference:
         kind, wanted = (
             ("preference pairs", "pairs") if served.is_preference else ("single examples", "padded or packed")
@@ -170,41 +157,8 @@ def _max_length(served: Served) -> int:
     return limit
 
 
-def _end(given: Mapping[str, object]) -> tuple[int | None, int | None]:
-    epochs, steps = _optional(given, "epochs", 1), _optional(given, "steps", 1)
+def _end(options: LoaderOptions) -> tuple[int | None, int | None]:
+    epochs, steps = options.epochs, options.steps
     if epochs is not None and steps is not None:
         raise UsageError(f"epochs={epochs} and steps={steps} both say when to end. Give one of them.")
     return (1, None) if epochs is None and steps is None else (epochs, steps)
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _choice(kind: type[Choice], given: Mapping[str, object], name: str) -> Choice:
-    value, known = given[name], [member.value for member in kind]
-    if isinstance(value, str) and value in known:
-        return kind(value)
-    raise UsageError(f"{name}={value!r} is unknown{_nearest(str(value), known)}. Use one of: {', '.join(known)}.")
-
-
-def _number(given: Mapping[str, object], name: str, least: int) -> int:
-    value = given[name]
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and operator.index(value) >= least:
-        return operator.index(value)
-    raise UsageError(f"{name}={value!r} is not possible. Use an integer of {least} or more.")
-
-
-def _optional(given: Mapping[str, object], name: str, least: int) -> int | None:
-    return None if given[name] is None else _number(given, name, least)
-
-
-def _flag(given: Mapping[str, object], name: str) -> bool:
-    value = given[name]
-    if isinstance(value, bool):
-        return value
-    raise UsageError(f"{name}={value!r} is neither True nor False.")
-
-
-def _nearest(value: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(value, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -120,20 +120,6 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
     return at == end;
 }
 
-/* The same by the tokens' lengths alone, of one or two bytes each. */
-static bool sum(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
-    const size_t count = (size_t)(lengths->len / lengths->itemsize);
-    const uint8_t *narrow = lengths->buf;
-    const uint16_t *wide = lengths->buf;
-    int64_t at = 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (ids[i] >= count) return false;
-        at += lengths->itemsize == 1 ? narrow[ids[i]] : wide[ids[i]];
-        ends[i] = at;
-    }
-    return (size_t)at == size;
-}
-
 /* A token belongs to the segment in which it ends; one that crosses the end of an inclusive segment, to that one. */
 static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const uint8_t *inclusive, int64_t m,
                       int64_t *counts) {
@@ -145,6 +131,28 @@ static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const
         counts[s] = last = count > last ? count : last;
     }
     if (m) counts[m - 1] = n;
+}
+
+/* Both in one pass by the tokens' lengths alone, of one or two bytes each; false where they don't add up to the size. */
+static bool count_row_by_lengths(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n,
+                                 const int64_t *cuts, const uint8_t *inclusive, int64_t m, int64_t *counts) {
+    const size_t count = (size_t)(lengths->len / lengths->itemsize);
+    const uint8_t *narrow = lengths->itemsize == 1 ? lengths->buf : NULL;
+    const uint16_t *wide = lengths->buf;
+    int64_t k = 0, at = 0, last = 0;
+    for (int64_t s = 0; s <= m; s++) { /* beyond the last segment, what is left */
+        const int64_t cut = s < m ? cuts[s] : INT64_MAX;
+        for (int64_t next; k < n; k++, at = next) {
+            if (ids[k] >= count) return false;
+            next = at + (narrow ? narrow[ids[k]] : wide[ids[k]]);
+            if (next > cut) break;
+        }
+        if (s == m) break;
+        const int64_t own = k + (inclusive[s] && k < n && at < cut);
+        counts[s] = last = own > last ? own : last;
+    }
+    if (m) counts[m - 1] = n;
+    return (size_t)at == size;
 }
 
 static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
@@ -190,12 +198,15 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
         const uint32_t *ids = (const uint32_t *)a->ids.buf + offsets[i];
         const int64_t n = offsets[i + 1] - offsets[i], first = segments[i];
         const size_t size = (size_t)PyBytes_GET_SIZE(text);
-        const bool found = rule & BY_PIECES ? lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)
-                                            : sum(&a->lengths, size, ids, n, ends);
+        const int64_t *cuts = (const int64_t *)a->cuts.buf + first, m = segments[i + 1] - first;
+        const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
+        int64_t *counts = (int64_t *)a->counts.buf + first;
+        bool found;
+        if (!(rule & BY_PIECES))
+            found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
+        else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)))
+            count_row(ends, n, cuts, inclusive, m, counts);
         PyBytes_AS_STRING(exact)[i] = found;
-        if (found)
-            count_row(ends, n, (const int64_t *)a->cuts.buf + first, (const uint8_t *)a->inclusive.buf + first,
-                      segments[i + 1] - first, (int64_t *)a->counts.buf + first);
     }
     PyMem_Free(ends);
     return exact;

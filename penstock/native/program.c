@@ -120,9 +120,10 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
                       l->no_empty_calls || l->null_with_calls;
     for (uint32_t i = 0; i < l->needles.list->n; i++) {
         const Value needle = l->needles.list->v[i];
-        if (needle.tag != STRING || !needle.size) give_up(m, "a text to look for is empty");
+        if (needle.tag != STRING || needle.size < 2) give_up(m, "a text to look for has less than two bytes");
         const uint8_t start = (uint8_t)needle.s[0];
         if (!memchr(l->needle_starts, start, l->needle_start_count)) l->needle_starts[l->needle_start_count++] = start;
+        l->needle_pairs[byte_pair(needle.s)] = true;
     }
 }
 

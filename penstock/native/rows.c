@@ -480,6 +480,7 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
 /* ---- texts of special tokens inside of messages */
 
 static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needles are sorted, longest first */
+    if (left < 2 || !l->needle_pairs[byte_pair(p)]) return -1; /* some tokenizers have a thousand of them */
     for (uint32_t i = 0; i < l->needles.list->n; i++) {
         const Value needle = l->needles.list->v[i];
         if (needle.size <= left && !memcmp(p, needle.s, needle.size)) return (int32_t)i;

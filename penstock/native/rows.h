@@ -21,7 +21,10 @@ typedef struct Layout {
     Value needles;                                                     /* texts to look for in messages */
     uint8_t needle_starts[256]; /* each first byte of a needle once */
     uint32_t needle_start_count;
+    bool needle_pairs[1 << 16]; /* the first two bytes of needles, by `byte_pair` */
 } Layout;
+
+static inline uint16_t byte_pair(const char *p) { return (uint16_t)((uint8_t)p[0] << 8 | (uint8_t)p[1]); }
 
 typedef struct Conversation {
     Value messages, tools;

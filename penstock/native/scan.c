@@ -9,21 +9,40 @@ static bool all_bytes(PyObject *list) {
     return true;
 }
 
+static bool continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
+
+/* The character beyond ASCII at p, and its size; size 0: it is not UTF-8. */
+static uint32_t character(const uint8_t *p, size_t left, size_t *size) {
+    *size = 0;
+    if (p[0] < 0xE0) {
+        if (p[0] < 0xC2 || left < 2 || !continues(p[1])) return 0;
+        *size = 2;
+        return (uint32_t)(p[0] & 0x1F) << 6 | (p[1] & 0x3F);
+    }
+    if (p[0] < 0xF0) {
+        if (left < 3 || !continues(p[1]) || !continues(p[2])) return 0;
+        const uint32_t point = (uint32_t)(p[0] & 0x0F) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
+        *size = point >= 0x800 && (point < 0xD800 || point >= 0xE000) ? 3 : 0;
+        return point;
+    }
+    if (p[0] > 0xF4 || left < 4 || !continues(p[1]) || !continues(p[2]) || !continues(p[3])) return 0;
+    const uint32_t point = (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3F) << 12 |
+                           (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
+    *size = point >= 0x10000 && point < 0x110000 ? 4 : 0;
+    return point;
+}
+
 /* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is not UTF-8. */
 static int kinds_of(const char *text, size_t n, const uint8_t *table) {
     int found = 0;
     for (size_t i = 0; i < n;) {
         i += ascii_prefix(text + i, n - i);
         while (i < n && !(text[i] & 0x80)) i++;
-        const size_t start = i;
-        for (int size; i < n && (text[i] & 0x80); i += (size_t)size) {
-            size = text[i] & 0x20 ? (text[i] & 0x10 ? 4 : 3) : 2;
-            if (n - i < (size_t)size || !(text[i] & 0x40)) return -1;
-            const uint32_t point = decode(text + i, &size);
-            if (point >= 0x110000) return -1;
+        for (size_t size; i < n && (text[i] & 0x80); i += size) {
+            const uint32_t point = character((const uint8_t *)text + i, n - i, &size);
+            if (!size) return -1;
             found |= table[point];
         }
-        if (!is_utf8(text + start, i - start)) return -1;
     }
     return found;
 }

@@ -95,12 +95,18 @@ Value of_dict(Machine *m, uint32_t capacity) {
     return (Value){.tag = DICT, .dict = dict};
 }
 
+/* Of at most 24 bytes: the first, the middle and the last eight. Only a filter: equal hashes are compared. */
 uint16_t hash_of(const char *s, uint32_t n) {
-    uint32_t h = 2166136261u ^ n;
-    const uint32_t head = n < 24 ? n : 24;
-    for (uint32_t i = 0; i < head; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
-    for (uint32_t i = n > 24 ? n - 8 : n; i < n; i++) h = (h ^ (uint8_t)s[i]) * 16777619u;
-    return (uint16_t)(h ^ (h >> 16));
+    uint64_t first = 0, middle = 0, last = 0;
+    if (n >= 8) {
+        memcpy(&first, s, 8), memcpy(&middle, s + (n - 8) / 2, 8), memcpy(&last, s + n - 8, 8);
+    } else {
+        for (uint32_t i = 0; i < n; i++) first = first << 8 | (uint8_t)s[i];
+    }
+    uint64_t h = (first ^ n) * 0x9E3779B97F4A7C15u;
+    h = (h ^ (h >> 29) ^ middle) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 32) ^ last) * 0x94D049BB133111EBu;
+    return (uint16_t)(h >> 48);
 }
 
 void set_key(Machine *m, Dict *d, Value key, Value value) {

@@ -44,7 +44,7 @@ class HeaderFinder:
         text = np.frombuffer(regions.data, np.uint8)
         found = opening.starts.copy()
         open_questions: list[int] = []
-        for context in np.unique(contexts).tolist():
+        for context in np.flatnonzero(np.bincount(contexts)).tolist():
             left = np.flatnonzero(contexts == context)
             for header in self._quick[context]:
                 if not len(left):
@@ -58,13 +58,12 @@ class HeaderFinder:
         for index in sorted(open_questions):
             row = int(opening.rows[index])
             if row not in lost:
-                header = self._ask(
-                    regions.conversation(row), regions, opening, index, Role(int(previous[index])), asked
-                )
-                if header is None:
+                role = Role(int(previous[index]))
+                own = self._ask(regions.conversation(row), regions, opening, index, role, asked)
+                if own is None:
                     lost.add(row)
                 else:
-                    found[index] += len(header)
+                    found[index] += len(own)
         return found, lost
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
@@ -134,7 +133,9 @@ def structural_cuts(
     header_ends, lost = finder.find(regions, opening, before)
     bodies = pieces.starts.copy()
     bodies[opens] = header_ends
-    later = np.setdiff1d(np.flatnonzero(pieces.roles == Role.ASSISTANT), opens)
+    repeated = pieces.roles == Role.ASSISTANT
+    repeated[opens] = False
+    later = np.flatnonzero(repeated)
     bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
     if lost:
         sure = ~np.isin(pieces.rows, list(lost))

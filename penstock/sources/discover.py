@@ -1,7 +1,7 @@
-"""What the user names, in; a `SourceSet`, out: files, globs, folders and hub datasets, in the order given.
+"""Resolves the sources that the user names (files, globs, folders, Hub datasets) to a `SourceSet`, in the order given.
 
-Costs one small read a file. Files that are named are read whole, as split `train`; folders and hub datasets may have
-named splits, of which a call without a split reads `train` (or the only one there is).
+Costs one small read per file. Files given by name belong to the split `train`; folders and Hub datasets may have named
+splits, of which `train` (or the only one) is read by default.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from penstock.addresses import scheme_of
 from penstock.errors import SourceError
-from penstock.sources.folders import DEFAULT_SPLIT, Found, read_folder
+from penstock.sources.folders import DEFAULT_SPLIT, FoundFile, read_folder
 from penstock.sources.hub import HubDataset
-from penstock.sources.kinds import has_data_suffix, kind_of
+from penstock.sources.kinds import detect_kind, has_data_suffix
 from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
@@ -33,13 +33,13 @@ class NamedFile(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One thing the user named: its splits, and how to get the files of one."""
+    """One source as named by the user: its splits, and a function that returns the files of a split."""
 
     name: str
     splits: list[str]
-    files: Callable[[str], list[Found]]
+    files: Callable[[str], list[FoundFile]]
     ignored: list[str]
-    is_expanded: bool = False  # a glob or a folder: the user did not write the files' names
+    is_expanded: bool = False  # a glob or a folder: the user did not name the files
 
 
 def discover(
@@ -50,13 +50,13 @@ def discover(
     config: str | None = None,
     revision: str | None = None,
 ) -> SourceSet:
-    """The files that these sources stand for, with the split to take from them."""
+    """Find the files of these sources, and the split to take from them."""
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     if not given:
         raise SourceError("no source given. Name a file, a folder, a pattern such as 'data/*.jsonl', or a dataset.")
     parsed = None if split is None else parse_split(split)
     found = [_source(source, config, revision) for source in given]
-    files: list[Found] = []
+    files: list[FoundFile] = []
     ignored: list[str] = []
     for source in found:
         wanted = _wanted(source, parsed)
@@ -65,33 +65,33 @@ def discover(
         ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
     _check_repeats(files, found)
     listed = [
-        SourceFile(ordinal, file.path, kind_of(file.path, file.name), file.name, file.split)
+        SourceFile(ordinal, file.path, detect_kind(file.path, file.name), file.name, file.split)
         for ordinal, file in enumerate(files)
     ]
     return SourceSet(tuple(listed), parsed, tuple(ignored), limit)
 
 
 def _wanted(source: _Source, split: Split | None) -> set[str]:
-    """The named splits to read of a source."""
-    there = ", ".join(source.splits)
+    """The named splits to read from a source."""
+    available = ", ".join(source.splits)
     if split is None:
         if DEFAULT_SPLIT in source.splits or len(source.splits) == 1:
             return {DEFAULT_SPLIT if DEFAULT_SPLIT in source.splits else source.splits[0]}
-        raise SourceError(f"{source.name}: has the splits {there}. Choose one with --split.")
+        raise SourceError(f"{source.name}: has the splits {available}. Choose one with --split.")
     names = {part.name for part in split.parts}
     for name in names - set(source.splits):
-        raise SourceError(f"{source.name}: no split {name!r}; it has {there}. Choose one of them with --split.")
+        raise SourceError(f"{source.name}: no split {name!r}; it has {available}. Choose one of them with --split.")
     return names
 
 
 def _source(source: str | Path | NamedFile, config: str | None, revision: str | None) -> _Source:
     if isinstance(source, NamedFile):
-        return _Source(source.name, [DEFAULT_SPLIT], lambda _: [Found(source.path, source.name)], [])
+        return _Source(source.name, [DEFAULT_SPLIT], lambda _: [FoundFile(source.path, source.name)], [])
     text = str(source)
     if scheme := scheme_of(text):
         raise SourceError(
-            f"{text}: addresses of object stores and web servers are not read ({scheme}). Copy the data to local disk "
-            "first (a Hugging Face dataset is given by its name, like org/name)."
+            f"{text}: {scheme} addresses are not supported. Copy the data to a local disk first "
+            "(name a Hugging Face dataset as org/name)."
         )
     path = Path(text).expanduser()
     is_hub_name = not path.exists() and _may_be_hub_name(text)
@@ -103,13 +103,13 @@ def _source(source: str | Path | NamedFile, config: str | None, revision: str | 
     if (path.is_dir() and config is not None) or is_hub_name:
         return _hub(HubDataset(text, config, revision))
     if revision is not None or config is not None:
-        raise SourceError(f"{text}: --config and --revision are for Hugging Face datasets; this is a local source.")
+        raise SourceError(f"{text}: --config and --revision apply to Hugging Face datasets; this is a local source.")
     if path.is_dir():
         return _folder(path, text)
     if path.exists() and not path.is_file():
-        raise SourceError(f"{text}: a pipe or device. Read it through standard input: penstock prepare - < {text}")
+        raise SourceError(f"{text}: is a pipe or device. Read it through standard input: penstock prepare - < {text}")
     if path.exists():
-        return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, text)], [])
+        return _Source(text, [DEFAULT_SPLIT], lambda _: [FoundFile(path, text)], [])
     if WILD.search(text):
         return _glob(path, text)
     raise SourceError(f"{text}: no such file or folder.{_nearest(path)}")
@@ -128,19 +128,19 @@ def _folder(path: Path, text: str) -> _Source:
 
 
 def _glob(pattern: Path, text: str) -> _Source:
-    """Files that match; as in a shell, names that begin with a dot only if the pattern says so."""
+    """Files that match; as in a shell, hidden files only match a pattern that starts with a dot."""
     parts = pattern.parts
     wild = next(index for index, part in enumerate(parts) if WILD.search(part))
     matches = sorted(Path(*parts[:wild]).glob(str(Path(*parts[wild:]))))
     hidden = parts[-1].startswith(".")
     paths = [path for path in matches if path.is_file() and path.name.startswith(".") == hidden]
     if not paths:
-        raise SourceError(f"{text}: no file matches this pattern. Check it, and that your shell did not need quotes.")
-    return _Source(text, [DEFAULT_SPLIT], lambda _: [Found(path, str(path)) for path in paths], [], True)
+        raise SourceError(f"{text}: no file matches this pattern. Check the pattern, and quote it for the shell.")
+    return _Source(text, [DEFAULT_SPLIT], lambda _: [FoundFile(path, str(path)) for path in paths], [], True)
 
 
 def _may_be_hub_name(text: str) -> bool:
-    """Whether a name of nothing local can be a dataset's: not a path, not a data file, no folder here begins it."""
+    """Whether a name that doesn't exist locally may be a Hub dataset: not a path, and not a data file's name."""
     path = Path(text)
     if not HUB_NAME.fullmatch(text) or has_data_suffix(path):
         return False
@@ -148,7 +148,7 @@ def _may_be_hub_name(text: str) -> bool:
 
 
 def _nearest(path: Path) -> str:
-    """A remedy: the name nearby that was probably meant."""
+    """A hint: the most similar name in the folder, or what the folder holds."""
     if not path.parent.is_dir():
         return f" The folder {path.parent} does not exist either."
     near = _near(path, 0.6)
@@ -167,13 +167,13 @@ def _near(path: Path, cutoff: float) -> Path | None:
     return path.with_name(near[0]) if near else None
 
 
-def _check_repeats(files: list[Found], sources: list[_Source]) -> None:
-    """A file may be named twice on purpose, but not be met twice by chance."""
+def _check_repeats(files: list[FoundFile], sources: list[_Source]) -> None:
+    """Reject a file that is reached twice through a glob or folder. Naming a file twice is allowed."""
     if len(sources) < 2 or not any(source.is_expanded for source in sources):
         return
     seen: set[Path] = set()
     for file in files:
         resolved = file.path.resolve()
         if resolved in seen:
-            raise SourceError(f"{file.name}: given twice, through a pattern or a folder. Give it once.")
+            raise SourceError(f"{file.name}: selected twice, through a pattern or a folder. Name it once.")
         seen.add(resolved)

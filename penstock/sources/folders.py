@@ -1,8 +1,8 @@
-"""Folders: what is in them, as files with the split each belongs to.
+"""Finds the data files of a folder, and the split that each belongs to.
 
-Served are `save_to_disk` folders (a Dataset or a DatasetDict) and folders of data files, whose names may tell splits
-the way Hugging Face reads them: `train.jsonl`, `data/test-00000-of-00002.parquet`, `validation/a.json`.
-A folder that could mean two things is an error, because guessing would train on test data or on rows twice.
+Supported are `save_to_disk` folders (a Dataset or a DatasetDict) and folders of data files. File names may imply
+splits as they do for Hugging Face: `train.jsonl`, `data/test-00000-of-00002.parquet`, `validation/a.json`.
+An ambiguous folder is an error, because a wrong guess would train on test data or on rows twice.
 """
 
 from __future__ import annotations
@@ -27,35 +27,39 @@ SPLIT_OF_WORD = (
 )
 
 
-class Found(NamedTuple):
-    """A file that a source stands for."""
+class FoundFile(NamedTuple):
+    """A data file found in a source, and its split."""
 
     path: Path
     name: str
     split: str = DEFAULT_SPLIT
 
 
-class Folder(NamedTuple):
-    """The data files of a folder, and the files beside them that are none."""
+class FolderContents(NamedTuple):
+    """The data files of a folder, and the names of other files in it."""
 
-    files: list[Found]
+    files: list[FoundFile]
     ignored: list[str]
 
 
-def read_folder(folder: Path, name: str) -> Folder:
-    """The files of a folder, in order of their names within a split."""
+def read_folder(folder: Path, name: str) -> FolderContents:
+    """List the files of a folder, sorted by name within each split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json", name)["splits"]
-        return Folder([file for split in splits for file in _saved(folder / split, f"{name}/{split}", split)], [])
+        return FolderContents(
+            [file for split in splits for file in _saved(folder / split, f"{name}/{split}", split)], []
+        )
     if (folder / "state.json").is_file():
-        return Folder(_saved(folder, name, _json(folder / "state.json", name).get("_split") or DEFAULT_SPLIT), [])
+        return FolderContents(
+            _saved(folder, name, _json(folder / "state.json", name).get("_split") or DEFAULT_SPLIT), []
+        )
     return _data_files(folder, name)
 
 
-def _saved(folder: Path, name: str, split: str) -> list[Found]:
+def _saved(folder: Path, name: str, split: str) -> list[FoundFile]:
     """The Arrow files of a Dataset written by `save_to_disk`."""
     if not (folder / "state.json").is_file():
-        raise SourceError(f"{name}: state.json is missing, so the dataset was not saved completely. Save it again.")
+        raise SourceError(f"{name}: state.json is missing, so the dataset is incomplete. Save it again.")
     state = _json(folder / "state.json", name)
     if any(value for key, value in state.items() if key.startswith("_indices")):
         raise SourceError(
@@ -65,8 +69,8 @@ def _saved(folder: Path, name: str, split: str) -> list[Found]:
     files = [entry["filename"] for entry in state["_data_files"]]
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise SourceError(f"{name}: {missing[0]} is missing, which state.json names. Copy or save the dataset again.")
-    return [Found(folder / file, f"{name}/{file}", split) for file in files]
+        raise SourceError(f"{name}: {missing[0]}, which state.json lists, is missing. Copy or save the dataset again.")
+    return [FoundFile(folder / file, f"{name}/{file}", split) for file in files]
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -75,11 +79,11 @@ def _json(path: Path, name: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise SourceError(f"{name}: {path.name} is not valid JSON: {error}. Save the dataset again.") from error
     if not isinstance(value, dict):
-        raise SourceError(f"{name}: {path.name} holds no JSON object. Save the dataset again.")
+        raise SourceError(f"{name}: {path.name} is not a JSON object. Save the dataset again.")
     return value
 
 
-def _data_files(folder: Path, name: str) -> Folder:
+def _data_files(folder: Path, name: str) -> FolderContents:
     inside = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     visible = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
     data = [path for path in visible if has_data_suffix(path) and path.name not in DESCRIPTIONS]
@@ -88,7 +92,7 @@ def _data_files(folder: Path, name: str) -> Folder:
         there = ", ".join(str(path) for path in visible[:5]) or "nothing"
         raise SourceError(
             f"{name}: no data files in this folder, which holds {there}. "
-            "Served are .jsonl, .json, .parquet and .arrow files (.jsonl and .json also with .gz or .zst), "
+            "Supported are .jsonl, .json, .parquet and .arrow files (.jsonl and .json also with .gz or .zst), "
             "and folders written by save_to_disk."
         )
     _check_ambiguity(data, name)
@@ -96,13 +100,13 @@ def _data_files(folder: Path, name: str) -> Folder:
     if any(splits) and not all(splits):
         unnamed = data[splits.index(None)]
         raise SourceError(
-            f"{name}: some file names tell a split ({data[_first(splits)]}), others don't ({unnamed}). "
+            f"{name}: some file names imply a split ({data[_first(splits)]}), others don't ({unnamed}). "
             "Name the files to read, or give a pattern such as 'folder/*.jsonl'."
         )
     named = zip(data, splits, strict=True)
-    files = [Found(folder / path, f"{name}/{path}", split or DEFAULT_SPLIT) for path, split in named]
+    files = [FoundFile(folder / path, f"{name}/{path}", split or DEFAULT_SPLIT) for path, split in named]
     order = list(dict.fromkeys(file.split for file in files))
-    return Folder(sorted(files, key=lambda file: order.index(file.split)), ignored)
+    return FolderContents(sorted(files, key=lambda file: order.index(file.split)), ignored)
 
 
 def _first(splits: list[str | None]) -> int:
@@ -110,23 +114,23 @@ def _first(splits: list[str | None]) -> int:
 
 
 def _check_ambiguity(data: list[Path], name: str) -> None:
-    """Refuse what is probably the same rows twice."""
+    """Reject files that probably hold the same rows."""
     stems: dict[Path, Path] = {}
     for path in data:
-        twin = stems.setdefault(data_stem(path), path)
-        if twin is not path:
-            raise SourceError(f"{name}: {twin} and {path} look like the same rows twice. Name the files to read.")
+        other = stems.setdefault(data_stem(path), path)
+        if other is not path:
+            raise SourceError(f"{name}: {other} and {path} probably hold the same rows. Name the files to read.")
     families = {path.suffix.lower() if path.suffix.lower() in BINARY_SUFFIXES else "text": path for path in data}
     if len(families) > 1:
         one, other, *_ = families.values()
         raise SourceError(
-            f"{name}: files of different kinds, such as {one} and {other}, may be the same rows twice. "
+            f"{name}: files of different kinds, such as {one} and {other}, may hold the same rows. "
             "Name the files to read, or give a pattern such as 'folder/*.parquet'."
         )
 
 
 def _split_of(path: Path) -> str | None:
-    """The split that a path in a folder tells, if any."""
+    """The split that a path implies, if any."""
     shard = SHARD.match(path.name)
     if shard is not None:
         return shard["split"]

@@ -113,7 +113,7 @@ def _lines(rows: Iterable[object], kind: str) -> Iterator[bytes]:
 
 
 def _line(row: object, number: int, kind: str) -> bytes:
-    from penstock.sources.arrow_rows import as_json
+    from penstock.sources.columnar.rows import as_json
 
     if not isinstance(row, Mapping):
         shown = f"{row!r:.60}"

@@ -1,7 +1,7 @@
-"""One file in, its slices out; one slice in, its rows out: the kinds brought together.
+"""Cuts any kind of file into slices, and reads the rows of a slice.
 
-`scan` runs in the process that hands out work, `read_rows` in the one that does it, which reads only its own slice.
-What reads Parquet and Arrow is imported where it is needed: text sources, and hits, do without pyarrow.
+`scan` runs in the coordinating process, `read_rows` in the worker, which reads only its own slice. The readers of
+Parquet and Arrow are imported on demand, so text sources and cache hits don't load pyarrow.
 """
 
 from __future__ import annotations
@@ -12,37 +12,48 @@ from enum import Enum, auto
 from pathlib import Path
 
 from penstock.errors import SourceError
-from penstock.sources.cutting import SLICE_SIZES
-from penstock.sources.kinds import Kind
-from penstock.sources.slices import MAX_ROW_BYTES, Columns, Lines, Rows, Slice, SlicePlan, SourceFile, identity
-from penstock.sources.text_rows import Giant
-from penstock.sources.text_slices import cut_text, read_text, text_runs, trim_text
+from penstock.sources.kinds import FileKind
+from penstock.sources.slices import (
+    MAX_ROW_BYTES,
+    SLICE_SIZES,
+    Columns,
+    Slice,
+    SlicePlan,
+    SliceRows,
+    SourceFile,
+    TextRows,
+    identity,
+)
+from penstock.sources.text.rows import HugeRow
+from penstock.sources.text.slicing import cut_text, read_text, text_runs, trim_text
 
-HEAD_BYTES = 8 << 20  # of first rows, at most, to tell their format by
+HEAD_BYTES = 8 << 20  # at most, when sampling rows to detect their format
 
 
-class Keep(Enum):
-    """Of which kinds of text the data is kept with the slices."""
+class KeepData(Enum):
+    """Which text slices carry their data."""
 
     NONE = auto()
-    STREAMED = auto()  # which could only be had again by reading the file from its start
+    STREAMED = auto()  # those that could only be re-read from the start of the file
     ALL = auto()
 
 
-def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = Keep.STREAMED) -> Iterator[Slice]:
-    """The slices of a file, in order, in one pass; of text with their data, if it is to be kept."""
+def scan(
+    file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: KeepData = KeepData.STREAMED
+) -> Iterator[Slice]:
+    """Cut a file into slices, in one pass. Text slices carry their data as `keep` says."""
     before = identity(file.path)
     match file.kind:
-        case Kind.PARQUET:
-            from penstock.sources.parquet_slices import cut_parquet
+        case FileKind.PARQUET:
+            from penstock.sources.columnar.parquet import cut_parquet
 
             yield from cut_parquet(file)
-        case Kind.ARROW:
-            from penstock.sources.arrow_slices import cut_arrow
+        case FileKind.ARROW:
+            from penstock.sources.columnar.arrow import cut_arrow
 
             yield from cut_arrow(file)
         case _:
-            keep_data = keep is Keep.ALL or (keep is Keep.STREAMED and file.kind.is_streamed)
+            keep_data = keep is KeepData.ALL or (keep is KeepData.STREAMED and file.kind.is_streamed)
             runs = text_runs(file, max_row_bytes if keep_data else 0, SLICE_SIZES.largest)
             yield from cut_text(file, runs, keep_data=keep_data)
     after = identity(file.path)
@@ -53,21 +64,21 @@ def scan(file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: Keep = K
         )
 
 
-def plan(file: SourceFile) -> SlicePlan:
-    """How a file is cut, to be remembered under its identity."""
+def plan_slices(file: SourceFile) -> SlicePlan:
+    """The slices of a file together with its identity, to be stored."""
     before = identity(file.path)
-    return SlicePlan(before, file.kind, tuple(scan(file, keep=Keep.NONE)))
+    return SlicePlan(before, file.kind, tuple(scan(file, keep=KeepData.NONE)))
 
 
 def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of a slice, with its own digest."""
+    """Rows first:stop of a slice, as a slice with its own digest."""
     match part.kind:
-        case Kind.PARQUET:
-            from penstock.sources.parquet_slices import trim_parquet
+        case FileKind.PARQUET:
+            from penstock.sources.columnar.parquet import trim_parquet
 
             return trim_parquet(part, path, first, stop)
-        case Kind.ARROW:
-            from penstock.sources.arrow_slices import trim_arrow
+        case FileKind.ARROW:
+            from penstock.sources.columnar.arrow import trim_arrow
 
             return trim_arrow(part, path, first, stop)
         case _:
@@ -78,36 +89,36 @@ def read_rows(
     part: Slice,
     path: Path,
     *,
-    data: Lines | None = None,
+    data: TextRows | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
     columns: Columns = None,
-) -> Rows:
-    """The rows of a slice, of Parquet and Arrow with these columns only.
+) -> SliceRows:
+    """Read the rows of a slice; `columns` limits Parquet and Arrow rows to these columns.
 
-    `data` is what came with the slice; those of a streamed kind can't be read without.
+    `data` is the slice's own data, which is required for streamed kinds.
     """
     match part.kind:
-        case Kind.PARQUET:
-            from penstock.sources.parquet_slices import read_parquet
+        case FileKind.PARQUET:
+            from penstock.sources.columnar.parquet import read_parquet
 
             return read_parquet(part, path, max_row_bytes, columns)
-        case Kind.ARROW:
-            from penstock.sources.arrow_slices import read_arrow
+        case FileKind.ARROW:
+            from penstock.sources.columnar.arrow import read_arrow
 
             return read_arrow(part, path, max_row_bytes, columns)
         case _:
             return read_text(part, path, data, max_row_bytes)
 
 
-def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> Lines | None:
-    """The data of a slice that was kept without it; None for kinds that need none. Streams the file up to there."""
+def fetch_data(part: Slice, file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES) -> TextRows | None:
+    """Re-read the data of a slice that was stored without it; None for kinds that need none. Streams the file."""
     return next(fetch_each([part], file, max_row_bytes=max_row_bytes))
 
 
 def fetch_each(
     parts: Sequence[Slice], file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES
-) -> Iterator[Lines | None]:
-    """The data of slices of one file, in their order there, as `fetch_data` gives it; in one pass."""
+) -> Iterator[TextRows | None]:
+    """`fetch_data` for several slices of one file, given in file order, in one pass."""
     if not file.kind.is_streamed:
         yield from [None] * len(parts)
         return
@@ -127,11 +138,11 @@ def fetch_each(
 
 
 def _changed(part: Slice, file: SourceFile) -> SourceError:
-    return SourceError(f"{file.name}: row {part.first_row + 1} and on are not what they were. Prepare it again.")
+    return SourceError(f"{file.name}: the rows from {part.first_row + 1} on have changed. Prepare it again.")
 
 
 def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, columns: Columns = None) -> list[bytes]:
-    """The first rows of a file that are not too large, up to `HEAD_BYTES`; columns not asked for stand as `true`."""
+    """The first rows of a file within the size limits. Columns not asked for have the value `true`."""
     rows: list[bytes] = []
     size = 0
     for row in _first_rows(file, max_row_bytes, columns):
@@ -143,18 +154,18 @@ def head(file: SourceFile, count: int, *, max_row_bytes: int = MAX_ROW_BYTES, co
 
 
 def _first_rows(file: SourceFile, max_row_bytes: int, columns: Columns) -> Iterator[bytes]:
-    if file.kind in (Kind.PARQUET, Kind.ARROW):
-        from penstock.sources.arrow_rows import first_rows
+    if file.kind in (FileKind.PARQUET, FileKind.ARROW):
+        from penstock.sources.columnar.rows import first_rows
 
-        if file.kind is Kind.PARQUET:
-            from penstock.sources.parquet_slices import head_of_parquet
+        if file.kind is FileKind.PARQUET:
+            from penstock.sources.columnar.parquet import parquet_head
 
-            yield from first_rows(head_of_parquet(file, columns), max_row_bytes)
+            yield from first_rows(parquet_head(file, columns), max_row_bytes)
         else:
-            from penstock.sources.arrow_slices import head_of_arrow
+            from penstock.sources.columnar.arrow import arrow_head
 
-            yield from first_rows(head_of_arrow(file, columns), max_row_bytes)
+            yield from first_rows(arrow_head(file, columns), max_row_bytes)
         return
     for run in text_runs(file, max_row_bytes, SLICE_SIZES.largest):
-        rows = [run.data or b""] if isinstance(run, Giant) else run.rows
+        rows = [run.data or b""] if isinstance(run, HugeRow) else run.rows
         yield from (row for row in rows if row and len(row) <= max_row_bytes)

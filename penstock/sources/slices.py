@@ -1,6 +1,10 @@
-"""The records of slicing: a slice, the plan of a file, and what tells that a file is still the same.
+"""Slices, slice plans and file identities.
 
-All of them are plain values; slices and plans go to JSON and back without their data.
+A slice ends after a row (or row group, or record batch) whose hash says so. Because that decision looks at the item
+alone, within a minimum and a maximum size, rows that are appended, inserted or edited move only the boundaries next to
+them: all other slices, and hence their digests, stay the same.
+
+Slices and plans convert to JSON and back, without their data.
 """
 
 from __future__ import annotations
@@ -12,30 +16,47 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.sources.kinds import Kind
+from penstock.sources.kinds import FileKind
 
-SLICING_VERSION = 3  # raise it when the same bytes are cut or digested differently: stored plans become void
+SLICING_VERSION = 3  # bump when the same bytes are cut or digested differently: stored plans become invalid
 MAX_ROW_BYTES = 32_000_000
-Columns = frozenset[str] | None  # those to read of files that have columns; None: all
+Columns = frozenset[str] | None  # columns to read from Parquet and Arrow files; None: all
 
 
-class Lines(NamedTuple):
-    """Rows of text as they stand, and where among the lines: blank lines are no rows, but count as lines.
+class SliceSizes(NamedTuple):
+    """Size bounds of a slice in bytes. A row larger than `largest` becomes a slice of its own."""
 
-    An anchor (row, line) says that from this row on, lines are counted from this one; that of the first row is 0.
+    smallest: int = 1_000_000
+    mean: int = 4_000_000
+    largest: int = 8_000_000
+
+    @property
+    def rate(self) -> int:
+        """An item of n bytes ends a slice if its 64-bit hash is below n times this: every `mean - smallest` bytes."""
+        return max(1, (1 << 64) // (self.mean - self.smallest))
+
+
+SLICE_SIZES = SliceSizes()
+
+
+class TextRows(NamedTuple):
+    """Rows of text, and their line numbers: blank lines are not rows, but count as lines.
+
+    An anchor (row, line) says that this row is on this line, relative to the first row, and the following rows on the
+    following lines.
     """
 
     rows: list[bytes]
-    anchors: Sequence[tuple[int, int]] = ()  # none: the rows are consecutive lines
+    anchors: Sequence[tuple[int, int]] = ()  # empty: the rows are on consecutive lines
 
     @classmethod
-    def numbered(cls, rows: list[bytes], numbers: Sequence[int]) -> Lines:
-        """Rows with the numbers of their lines."""
+    def numbered(cls, rows: list[bytes], numbers: Sequence[int]) -> TextRows:
+        """Rows with their line numbers."""
         jumps = [k for k, number in enumerate(numbers) if not k or number != numbers[k - 1] + 1]
         return cls(rows, [(k, numbers[k] - numbers[0]) for k in jumps])
 
     def numbers(self, first: int) -> list[int]:
-        """The line of each row, given that of the first."""
+        """The line number of each row, given that of the first."""
         found: list[int] = []
         for (row, line), (stop, _) in pairwise([*(self.anchors or [(0, 0)]), (len(self.rows), 0)]):
             found += range(first + line, first + line + stop - row)
@@ -43,17 +64,17 @@ class Lines(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """One file to read. `name` is what users are shown, `split` the named split that its rows belong to."""
+    """A file to read. `name` is shown to users; `split` is the named split of its rows."""
 
     ordinal: int
     path: Path
-    kind: Kind
+    kind: FileKind
     name: str
     split: str = "train"
 
 
 class FileIdentity(NamedTuple):
-    """What tells two states of a file apart without reading it."""
+    """Distinguishes two states of a file without reading it."""
 
     device: int
     inode: int
@@ -66,15 +87,15 @@ class FileIdentity(NamedTuple):
 class Slice:
     """A contiguous run of rows of one file.
 
-    `start` and `end` are byte positions: in the file for plain JSON lines, Parquet and Arrow, in the unpacked text
-    for streamed kinds. `size` counts the bytes of its rows (and for text one more a row). `digest` is over its rows
-    for text, over raw bytes and schema for Parquet and Arrow. Those two also name the `units` (row groups or record
-    batches) from `unit` on that hold the rows, after `skip` rows of them. `data` are the rows of text, where they were
-    kept.
+    `start` and `end` are byte offsets: in the file for plain JSON lines, Parquet and Arrow, in the decompressed text
+    for streamed kinds. `size` is the total size of the rows (for text, plus one byte per row). `digest` covers the rows
+    for text, the raw bytes and the schema for Parquet and Arrow. For the latter two, the rows lie in `units` row groups
+    or record batches starting at number `unit`, after the first `skip` rows of these. `data` holds the rows of text, if
+    they were kept.
     """
 
     file: int
-    kind: Kind
+    kind: FileKind
     start: int
     end: int
     first_row: int
@@ -85,10 +106,10 @@ class Slice:
     unit: int = 0
     units: int = 0
     skip: int = 0
-    data: Lines | None = field(default=None, repr=False)
+    data: TextRows | None = field(default=None, repr=False)
 
     def without_data(self) -> Slice:
-        """The same slice, to be kept."""
+        """The same slice without its data, to be stored."""
         return self if self.data is None else replace(self, data=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -100,21 +121,21 @@ class Slice:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Slice:
         """The slice that `to_json` wrote."""
-        return cls(**(values | {"kind": Kind(values["kind"])}))
+        return cls(**(values | {"kind": FileKind(values["kind"])}))
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """How one file is cut, to be remembered under its identity."""
+    """The slices of a file, valid for one identity of it."""
 
     identity: FileIdentity
-    kind: Kind
+    kind: FileKind
     slices: tuple[Slice, ...]
     version: int = SLICING_VERSION
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
+        """Number of rows in the file."""
         return sum(part.rows for part in self.slices)
 
     def holds_for(self, identity: FileIdentity) -> bool:
@@ -132,20 +153,20 @@ class SlicePlan:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> SlicePlan:
-        """The plan that `to_json` wrote; ask `holds_for` before using it."""
+        """The plan that `to_json` wrote; check `holds_for` before using it."""
         return cls(
             identity=FileIdentity(*values["identity"]),
-            kind=Kind(values["kind"]),
+            kind=FileKind(values["kind"]),
             slices=tuple(Slice.from_json(part) for part in values["slices"]),
             version=values["version"],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SliceRows:
     """The rows of one slice. `lines` are 1-based: line numbers for JSON lines, row numbers for other kinds.
 
-    A row larger than the limit stands as b"" in `rows`, with its size in `oversize`.
+    A row over the size limit is b"" in `rows`, and its size is in `oversize`.
     """
 
     rows: list[bytes]
@@ -155,7 +176,7 @@ class Rows:
 
 
 def identity(path: Path) -> FileIdentity:
-    """The identity of a file; a SourceError when it is gone."""
+    """The identity of a file; SourceError if it can't be read."""
     try:
         found = path.stat()
     except OSError as error:

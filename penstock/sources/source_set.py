@@ -1,8 +1,8 @@
-"""The files of a call and the rows of them that are asked for: a set of sources in, slices out, in order.
+"""The source files of a build and the split that selects rows from them; yields slices in order.
 
-A split takes whole slices of the uncut files where it can and parts of slices at its ends, so it shares all other
-slices with the full data. Row numbers from the end and percentages need the rows counted first: then files are read
-once more, but for those whose slices can be read without the data before them.
+A split takes whole slices of the full files wherever possible and trims slices only at its ends, so it shares all other
+slices with the full data. Row numbers from the end and percentages require counting the rows first; streamed files are
+then read twice.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import SourceError
-from penstock.sources.reading import Keep, head, scan, trim
+from penstock.sources.reading import KeepData, head, scan, trim
 from penstock.sources.slices import MAX_ROW_BYTES, Columns, Slice, SourceFile
 from penstock.sources.splits import Split, SplitPart
 
-Known = dict[int, tuple[Slice, ...]]  # slices by the ordinal of their file
+Known = dict[int, tuple[Slice, ...]]  # slices by file ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSet:
-    """Files in their order, and the split that selects from them (None: every row)."""
+    """Files in order, and the split that selects from them (None: all rows)."""
 
     files: tuple[SourceFile, ...]
     split: Split | None = None
-    ignored: tuple[str, ...] = ()  # files in the given folders that are no data, for showing
+    ignored: tuple[str, ...] = ()  # other files in the given folders, for display
     limit: int | None = None  # take only so many rows of the selected ones, the first
 
     @property
@@ -37,9 +37,9 @@ class SourceSet:
         *,
         max_row_bytes: int = MAX_ROW_BYTES,
         known: Mapping[int, tuple[Slice, ...]] | None = None,
-        keep: Keep = Keep.STREAMED,
+        keep: KeepData = KeepData.STREAMED,
     ) -> Iterator[Slice]:
-        """The slices of the selected rows, lazily. `known` has the slices of whole files that need not be cut again."""
+        """Yield the slices of the selected rows. `known` has the slices of files that need not be cut again."""
         cut: Known = dict(known or {})
         rows = 0
         for found in self._selected(cut, max_row_bytes, keep):
@@ -53,11 +53,11 @@ class SourceSet:
         if not rows:
             where = ", ".join(file.name for file in self.files[:3])
             if self.split is not None:
-                raise SourceError(f"split {str(self.split)!r} selects no rows of {where}. Widen it.")
+                raise SourceError(f"split {str(self.split)!r} selects no rows of {where}. Choose a wider range.")
             raise SourceError(f"{where}: no rows. Check that this is the right file.")
 
     def peek(self, n: int = 20, *, max_row_bytes: int = MAX_ROW_BYTES, columns: Columns = None) -> list[bytes]:
-        """The first rows as JSON, for telling their format; of Parquet and Arrow with the values of these columns."""
+        """The first rows as JSON, to detect their format. Parquet and Arrow rows have the values of `columns` only."""
         rows: list[bytes] = []
         name = self._parts()[0].name
         for file in self.files:
@@ -70,23 +70,23 @@ class SourceSet:
             )
         return rows
 
-    def _selected(self, cut: Known, max_row_bytes: int, keep: Keep) -> Iterator[Slice]:
+    def _selected(self, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterator[Slice]:
         for part in self._parts():
             yield from self._part(part, cut, max_row_bytes, keep)
 
     def _parts(self) -> tuple[SplitPart, ...]:
         return (SplitPart(""),) if self.split is None else self.split.parts
 
-    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int, keep: Keep) -> Iterator[Slice]:
+    def _part(self, part: SplitPart, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterator[Slice]:
         files = [file for file in self.files if not part.name or file.split == part.name]
         total = None
         if part.needs_total:
             for file in files:
                 if file.ordinal not in cut:
-                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep=Keep.NONE))
+                    cut[file.ordinal] = tuple(scan(file, max_row_bytes=max_row_bytes, keep=KeepData.NONE))
             total = sum(_rows(cut[file.ordinal]) for file in files)
         first, stop = part.bounds(total)
-        row = 0  # in the files, one after the other
+        row = 0  # counted over all files
         for file in files:
             if file.ordinal in cut and row + _rows(cut[file.ordinal]) <= first:
                 row += _rows(cut[file.ordinal])
@@ -101,7 +101,7 @@ class SourceSet:
                     return
 
 
-def _slices(file: SourceFile, cut: Known, max_row_bytes: int, keep: Keep) -> Iterable[Slice]:
+def _slices(file: SourceFile, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterable[Slice]:
     if file.ordinal in cut and not file.kind.is_streamed:
         return cut[file.ordinal]
     return scan(file, max_row_bytes=max_row_bytes, keep=keep)

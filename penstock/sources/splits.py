@@ -1,7 +1,7 @@
 """Split strings: `train`, `train[:1000]`, `train[10%:20%]`, `train[:50]+train[-50:]`, as in Hugging Face `datasets`.
 
-Enters the string, leaves parts; a part turns into row numbers once the rows are counted. As there: percentages are
-rounded to the closest row, positions beyond the end are cut to it, one % makes both numbers percentages.
+A parsed part resolves to row numbers once the number of rows is known. As in `datasets`, percentages are rounded to
+the nearest row, positions beyond the end are clipped, and one % sign makes both numbers percentages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """Rows first:stop of a named split, counted from the end where negative; percentages if `percent`."""
+    """Rows first:stop of a named split. Negative numbers count from the end; with `percent`, they are percentages."""
 
     name: str
     first: int | None = None
@@ -28,16 +28,16 @@ class SplitPart:
 
     @property
     def is_whole(self) -> bool:
-        """All rows of the named split."""
+        """Whether the part is the whole split."""
         return self.first is None and self.stop is None
 
     @property
     def needs_total(self) -> bool:
-        """Whether row numbers depend on how many rows there are."""
+        """Whether the bounds depend on the total number of rows."""
         return self.percent or (self.first or 0) < 0 or (self.stop or 0) < 0
 
     def bounds(self, total: int | None) -> tuple[int, int | None]:
-        """First row and the one after the last (None: to the end)."""
+        """The first row and the end (None: all that follow)."""
         if total is None:
             assert not self.needs_total
             return self.first or 0, self.stop
@@ -50,7 +50,7 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A parsed split string: its parts' rows, one part after the other."""
+    """A parsed split string; its parts are concatenated."""
 
     text: str
     parts: tuple[SplitPart, ...]
@@ -60,7 +60,7 @@ class Split:
 
 
 def parse_split(text: str) -> Split:
-    """The parts of a split string."""
+    """Parse a split string."""
     return Split(text, tuple(_parse_part(part.strip(), text) for part in text.strip().split("+")))
 
 
@@ -68,13 +68,13 @@ def _parse_part(part: str, text: str) -> SplitPart:
     found = PART.fullmatch(part)
     if found is None:
         raise SourceError(
-            f"split {text!r} is not understood at {part!r}. Write it like train, train[:1000], train[10%:20%] "
+            f"invalid split {text!r} at {part!r}. Write it like train, train[:1000], train[10%:20%] "
             "or train[:50]+train[-50:]."
         )
     percent = bool(found["first_percent"] or found["stop_percent"])
     first, stop = _number(found["first"], text), _number(found["stop"], text)
     if percent and any(abs(value) > 100 for value in (first, stop) if value is not None):
-        raise SourceError(f"split {text!r} has a percentage beyond 100 in {part!r}. Percentages go from -100% to 100%.")
+        raise SourceError(f"split {text!r} has a percentage beyond 100 in {part!r}. The range is -100% to 100%.")
     return SplitPart(found["name"], first, stop, percent)
 
 

@@ -1,15 +1,18 @@
-"""The cache folder: where shards, manifests and tokenizers are, and how they get there.
+"""The cache folder: its layout, its marker file, and how shards and tokenizers are committed to it.
 
-    CACHE/penstock-cache.json          makes the folder a cache; the first file in it
-    CACHE/shards/ab/b3-abcdef….arrow   examples of one slice; `….json` beside it: counts, digest, engines
-    CACHE/datasets/KEY/manifest.json   which shards make a dataset, in order
-    CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were made with
-    CACHE/inputs/ab/b3-….jsonl         rows that were given in memory or through a pipe, and are in no other file
-    CACHE/retired/b3-….….arrow         shards that were replaced, while readers may still have them mapped
-    CACHE/memo/…, claims/…, leases/…, tmp/…  conveniences; losing them only repeats work
+    CACHE/penstock-cache.json          the marker: written first, identifies the folder as a cache
+    CACHE/shards/ab/b3-abcdef….arrow   the examples of one slice; counts, digest and engines in `….json` beside it
+    CACHE/datasets/KEY/manifest.json   the shards of a dataset, in order
+    CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were built with
+    CACHE/inputs/ab/b3-….jsonl         rows given in memory or through a pipe, which are in no other file
+    CACHE/retired/b3-….….arrow         replaced shards, kept while readers may still have them mapped
+    CACHE/memo/…, claims/…, leases/…, tmp/…  disposable: losing them only repeats work
 
-A shard is there when its file is there: it gets its name by a rename, after its bytes are on disk. A file `….bad`
-beside it says that `verify` found its bytes wrong: it counts as missing until it has been made again.
+A shard exists if its file exists: the file is renamed into place once its bytes are on disk. A `….bad` file beside a
+shard records that `verify` found it damaged; the shard then counts as missing until it is rebuilt.
+
+A folder that holds other files and no marker is neither written to nor cleaned up, so a mistyped `--cache` can't mix
+Penstock's files with the user's own.
 """
 
 from __future__ import annotations
@@ -19,23 +22,37 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
-from penstock.store.files import bytes_digest, explained, fault, file_digest, is_there, make_folder, read_regular
-from penstock.store.format import seal, unseal
-from penstock.store.marker import is_marked, mark
-from penstock.store.tree import NAME, Tree
+from penstock.store.files import (
+    bytes_digest,
+    explain_os_errors,
+    fault,
+    file_digest,
+    is_readable_file,
+    make_folder,
+    read_regular,
+)
+from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal, unseal
+from penstock.store.tree import NAME, TEMPORARY, Tree
 from penstock.store.trust import Trust
 
+MARKER = "penstock-cache.json"
+FOLDERS = {"claims", "datasets", "leases", "memo", "retired", "shards", "tmp", "tokenizers"}
+FILE_SYSTEM_ENTRIES = {"lost+found", ".snapshot"}  # created by file systems themselves
+_RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another host's new files with a delay
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 
 
 def default_cache() -> Path:
-    """`PENSTOCK_CACHE`, or the usual place for caches."""
+    """`PENSTOCK_CACHE` if set, else `penstock` in the user's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).expanduser()
@@ -43,71 +60,71 @@ def default_cache() -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "penstock"
 
 
-def checked_name(name: object) -> str:
-    """A digest from a file, fit to become part of a path; anything else is refused."""
+def validate_name(name: object) -> str:
+    """Return a digest read from a file if it is safe to use in a path; raise CorruptError otherwise."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
     return name
 
 
 class Cache:
-    """One cache folder. `trust` says whose shards count as being there."""
+    """A cache folder. `trust` decides whose shards count as present."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, trust: Trust = Trust.CHECKED) -> None:
         given = default_cache() if root is None or not os.fspath(root) else Path(root)
         if scheme := scheme_of(given):
             raise StoreError(
-                f"{root or os.environ[CACHE_VARIABLE]}: addresses are not served ({scheme}); the cache must be on a "
-                "file system: object stores have no atomic rename. Use a local or NFS folder with --cache."
+                f"{root or os.environ[CACHE_VARIABLE]}: {scheme} addresses are not supported; the cache must be on a "
+                "file system, because object stores have no atomic rename. Use a local or NFS folder with --cache."
             )
         self.root = given.expanduser().absolute()
         self.tree = Tree(self.root)
         self.trust = trust
 
     def shard_path(self, name: str) -> Path:
-        """Where the shard of that name is, or will be."""
-        return self.root / "shards" / checked_name(name)[3:5] / f"{name}.arrow"
+        """The path of a shard, whether or not it exists yet."""
+        return self.root / "shards" / validate_name(name)[3:5] / f"{name}.arrow"
 
     def note_path(self, name: str) -> Path:
-        """Where counts, digest and engines of a shard are noted."""
+        """The file with a shard's counts, digest and engines."""
         return self.shard_path(name).with_suffix(".json")
 
     def bad_path(self, name: str) -> Path:
-        """The mark that a shard's bytes are wrong."""
+        """The file that marks a shard as damaged."""
         return self.shard_path(name).with_suffix(".bad")
 
     def dataset_path(self, key: str) -> Path:
-        """The folder of the dataset of that key."""
-        return self.root / "datasets" / checked_name(key)
+        """The folder of a dataset."""
+        return self.root / "datasets" / validate_name(key)
 
     def tokenizer_path(self, digest: str) -> Path:
-        """Where the tokenizer.json with that digest is kept."""
-        return self.root / "tokenizers" / f"{checked_name(digest)}.json"
+        """The path of a tokenizer.json, by its digest."""
+        return self.root / "tokenizers" / f"{validate_name(digest)}.json"
 
     def check_marker(self) -> bool:
-        """Is the folder marked as a cache? One that is missing or empty is not, yet; any other is a StoreError."""
-        return is_marked(self.tree)
+        """Whether the folder is a cache. False if it is missing or empty; StoreError if it holds something else."""
+        return is_cache_folder(self.tree)
 
     def prepare_root(self) -> None:
-        """Make and mark the cache folder; a StoreError with the remedy where that can't be."""
+        """Create the cache folder and its marker, and check that it is writable."""
         make_folder(self.root)
         if not self.check_marker():
-            mark(self.tree)
-        with explained(self.root, "can't be written"):
+            write_marker(self.tree)
+        with explain_os_errors(self.root, "can't be written"):
             self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
 
     def has_shard(self, name: str) -> bool:
-        """Is the shard there for this user, and not known to be bad?"""
+        """Whether the shard exists, is readable and trusted, and is not marked as damaged."""
         path = self.shard_path(name)
-        return is_there(path) and not self.bad_path(name).exists() and not self._is_refused(path)
+        return is_readable_file(path) and not self.bad_path(name).exists() and not self._is_refused(path)
 
     def _is_refused(self, path: Path) -> bool:
         return self.trust is Trust.OWN and self.tree.is_foreign(path)
 
     def all_present(self, names: Iterable[str]) -> bool:
-        """Are all shards there, by fresh listings? A look at each file may be answered from an NFS client's cache."""
+        """Whether all shards exist, by listing their folders: an NFS client may answer `stat` from its cache."""
         wanted: dict[Path, set[str]] = {}
         for name in names:
             wanted.setdefault(self.shard_path(name).parent, set()).add(name)
@@ -121,31 +138,32 @@ class Cache:
         return True
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
-        """Put a shard and its note in place; the shard last. Readers may have mapped the one that is there.
+        """Commit a shard and its note, the shard last.
 
-        On NFS a mapped file must not vanish: its readers on other hosts would die of SIGBUS. So an equal shard stays,
-        and one that has to be replaced is kept under another name until `gc` finds it old.
+        Other processes may have the existing file mapped, and on NFS removing it would kill readers on other hosts
+        with SIGBUS. So an identical shard stays in place, and one that must be replaced moves to `retired/`, where
+        `gc` deletes it once it is old.
         """
-        path, made = self.shard_path(name), bytes_digest(data)
-        with explained(path, "can't be replaced"):
-            stays = self._found_digest(path, len(data)) == made and not self._is_refused(path)
-            if not stays or self._noted_digest(name) != made:
-                noted = {**note, "digest": made, "bytes": len(data), "host": socket.gethostname()}
+        path, new_digest = self.shard_path(name), bytes_digest(data)
+        with explain_os_errors(path, "can't be replaced"):
+            is_current = self._digest_on_disk(path, len(data)) == new_digest and not self._is_refused(path)
+            if not is_current or self._noted_digest(name) != new_digest:
+                noted = {**note, "digest": new_digest, "bytes": len(data), "host": socket.gethostname()}
                 self.tree.write(self.note_path(name), seal(b"note", noted), "note", durable=False)
-            if stays:
-                with contextlib.suppress(PermissionError):  # another user's
-                    self.tree.touch(path)  # tells `gc` and others who were asked to make it anew
+            if is_current:
+                with contextlib.suppress(PermissionError):  # owned by another user
+                    self.tree.touch(path)  # so that `gc` and concurrent builds see it as new
             else:
                 with contextlib.suppress(FileNotFoundError):
                     self.tree.move(path, self.root / "retired" / f"{name}.{secrets.token_hex(6)}.arrow")
                 fault("shard.retire")
-                self.tree.write(path, data, "shard", keep=True)
-        with explained(self.bad_path(name), "can't be removed, though the shard has been made again"):
+                self.tree.write(path, data, "shard", keep_existing=True)
+        with explain_os_errors(self.bad_path(name), "can't be removed, although the shard has been rebuilt"):
             self.tree.remove(self.bad_path(name))
 
-    def _found_digest(self, path: Path, size: int) -> str | None:
+    def _digest_on_disk(self, path: Path, size: int) -> str | None:
         try:
-            return file_digest(path) if is_there(path) and path.stat().st_size == size else None
+            return file_digest(path) if is_readable_file(path) and path.stat().st_size == size else None
         except OSError:
             return None
 
@@ -154,7 +172,7 @@ class Cache:
         return note["digest"] if note is not None else None
 
     def read_note(self, name: str) -> dict[str, Any] | None:
-        """What is noted beside a shard; None where the note is lost or damaged."""
+        """The note beside a shard, or None if it is lost or damaged."""
         try:
             note = unseal(b"note", read_regular(self.note_path(name)))
         except (OSError, ValueError):
@@ -163,16 +181,16 @@ class Cache:
         return note if all(type(note.get(key)) is kind for key, kind in kinds.items()) else None
 
     def mark_bad(self, name: str, why: str) -> None:
-        """Have the next prepare make a shard again; readers keep what is there until then."""
+        """Mark a shard as damaged, so that the next `prepare` rebuilds it. Readers keep the current file until then."""
         self.tree.write(self.bad_path(name), why.encode(), "bad", durable=False)
 
     def shard_note(self, name: str) -> dict[str, Any]:
-        """Counts and digest of a committed shard; made anew from the shard where the note is lost."""
+        """Counts and digest of a committed shard, recomputed from the shard if its note is lost."""
         note = self.read_note(name)
-        with contextlib.suppress(OSError):  # a note is a convenience: the shard itself is the truth
+        with contextlib.suppress(OSError):  # the note is only a cache of what the shard says
             if note is not None and note["bytes"] == self.shard_path(name).stat().st_size:
                 return note
-        from penstock.store.shard import read_shard  # needs pyarrow, which a hit does without
+        from penstock.store.shard import read_shard  # needs pyarrow, which a cache hit does not load
 
         _, meta = read_shard(self.shard_path(name))
         return {
@@ -182,17 +200,72 @@ class Cache:
         }
 
     def tokenizer_json(self, name: str) -> bytes:
-        """The tokenizer.json with that digest; OSError where it is gone."""
+        """The bytes of a tokenizer.json, by digest; OSError if it is missing."""
         path = self.tokenizer_path(name)
         data = read_regular(path)
         if bytes_digest(data) != name:
             raise CorruptError(f"{path}: the tokenizer's bytes have changed. Delete it, then prepare again.")
         return data
 
-    def keep_tokenizer(self, tokenizer_json: bytes) -> str:
-        """Keep a tokenizer.json by its digest, so that datasets can be shown without its folder."""
+    def store_tokenizer(self, tokenizer_json: bytes) -> str:
+        """Store a tokenizer.json under its digest, so that datasets stay readable without the original folder."""
         name = bytes_digest(tokenizer_json)
         path = self.tokenizer_path(name)
-        if self._found_digest(path, len(tokenizer_json)) != name:
+        if self._digest_on_disk(path, len(tokenizer_json)) != name:
             self.tree.write(path, tokenizer_json, "tokenizer")
         return name
+
+
+def is_cache_folder(tree: Tree) -> bool:
+    """Whether the folder is a cache. False if it is missing or empty; StoreError if it holds anything else."""
+    for pause in (*_RECHECK_PAUSES, None):
+        if has_marker(tree):
+            return True
+        names = _content(tree)
+        if not names:
+            return False
+        if pause is None or names - FOLDERS - {MARKER}:
+            break
+        time.sleep(pause)  # looks like a cache that another process is just creating
+    raise StoreError(
+        f"{tree.root} is not a Penstock cache: it holds other files and no {MARKER}. Nothing was changed. "
+        "Choose a new or empty folder with --cache or PENSTOCK_CACHE."
+    )
+
+
+def write_marker(tree: Tree) -> None:
+    """Make an empty folder a cache. Safe to run concurrently: every process writes the same bytes."""
+    with explain_os_errors(tree.root, "can't be read"):
+        readers = tree.root.stat().st_mode & 0o444  # readable by everyone who can use the cache
+    data = canonical({"format": FORMAT_VERSION})
+    tree.write(tree.root / MARKER, data, "marker", in_root=True, mode=readers | 0o200)
+
+
+def has_marker(tree: Tree) -> bool:
+    """Whether there is a marker of the format version that this Penstock reads."""
+    path = tree.root / MARKER
+    with explain_os_errors(path, "can't be read"):
+        try:
+            data = tree.read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise CorruptError(
+            f"{path}: the marker is damaged. If the folder is a Penstock cache, "
+            f"""put it back: echo '{{"format":{FORMAT_VERSION}}}' > {path}"""
+        )
+    check_format(value.get("format"), path)
+    return True
+
+
+def _content(tree: Tree) -> set[str]:
+    with explain_os_errors(tree.root, "can't be read"):
+        try:
+            names = set(tree.names(tree.root))
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+    return {name for name in names - FILE_SYSTEM_ENTRIES if not TEMPORARY.fullmatch(name)}

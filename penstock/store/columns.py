@@ -1,7 +1,7 @@
-"""The columns of one shard as numpy arrays: what `store` hands to `view`, `pack` and `report`.
+"""The columns of one shard as numpy arrays: the record that `view`, `pack` and `report` work on.
 
-Example i owns tokens ids[id_offsets[i]:id_offsets[i+1]] and segments [segment_offsets[i]:segment_offsets[i+1]].
-`segment_ends` count tokens from the example's own start; the last one of an example is its length.
+Example i has the tokens ids[id_offsets[i]:id_offsets[i+1]] and the segments [segment_offsets[i]:segment_offsets[i+1]].
+`segment_ends` count tokens from the start of the example; the last one of an example equals its length.
 A row whose regions are unknown has a single segment: role NONE, part GLUE, message -1.
 Preference data has `sides` (0 chosen, 1 rejected); the two sides of a pair are adjacent, chosen first.
 Labelled answers (KTO) have `desirable` (1 for a good one).
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 
 class Columns(NamedTuple):
-    """Read-only views on a shard's buffers (or arrays in memory, in tests)."""
+    """Read-only views on a shard's buffers, or arrays in memory."""
 
     ids: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
     id_offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -33,5 +33,5 @@ class Columns(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many examples the shard holds (a pair counts as two)."""
+        """Number of examples in the shard; a pair counts as two."""
         return len(self.rows)

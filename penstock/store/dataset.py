@@ -1,7 +1,8 @@
-"""A prepared dataset, read through mmap. Opening costs the manifest; a random example costs two page faults or so, and
-the first one of a shard a look at its offsets and segments, so that damage can't lead astray.
+"""A prepared dataset, read through mmap.
 
-numpy and pyarrow are imported when the first shard is read: to find a dataset in the cache takes neither.
+Opening reads the manifest only. A random example costs about two page faults; the first access to a shard also checks
+its offsets and segments, so that damaged data raises an error. numpy and pyarrow are imported when the first
+shard is read: finding a dataset in the cache needs neither.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import StoreError
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.marker import has_marker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from penstock.store.columns import Columns
     from penstock.store.shard import ShardMeta
 
-MARK_EVERY = 3600.0  # seconds; often enough to tell what is in use, seldom enough to cost nothing
+USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
-class Place(NamedTuple):
-    """Where an example comes from: ordinal of the source file and number of the row in it, from 0."""
+class RowLocation(NamedTuple):
+    """Where an example comes from: ordinal of the source file and row number in it, both from 0."""
 
     source: int
     row: int
 
 
 class StoredDataset:
-    """The examples of a manifest, in the order of their rows."""
+    """The examples of a manifest, in source order."""
 
     def __init__(self, cache: Cache, manifest: Manifest) -> None:
         self.cache = cache
@@ -57,7 +57,7 @@ class StoredDataset:
         self._lock = threading.Lock()
         self._marked = 0.0
 
-    # -- what it is -----------------------------------------------------------------------------------------------
+    # -- description ----------------------------------------------------------------------------------------------
 
     @property
     def key(self) -> str:
@@ -71,7 +71,7 @@ class StoredDataset:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """All that decided the tokens besides the rows."""
+        """Everything that determined the tokens besides the rows."""
         return self.manifest.recipe
 
     @property
@@ -81,12 +81,12 @@ class StoredDataset:
 
     @property
     def is_preference(self) -> bool:
-        """Does it hold pairs?"""
+        """Whether the dataset holds preference pairs."""
         return self.manifest.preference
 
     @property
     def tokens(self) -> int:
-        """All tokens of all examples."""
+        """Total number of tokens."""
         return sum(self.manifest.shards.tokens)
 
     def __len__(self) -> int:
@@ -98,8 +98,8 @@ class StoredDataset:
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
     def mark_used(self) -> None:
-        """Note that the dataset is in use, for `cache ls` and `cache gc`; where we may not write, nothing is noted."""
-        if self._marked and time.monotonic() - self._marked < MARK_EVERY:
+        """Record that the dataset is in use, for `cache ls` and `cache gc`. Does nothing in a read-only cache."""
+        if self._marked and time.monotonic() - self._marked < USED_INTERVAL:
             return
         self._marked = time.monotonic()
         mark = self.path / "used"
@@ -107,24 +107,24 @@ class StoredDataset:
             if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - mark.lstat().st_mtime <= MARK_EVERY:
+                if time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
                     return
             try:
                 self.cache.tree.touch(mark, create=True)
-            except PermissionError:  # another user's mark: put ours in its place
+            except PermissionError:  # another user's mark: replace it
                 self.cache.tree.remove(mark)
                 self.cache.tree.touch(mark, create=True)
 
-    # -- what is in it --------------------------------------------------------------------------------------------
+    # -- examples -------------------------------------------------------------------------------------------------
 
     @property
     def examples(self) -> int:
-        """How many token sequences there are; a pair has two."""
+        """Number of token sequences; a pair has two."""
         return self._ends[-1] if self._ends else 0
 
     @cached_property
     def shard_examples(self) -> npt.NDArray[np.int64]:
-        """How many examples each shard holds."""
+        """Number of examples in each shard."""
         import numpy as np
 
         return np.asarray(self.manifest.shards.examples, np.int64)
@@ -135,8 +135,8 @@ class StoredDataset:
         return self.manifest.shards.names
 
     def columns(self, shard: int) -> Columns:
-        """The arrays of a shard; the most recently used ones stay open."""
-        with self._lock:  # loaders read from threads of their own
+        """The columns of a shard. Recently used shards stay open."""
+        with self._lock:  # loaders read from their own threads
             found = self._open.get(shard)
             if found is not None:
                 self._open.move_to_end(shard)
@@ -152,23 +152,23 @@ class StoredDataset:
         return columns
 
     def shard_meta(self, shard: int) -> ShardMeta:
-        """Ledger, rejected rows and proof of a shard."""
+        """Ledger, rejected rows and spot-check sample of a shard."""
         from penstock.store.shard import read_shard
 
         return read_shard(self.cache.shard_path(self.shards[shard]))[1]
 
     def find(self, example: int) -> tuple[int, int]:
-        """Shard of an example, and its number there."""
+        """The shard that holds an example, and the example's index in it."""
         if not 0 <= example < self.examples:
             raise IndexError(f"example {example} of {self.examples}")
         shard = bisect_right(self._ends, example)
         return shard, example - self._ends[shard] + self.manifest.shards.examples[shard]
 
-    def locate(self, example: int) -> Place:
-        """Where an example comes from."""
+    def locate(self, example: int) -> RowLocation:
+        """The source row of an example."""
         shard, number = self.find(example)
         table = self.manifest.shards
-        return Place(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
+        return RowLocation(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
 
     def input_ids(self, example: int) -> npt.NDArray[Any]:
         """The tokens of an example."""
@@ -176,32 +176,34 @@ class StoredDataset:
         columns = self.columns(shard)
         return columns.ids[columns.id_offsets[number] : columns.id_offsets[number + 1]]
 
-    # -- its tokenizer --------------------------------------------------------------------------------------------
+    # -- tokenizer ------------------------------------------------------------------------------------------------
 
     @cached_property
     def tokenizer_json(self) -> bytes:
-        """The tokenizer it was made with."""
+        """The tokenizer.json that the dataset was built with."""
         path = self.cache.tokenizer_path(self.recipe["tokenizer"])
         try:
             return self.cache.tokenizer_json(path.stem)
         except OSError as error:
-            raise StoreError(f"{path}: the dataset's tokenizer is gone ({error.strerror}); prepare again") from error
+            raise StoreError(
+                f"{path}: the dataset's tokenizer is missing ({error.strerror}). Prepare again."
+            ) from error
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Ids and bytes of its tokens."""
+        """The vocabulary of the dataset's tokenizer."""
         from penstock.encode.vocabulary import Vocabulary
 
         return Vocabulary(self.tokenizer_json)
 
     def token_id(self, name: str) -> int | None:
-        """The id of a named special token such as `eos_token`, where the tokenizer has one."""
+        """The id of a named special token such as `eos_token`, or None if the tokenizer has none."""
         content = self.recipe["special_tokens"].get(name)
         return self.vocabulary.id_of(content) if content is not None else None
 
     @cached_property
     def notes(self) -> Mapping[str, Any]:
-        """What is known beside the dataset: the paths it was last prepared from."""
+        """The notes beside the manifest: the paths that the dataset was last prepared from."""
         try:
             value = orjson.loads(read_regular(self.path / "notes.json"))
         except (OSError, orjson.JSONDecodeError):
@@ -213,7 +215,7 @@ class StoredDataset:
 
 
 def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> StoredDataset:
-    """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
+    """Open a prepared dataset by its folder, or by its key (or an unambiguous prefix) in a cache."""
     path = local_path(where, "dataset")
     if path.name == "manifest.json":
         path = path.parent
@@ -224,11 +226,13 @@ def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str]
     if len(found) == 1:
         return StoredDataset(home, read_manifest(found[0]))
     if found:
-        raise StoreError(f"{where}: {len(found)} datasets begin with that; give more of the key")
-    raise StoreError(f"{where}: no dataset here, and none of that key in {home.root}. `penstock cache ls` shows them.")
+        raise StoreError(f"{where}: {len(found)} datasets start with this prefix. Give more of the key.")
+    raise StoreError(
+        f"{where}: no dataset at this path, and none with this key in {home.root}. List them with `penstock cache ls`."
+    )
 
 
 def _open_limit() -> int:
-    """How many shards may stay mapped: each holds a file descriptor."""
+    """How many shards may stay mapped; each holds a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(soft if soft != resource.RLIM_INFINITY else hard, 8192) // 2)

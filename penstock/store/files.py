@@ -1,4 +1,4 @@
-"""What all files of a cache have in common: digests, the name of their writer, faults for crash tests, clear errors."""
+"""File primitives of the cache: digests, writer names, retries, durable folders, crash-test faults and clear errors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import blake3
 
 from penstock.errors import StoreError
 
-FAULT_VARIABLE = "PENSTOCK_FAULT"  # "point:n": die by SIGKILL at the n-th passage of a commit step; for crash tests
-TRANSIENT = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # ESTALE: another host has removed or replaced it
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # neither follows a link nor waits for a pipe's other end
+FAULT_VARIABLE = "PENSTOCK_FAULT"  # "point:n": crash tests die by SIGKILL at the n-th pass of a commit step
+TRANSIENT = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # ESTALE: another host removed or replaced the file
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a link, never block on a pipe
 RETRY_PAUSES = (0.05, 0.25, 1.0)  # seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def retried(act: Callable[P, T]) -> Callable[P, T]:
-    """Repeat an operation a few times where a network file system fails for the moment."""
+def retry_transient(act: Callable[P, T]) -> Callable[P, T]:
+    """Retry an operation a few times when a network file system fails temporarily."""
 
     @functools.wraps(act)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -46,7 +46,7 @@ def retried(act: Callable[P, T]) -> Callable[P, T]:
 
 
 def digest(*parts: bytes) -> str:
-    """A content digest that names its algorithm."""
+    """Digest of length-prefixed parts, as `b3-` and 64 hexadecimal digits."""
     hasher = blake3.blake3()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
@@ -54,16 +54,16 @@ def digest(*parts: bytes) -> str:
     return f"b3-{hasher.hexdigest()}"
 
 
-@retried
+@retry_transient
 def file_digest(path: Path) -> str:
-    """The digest of a file's bytes, read in pieces."""
+    """Digest of a file's bytes, read through mmap."""
     hasher = blake3.blake3()
     hasher.update_mmap(path)
     return f"b3-{hasher.hexdigest()}"
 
 
 def bytes_digest(data: Any) -> str:
-    """The digest of bytes in memory, equal to `file_digest` of a file that holds them."""
+    """Digest of bytes in memory; equal to `file_digest` of a file with the same bytes."""
     return f"b3-{blake3.blake3(data).hexdigest()}"
 
 
@@ -71,7 +71,7 @@ _passages: dict[str, int] = {}
 
 
 def fault(point: str) -> None:
-    """A commit step passes here; crash tests choose one of them to die at."""
+    """Mark a commit step at which a crash test may kill the process group."""
     chosen = os.environ.get(FAULT_VARIABLE)
     if not chosen:
         return
@@ -82,10 +82,10 @@ def fault(point: str) -> None:
 
 
 @cache
-def host() -> str:
-    """Where process numbers mean the same: this host, since it booted, in this container; safe in file names.
+def host_id() -> str:
+    """Identifies the scope in which process ids are unique: host, boot and PID namespace. Safe in file names.
 
-    Hosts may share a name, and containers a host's name; neither may be taken for the other.
+    The host name alone is not enough: hosts may share one, and so may containers.
     """
     name = "".join(c if c.isalnum() else "_" for c in socket.gethostname()) or "host"
     return f"{name}-{digest(_boot(), _process_space())[3:11]}"
@@ -106,13 +106,13 @@ def _process_space() -> bytes:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this host started (ticks since boot), or None when there is no such process."""
+    """When a process of this host started, in ticks since boot; None if there is no such process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # gone, or hidden from us
+    except OSError:  # gone, or not visible to us
         return "unknown" if _is_running(pid) else None
     fields = line.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]  # a zombie is dead, though nobody has asked for its exit code
+    return None if fields[0] in "ZX" else fields[19]  # a zombie is dead, even if not reaped yet
 
 
 def _is_running(pid: int) -> bool:
@@ -126,22 +126,22 @@ def _is_running(pid: int) -> bool:
 
 
 def writer_name() -> str:
-    """Who writes: host, process and its start, fit for a file name."""
+    """Identifies this process as `host.pid.start`, for use in file names."""
     pid = os.getpid()
-    return f"{host()}.{pid}.{process_start(pid)}"
+    return f"{host_id()}.{pid}.{process_start(pid)}"
 
 
 def writer_is_dead(name: str) -> bool:
-    """Is the writer in a name of this host, and gone? Writers of other hosts are never said to be dead."""
+    """Whether a writer of this host is gone. Writers on other hosts are never reported dead."""
     parts = name.split(".")
-    if len(parts) < 3 or parts[0] != host() or not parts[1].isdigit():
+    if len(parts) < 3 or parts[0] != host_id() or not parts[1].isdigit():
         return False
     start = process_start(int(parts[1]))
     return start is None or ("unknown" not in (start, parts[2]) and start != parts[2])
 
 
-def is_there(path: Path) -> bool:
-    """Is it a regular file that we can read? NFS clients cache absence; listing the folder makes them look again."""
+def is_readable_file(path: Path) -> bool:
+    """Whether a path is a regular, readable file. Lists the folder on a miss: NFS clients cache negative lookups."""
     if _is_readable(path):
         return True
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
@@ -156,14 +156,14 @@ def _is_readable(path: Path) -> bool:
         return False
 
 
-@retried
+@retry_transient
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file; a link or a pipe is an OSError."""
+    """The bytes of a regular file; OSError for a link or a pipe."""
     return read_opened(os.open(path, READ_FLAGS), path)
 
 
 def read_opened(descriptor: int, path: Path) -> bytes:
-    """The bytes of a file that was opened with `READ_FLAGS`, if it is a regular one; closes it."""
+    """Read and close a descriptor opened with `READ_FLAGS`; OSError unless it is a regular file."""
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -171,8 +171,8 @@ def read_opened(descriptor: int, path: Path) -> bytes:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it."""
-    with explained(path, "can't be created"):
+    """Create a folder and its parents."""
+    with explain_os_errors(path, "can't be created"):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -186,7 +186,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_descriptor(folder: int) -> None:
-    """Make renames in an open folder durable; some file systems can't sync folders, and need not."""
+    """Make renames in an open folder durable. Ignored on file systems that can't sync folders."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -195,22 +195,26 @@ def sync_descriptor(folder: int) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Path, what: str) -> Iterator[None]:
-    """Turn the system's errors into ours, with the remedy."""
+def explain_os_errors(path: Path, what: str) -> Iterator[None]:
+    """Raise OSErrors as StoreErrors that state the remedy."""
     try:
         yield
     except OSError as error:
         match error.errno:
             case errno.ENOSPC | errno.EDQUOT:
-                why, remedy = "the disk is full", "Free some space and run the same command again: finished slices stay"
+                why, remedy = (
+                    "the disk is full",
+                    "Free some space and run the same command again: finished slices are kept",
+                )
             case errno.EACCES | errno.EPERM | errno.EROFS:
                 why, remedy = "permission denied", "Choose a folder you can write to with --cache or PENSTOCK_CACHE"
             case errno.ENOTDIR | errno.EEXIST:
                 why = error.strerror or str(error)
                 remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"
             case errno.ESTALE | errno.EIO | errno.ETIMEDOUT:
-                why = f"{error.strerror}, again and again"
-                remedy = "Look after the disk or file server; finished slices stay, the same command goes on from there"
+                why = f"{error.strerror}, after several retries"
+                remedy = "Check the disk or file server, then run the same command again: finished slices are kept"
             case _:
-                why, remedy = error.strerror or str(error), "Finished slices stay; the same command goes on from there"
+                why = error.strerror or str(error)
+                remedy = "Run the same command again: finished slices are kept"
         raise StoreError(f"{path} {what}: {why}. {remedy}.") from error

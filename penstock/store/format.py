@@ -1,4 +1,4 @@
-"""The version of what is on disk, and the one way JSON is written there. Light: a hit needs no more of the format."""
+"""The on-disk format version, and canonical JSON with a digest of itself. Imports no numpy or pyarrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT_VERSION = 1
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys: equal values have equal bytes."""
+    """JSON with sorted keys, so that equal values have equal bytes."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -25,7 +25,7 @@ def seal(kind: bytes, value: Mapping[str, Any], field: str = "seal") -> bytes:
 
 
 def unseal(kind: bytes, data: bytes, field: str = "seal") -> dict[str, Any]:
-    """What `seal` wrote; a ValueError where it is anything else."""
+    """Parse what `seal` wrote; ValueError if it has been changed."""
     value = orjson.loads(data)
     if not isinstance(value, dict) or value.pop(field, None) != digest(kind, canonical(value)):
         raise ValueError("it has changed since it was written")
@@ -33,7 +33,7 @@ def unseal(kind: bytes, data: bytes, field: str = "seal") -> dict[str, Any]:
 
 
 def check_format(version: object, path: Path) -> None:
-    """Refuse what another format version wrote."""
+    """Raise FormatError for files of another format version."""
     if version != FORMAT_VERSION:
         raise FormatError(
             f"{path}: format version {version!r}, but this Penstock reads version {FORMAT_VERSION}. "

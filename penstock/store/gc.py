@@ -1,9 +1,13 @@
-"""Deletes what no manifest reaches: shards, tokenizers, inputs, folders of dropped datasets, what dead processes left.
+"""Garbage collection: deletes shards, tokenizers, inputs and folders that no manifest references, and orphaned files.
 
-Safe beside readers, who only read what a manifest reaches. Safe beside builds on any host: a shard is first put aside,
-then leases and manifests are read again, and only then is it deleted; see `store.leases`. What is younger than a
-threshold stays, so that builds under way seldom repeat work. When a manifest or lease can't be read, nobody knows what
-it reaches, so nothing is deleted.
+Safe alongside readers, which only read what a manifest references. Safe alongside builds on any host: a shard is first
+set aside, then leases and manifests are read again, and only then is it deleted (see `store.claims`). Files younger
+than a threshold stay, so that concurrent builds rarely repeat work. If a manifest or lease can't be read, nothing is
+deleted, because what it references is unknown.
+
+Orphans are what dead processes left behind: temporary files, claims, leases, and shards that a killed `gc` had set
+aside. Removing them costs a few listings, so every build does it at its start. Only processes of this host can be known
+to be dead; what other hosts left is removed by `gc` when it is old.
 """
 
 from __future__ import annotations
@@ -18,20 +22,19 @@ import orjson
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.claims import EXPIRY, ServerClock
-from penstock.store.files import fault, read_regular, writer_name
-from penstock.store.leases import leased
-from penstock.store.listing import dataset_folders, dataset_places, has_manifest, last_use
+from penstock.store.claims import EXPIRY, ServerClock, clean_claims, clean_leases, leased_names
+from penstock.store.files import fault, read_regular, writer_is_dead, writer_name
+from penstock.store.listing import dataset_folders, has_manifest, key_folders, last_use
 from penstock.store.manifest import read_manifest
-from penstock.store.orphans import clean_orphans, remove_orphan, temporary_files
+from penstock.store.tree import ASIDE
 
 DAY = 86400.0
-RETIRED_AGE = 30 * DAY  # a replaced shard stays this long for those who had mapped it
-MEMO_AGE = 90 * DAY  # how files were cut is forgotten after this; finding it again costs one reading
+RETIRED_AGE = 30 * DAY  # how long a replaced shard stays for readers that have it mapped
+MEMO_AGE = 90 * DAY  # how long slice plans are kept; recomputing one costs a pass over the file
 
 
 class Garbage(NamedTuple):
-    """Files that nothing reaches and that go together."""
+    """Unreferenced files that are deleted together: a shard, its note and its mark."""
 
     paths: tuple[Path, ...]
     bytes: int
@@ -39,56 +42,57 @@ class Garbage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Collected:
-    """What was deleted, or would be."""
+class GcReport:
+    """What was deleted, or would be in a dry run."""
 
     datasets: list[str] = field(default_factory=list)
     shards: int = 0
     tokenizers: int = 0
     leftovers: int = 0  # temporary files, memos, folders
     bytes: int = 0
-    kept_bytes: int = 0  # shards that stay
-    refused: int = 0  # files that belong to others
+    kept_bytes: int = 0  # shards that remain
+    refused: int = 0  # files owned by other users
 
 
-def collect(
+def collect_garbage(
     cache: Cache,
     *,
     older_than: float = DAY,
     max_bytes: int | None = None,
     drop_unused: float | None = None,
     dry_run: bool = False,
-) -> Collected:
-    """Delete what no manifest reaches and is older than so many seconds; with `max_bytes` no more than needed.
+) -> GcReport:
+    """Delete unreferenced files older than `older_than` seconds.
 
-    `drop_unused`: first drop datasets that were not opened for so many seconds.
+    With `max_bytes`, delete the oldest shards only until the rest fit. With `drop_unused`, first drop the datasets that
+    have not been opened for that many seconds.
     """
-    return _Run(cache, older_than, dry_run).all(max_bytes, drop_unused)
+    return _Collector(cache, older_than, dry_run).run(max_bytes, drop_unused)
 
 
-class _Run:
+class _Collector:
     def __init__(self, cache: Cache, older_than: float, dry_run: bool) -> None:
         self._cache = cache
         self._older_than = older_than
         self._dry_run = dry_run
         self._tree = cache.tree
         self._clock = ServerClock(cache.tree)
-        self.result = Collected()
+        self.result = GcReport()
 
-    def all(self, max_bytes: int | None, drop_unused: float | None) -> Collected:
-        """The whole of it."""
+    def run(self, max_bytes: int | None, drop_unused: float | None) -> GcReport:
+        """Drop datasets, delete unreferenced shards, then everything else."""
         if not self._cache.check_marker():
-            raise StoreError(f"{self._cache.root}: there is no cache here. Name it with --cache or PENSTOCK_CACHE.")
+            raise StoreError(f"{self._cache.root}: not a cache. Name one with --cache or PENSTOCK_CACHE.")
         dropped = set() if drop_unused is None else self._drop(drop_unused)
-        shards, tokenizers = reached(self._cache, leave_out=dropped)
-        loose = sorted(self._loose_shards(shards), key=lambda garbage: -garbage.age)
-        self._delete_shards(self._enough(loose, max_bytes))
+        shards, tokenizers = referenced(self._cache, leave_out=dropped)
+        loose = sorted(self._unreferenced_shards(shards), key=lambda garbage: -garbage.age)
+        self._delete_shards(self._oldest_over_limit(loose, max_bytes))
         self._leftovers(tokenizers)
         self.result.kept_bytes = _shard_bytes(self._cache) - (self.result.bytes if self._dry_run else 0)
         return self.result
 
     def _drop(self, unused: float) -> set[str]:
-        """Drop datasets that nobody has opened for long: the manifest first, so that no reader meets half of it."""
+        """Drop datasets unused for that long; the manifest goes first, so that no reader sees half a dataset."""
         now = self._clock.now()
         old = [folder for folder in dataset_folders(self._cache) if now - last_use(folder) > unused]
         self.result.datasets = [folder.name for folder in old]
@@ -97,14 +101,14 @@ class _Run:
             self._remove_folder(folder)
         return {folder.name for folder in old}
 
-    def _loose_shards(self, reached_names: set[str]) -> Iterator[Garbage]:
-        """Shards that no manifest reaches, with what stands beside them."""
+    def _unreferenced_shards(self, referenced_names: set[str]) -> Iterator[Garbage]:
+        """Shards that no manifest references, with the files beside them."""
         for folder in self._tree.folders(self._cache.root / "shards"):
             groups: dict[str, list[Path]] = {}
             for path in self._tree.files(folder):
                 groups.setdefault(path.stem, []).append(path)
             for name, paths in groups.items():
-                if name not in reached_names:
+                if name not in referenced_names:
                     garbage = self._garbage(paths)
                     if garbage is not None and garbage.age > self._older_than:
                         yield garbage
@@ -114,10 +118,10 @@ class _Run:
             age = min(self._clock.age(path) for path in paths)
             return Garbage(tuple(paths), sum(path.lstat().st_size for path in paths), age)
         except OSError:
-            return None  # somebody else removes it
+            return None  # another process is removing it
 
-    def _enough(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:
-        """The oldest ones, as many as it takes to come below the limit."""
+    def _oldest_over_limit(self, loose: list[Garbage], max_bytes: int | None) -> list[Garbage]:
+        """The oldest shards, enough of them to get below the limit."""
         if max_bytes is None:
             return loose
         total = _shard_bytes(self._cache)
@@ -130,18 +134,18 @@ class _Run:
         return chosen
 
     def _delete_shards(self, garbage: list[Garbage]) -> None:
-        """Put aside, look again, delete or put back."""
+        """Set shards aside, look for new references, then delete or restore them."""
         aside: list[tuple[Garbage, list[tuple[Path, Path]]]] = []
         for group in garbage:
-            moved = [] if self._dry_run else self._put_aside(group)
+            moved = [] if self._dry_run else self._set_aside(group)
             if moved or self._dry_run:
                 aside.append((group, moved))
         fault("gc.aside")
-        again, _ = reached(self._cache) if aside and not self._dry_run else (set(), set())
+        again, _ = referenced(self._cache) if aside and not self._dry_run else (set(), set())
         for group, moved in aside:
             if group.paths[0].stem in again:
                 for place, hidden in moved:
-                    self._tree.move(hidden, place, keep=True)
+                    self._tree.move(hidden, place, keep_existing=True)
                 continue
             for _, hidden in moved:
                 self._tree.remove(hidden)
@@ -149,7 +153,7 @@ class _Run:
             self.result.shards += any(path.suffix == ".arrow" for path in group.paths)
             self.result.bytes += group.bytes
 
-    def _put_aside(self, group: Garbage) -> list[tuple[Path, Path]]:
+    def _set_aside(self, group: Garbage) -> list[tuple[Path, Path]]:
         moved: list[tuple[Path, Path]] = []
         for path in sorted(group.paths):  # the shard before its note
             hidden = self._tree.tmp / f"{writer_name()}.aside.{path.name}"
@@ -166,14 +170,14 @@ class _Run:
         if not self._dry_run:
             self.result.leftovers += clean_orphans(self._cache)
         for path in temporary_files(self._cache):
-            if self._is_old(path, max(self._older_than, DAY)):  # of hosts that we can't ask
+            if self._is_old(path, max(self._older_than, DAY)):  # left by other hosts
                 with contextlib.suppress(OSError):
                     self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache, path)
         for path in self._tree.files(self._cache.root / "retired"):
             with contextlib.suppress(OSError):
-                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it got its present name
+                if self._clock.now() - path.lstat().st_ctime > RETIRED_AGE:  # ctime: when it was retired
                     self.result.leftovers += self._unlink(path)
-        if not self._someone_builds():
+        if not self._build_in_progress():
             for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):
                     self.result.tokenizers += self._unlink(path)
@@ -186,12 +190,12 @@ class _Run:
             for path in self._tree.files(folder):
                 if self._is_old(path, max(self._older_than, MEMO_AGE)):
                     self.result.leftovers += self._unlink(path)
-        for folder in dataset_places(self._cache):
+        for folder in key_folders(self._cache):
             if not has_manifest(folder) and self._is_old(folder, max(self._older_than, EXPIRY)):
                 self.result.leftovers += 1
                 self._remove_folder(folder)
 
-    def _someone_builds(self) -> bool:
+    def _build_in_progress(self) -> bool:
         return bool(self._tree.files(self._cache.root / "claims"))
 
     def _is_old(self, path: Path, age: float) -> bool:
@@ -220,9 +224,9 @@ class _Run:
             self._tree.remove_folder(folder)
 
 
-def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
-    """Names of the shards and tokenizers that a lease or manifest reaches. Leases first: manifests replace them."""
-    shards = leased(cache.tree)
+def referenced(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], set[str]]:
+    """The shards and tokenizers that a lease or manifest references. Leases are read first: manifests replace them."""
+    shards = leased_names(cache.tree)
     tokenizers = set(shards)
     for folder in dataset_folders(cache):
         if folder.name in leave_out:
@@ -231,9 +235,9 @@ def reached(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str], se
             manifest = read_manifest(folder / "manifest.json")
         except StoreError as error:
             if not has_manifest(folder):
-                continue  # dropped since we looked
+                continue  # dropped in the meantime
             raise StoreError(
-                f"{error} So it is not known which shards it needs, and nothing is deleted. "
+                f"{error} Nothing was deleted, because the shards it needs are unknown. "
                 "Prepare it again, or delete its folder yourself."
             ) from error
         shards.update(manifest.shards.names)
@@ -258,3 +262,29 @@ def _shard_bytes(cache: Cache) -> int:
             with contextlib.suppress(OSError):
                 total += path.lstat().st_size
     return total
+
+
+def temporary_files(cache: Cache) -> list[Path]:
+    """All temporary files: being written, or left by a writer that died."""
+    return [*cache.tree.files(cache.root), *cache.tree.files(cache.tree.tmp)]
+
+
+def clean_orphans(cache: Cache) -> int:
+    """Remove what dead processes of this host left behind; returns the number of temporary files removed."""
+    removed = 0
+    for path in temporary_files(cache):
+        if writer_is_dead(path.name):
+            with contextlib.suppress(OSError):  # cleaned up concurrently, or owned by another user
+                removed += remove_orphan(cache, path)
+    clean_claims(cache.tree)
+    clean_leases(cache.tree)
+    return removed
+
+
+def remove_orphan(cache: Cache, path: Path) -> bool:
+    """Remove a temporary file of a dead writer. A shard that `gc` had set aside is restored: it may be in use."""
+    aside = ASIDE.fullmatch(path.name)
+    if aside and aside["suffix"] != ".bad":
+        place = cache.shard_path(aside["name"]).with_suffix(aside["suffix"])
+        return not cache.tree.move(path, place, keep_existing=True)
+    return cache.tree.remove(path)

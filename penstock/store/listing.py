@@ -1,4 +1,4 @@
-"""What is in a cache: one entry a dataset, the most recently used first. Costs a manifest each, no shard."""
+"""Lists the datasets and shards of a cache. Reads manifests only, no shards."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import explained
+from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
 from penstock.store.tree import NAME
 from penstock.store.trust import shard_writer
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A dataset in a cache. `prepared` and `used` are times; `problem` says why it can't be opened, if so."""
+class DatasetEntry:
+    """A dataset in a cache. `prepared` and `used` are timestamps; `problem` says why it can't be opened, if so."""
 
     key: str
     path: Path
@@ -33,16 +33,16 @@ class Listed:
     problem: str | None = None
 
 
-def list_datasets(cache: Cache) -> list[Listed]:
-    """All datasets of a cache."""
+def list_datasets(cache: Cache) -> list[DatasetEntry]:
+    """All datasets of a cache, the most recently used first."""
     cache.check_marker()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
 
 @dataclass(frozen=True, slots=True)
-class ListedShard:
-    """A shard in a cache. `host` is what its writer noted; empty where unknown. `datasets` need it."""
+class ShardEntry:
+    """A shard in a cache. `host` is empty if unknown; `datasets` are the keys that reference the shard."""
 
     name: str
     path: Path
@@ -54,12 +54,12 @@ class ListedShard:
     datasets: tuple[str, ...]
 
 
-def list_shards(cache: Cache) -> list[ListedShard]:
-    """All shards of a cache, with who wrote them."""
+def list_shards(cache: Cache) -> list[ShardEntry]:
+    """All shards of a cache and who wrote them."""
     cache.check_marker()
     needed: dict[str, list[str]] = {}
     for folder in dataset_folders(cache):
-        with contextlib.suppress(StoreError):  # `list_datasets` names it
+        with contextlib.suppress(StoreError):  # `list_datasets` reports it
             for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
                 needed.setdefault(name, []).append(folder.name)
     return [
@@ -70,9 +70,9 @@ def list_shards(cache: Cache) -> list[ListedShard]:
     ]
 
 
-def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ListedShard:
+def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardEntry:
     found, writer = path.lstat(), shard_writer(cache, path.stem)
-    return ListedShard(
+    return ShardEntry(
         name=path.stem,
         path=path,
         bytes=found.st_size,
@@ -85,14 +85,14 @@ def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> Listed
 
 
 def dataset_folders(cache: Cache) -> list[Path]:
-    """The folders that hold a manifest."""
-    return [folder for folder in dataset_places(cache) if has_manifest(folder)]
+    """The dataset folders that hold a manifest."""
+    return [folder for folder in key_folders(cache) if has_manifest(folder)]
 
 
-def dataset_places(cache: Cache) -> list[Path]:
-    """What is named by a key. Raises where that can't be seen: `gc` must not take it for nothing."""
+def key_folders(cache: Cache) -> list[Path]:
+    """All folders named by a key. Raises if they can't be listed: `gc` must not mistake that for an empty cache."""
     path = cache.root / "datasets"
-    with explained(path, "can't be read"):
+    with explain_os_errors(path, "can't be read"):
         try:
             return [path / name for name in cache.tree.names(path) if re.fullmatch(NAME, name)]
         except FileNotFoundError:
@@ -100,7 +100,7 @@ def dataset_places(cache: Cache) -> list[Path]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Is there a manifest, readable or not?"""
+    """Whether there is a manifest, readable or not."""
     try:
         (folder / "manifest.json").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -111,19 +111,19 @@ def has_manifest(folder: Path) -> bool:
 
 
 def last_use(folder: Path) -> float:
-    """When a dataset was last opened; at least when it was prepared."""
+    """When a dataset was last opened or prepared."""
     times = [_modified(folder / "manifest.json"), _modified(folder / "used")]
     return max(times)
 
 
-def _listed(cache: Cache, folder: Path) -> Listed:
+def _listed(cache: Cache, folder: Path) -> DatasetEntry:
     manifest_time = _modified(folder / "manifest.json")
     try:
         dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
     except StoreError as error:
-        return Listed(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
+        return DatasetEntry(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
     table = dataset.manifest.shards
-    return Listed(
+    return DatasetEntry(
         key=dataset.key,
         path=folder,
         name=_name(dataset),
@@ -138,7 +138,7 @@ def _listed(cache: Cache, folder: Path) -> Listed:
 
 
 def _name(dataset: StoredDataset) -> str:
-    """What people know it by: the files and the tokenizer it was last prepared from."""
+    """A readable name: the files and the tokenizer that the dataset was last prepared from."""
     entries = dataset.notes.get("files")
     named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     files = [Path(str(entry.get("name", ""))).name for entry in named]

@@ -1,10 +1,10 @@
-"""The manifest: which shards make a dataset, in which order, made how, with what left out.
+"""The manifest of a dataset: its shards in order, its recipe, and the ledger of kept and rejected rows.
 
 Columnar, so that 20,000 shards parse in milliseconds. Nothing in it depends on time, host, path, number of workers
-or engine. It is committed last; a dataset is there when its manifest is there.
+or engine. It is committed last: a dataset exists if its manifest exists.
 
-It vouches for itself: it carries a digest of its content, its key must be that of its recipe and slices, and the names
-of its shards those of the same. Whether the shards hold what it says is for `store.verify` to find out.
+A manifest is self-checking: it carries a digest of its content, and its key and shard names must follow from its recipe
+and slices. Whether the shards match it is checked by `store.verify`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.cache import Cache, checked_name
+from penstock.store.cache import Cache, validate_name
 from penstock.store.files import digest, read_regular
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 
 T = TypeVar("T")
-COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")  # of a ledger, besides those by kind
+COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")  # the ledger's totals; other counts are by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class ShardTable:
     """One entry per slice, in order."""
 
     names: list[str]
-    slices: list[str]  # digests of the slices' bytes
+    slices: list[str]  # digests of the source slices
     digests: list[str]  # of the shard files' bytes
     bytes: list[int]
     sources: list[int]  # ordinal of the source file
-    first_rows: list[int]  # number of the slice's first row in its source
+    first_rows: list[int]  # row number of the slice's first row in its source
     rows: list[int]
     examples: list[int]
     tokens: list[int]
@@ -42,7 +42,7 @@ class ShardTable:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a dataset is, besides its shards' bytes."""
+    """Everything about a dataset except the contents of its shards."""
 
     key: str
     recipe: Mapping[str, Any]
@@ -52,11 +52,11 @@ class Manifest:
     preference: bool
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON, with a digest of itself."""
-        return sealed({"format": FORMAT_VERSION, **asdict(self)})
+        """Canonical JSON with a digest of itself."""
+        return seal_manifest({"format": FORMAT_VERSION, **asdict(self)})
 
     def commit(self, cache: Cache) -> Path:
-        """Put the manifest in place, last of all."""
+        """Commit the manifest, after all of its shards."""
         path = cache.dataset_path(self.key) / "manifest.json"
         cache.tree.write(path, self.to_bytes(), "manifest")
         return path
@@ -68,26 +68,26 @@ def shard_name(recipe_digest: str, slice_digest: str) -> str:
 
 
 def dataset_key(recipe_digest: str, places: Iterable[tuple[int, int, str]]) -> str:
-    """The key of a dataset: its recipe and its slices in order, each as source ordinal, first row and digest."""
+    """The key of a dataset, from its recipe and its slices in order (source ordinal, first row, digest)."""
     return digest(b"dataset", recipe_digest.encode(), canonical(list(places)))
 
 
 def recipe_digest(recipe: Mapping[str, Any]) -> str:
-    """The digest of a recipe as it stands in a manifest."""
+    """The digest of a recipe, in the form stored in a manifest."""
     return digest(b"recipe", canonical(recipe))
 
 
-def sealed(value: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest with this content."""
+def seal_manifest(value: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest with this content and its digest."""
     return seal(b"manifest", value, "digest")
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check a manifest; names in it are never trusted as paths."""
+    """Read and validate a manifest. Names in it are checked before they become part of a path."""
     try:
         value = orjson.loads(read_regular(path))
     except FileNotFoundError:
-        raise StoreError(f"{path.parent}: there is no dataset here (no manifest.json)") from None
+        raise StoreError(f"{path.parent}: no dataset in this folder (manifest.json is missing)") from None
     except PermissionError:
         raise StoreError(
             f"{path}: the dataset belongs to another user, and you may not read it. Run the same prepare again."
@@ -98,20 +98,20 @@ def read_manifest(path: Path) -> Manifest:
         raise CorruptError(f"{path}: the manifest is not a JSON object")
     try:
         if value.pop("digest", None) != digest(b"manifest", canonical(value)):
-            raise CorruptError("it has changed since it was committed, for its digest is another")
-        check_format(value.get("format"), path)  # a damaged one says nothing about its format; the cache's marker does
+            raise CorruptError("it has changed since it was committed: the digest does not match")
+        check_format(value.get("format"), path)  # only now: a damaged manifest may claim any version
         return _manifest(value)
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path}: the manifest lacks a field or has a wrong one: {error}") from error
+        raise CorruptError(f"{path}: the manifest has a missing or invalid field: {error}") from error
     except CorruptError as error:
         raise CorruptError(f"{path}: the manifest is damaged: {error}") from error
 
 
 def _manifest(value: dict[str, Any]) -> Manifest:
-    """A manifest whose every field has the right type, and whose names and key follow from the rest."""
+    """Validate every field's type, and that the key and shard names follow from recipe and slices."""
     table = _table(value["shards"])
     recipe, ledger = _typed(value, "recipe", dict), _typed(value, "ledger", dict)
-    checked_name(recipe["tokenizer"])
+    validate_name(recipe["tokenizer"])
     for name in COUNTS:
         _typed(ledger, name, int)
     for name in ("rejected", "notes"):
@@ -120,11 +120,11 @@ def _manifest(value: dict[str, Any]) -> Manifest:
     _typed(ledger, "warnings", list)
     made = recipe_digest(recipe)
     key = dataset_key(made, zip(table.sources, table.first_rows, table.slices, strict=True))
-    if checked_name(value["key"]) != key or table.names != [shard_name(made, part) for part in table.slices]:
-        raise CorruptError("its key or its shards' names are not those of its recipe and slices")
+    if validate_name(value["key"]) != key or table.names != [shard_name(made, part) for part in table.slices]:
+        raise CorruptError("its key or shard names do not match its recipe and slices")
     for name in ("rows", "examples", "tokens"):
         if sum(getattr(table, name)) != ledger[name]:
-            raise CorruptError(f"its ledger says {ledger[name]:,} {name}, its shards {sum(getattr(table, name)):,}")
+            raise CorruptError(f"its ledger has {ledger[name]:,} {name}, its shards have {sum(getattr(table, name)):,}")
     proof, preference = _typed(value, "proof", dict), _typed(value, "preference", bool)
     return Manifest(key, recipe, table, ledger, proof, preference)
 
@@ -139,7 +139,7 @@ def _table(value: Any) -> ShardTable:
         if kind is int and min(entries, default=0) < 0:
             raise ValueError(f"'{name}' has a negative number")
     for name in table.names:
-        checked_name(name)
+        validate_name(name)
     lengths = {len(entries) for entries in columns.values()}
     if len(lengths) != 1:
         raise ValueError(f"columns of different lengths: {sorted(lengths)}")

@@ -1,8 +1,8 @@
-"""How files were cut, remembered by file identity, so that a hit need not read the data.
+"""Remembers how files were cut into slices, keyed by file identity, so that a cache hit does not read the data.
 
-An identity (device, inode, size, mtime and ctime in ns) says that a file has not been written to since. A file that
-changed within `GRAIN` of being read could change again within the same tick of the file system's clock: such a
-result is used but not remembered. What another user remembered serves once this user has cut the file alike.
+The identity (device, inode, size, mtime and ctime in ns) shows that a file has not been written to since. A file that
+changed within `CLOCK_TICK` of being read could change again within the same tick of the file system's clock, so its
+plan is used but not stored. A plan stored by another user is trusted once this user has computed the same one.
 """
 
 from __future__ import annotations
@@ -15,42 +15,41 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.sources import FileIdentity, Slice, SlicePlan, SourceFile, identity
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, has_marker
 from penstock.store.files import digest, read_regular
 from penstock.store.format import canonical, seal, unseal
-from penstock.store.marker import has_marker
-from penstock.store.trust import Checked, Trust
+from penstock.store.trust import CheckedFiles, Trust
 
-GRAIN = 0.05  # seconds; kernels stamp files with a clock that ticks every 1 to 10 ms
+CLOCK_TICK = 0.05  # seconds; kernels timestamp files with a clock that ticks every 1 to 10 ms
 
 
 class PlanMemo:
-    """Plans of files, kept in the cache."""
+    """Slice plans, stored in the cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._checked = Checked()
+        self._checked = CheckedFiles()
 
-    def find(self, file: SourceFile) -> tuple[Slice, ...] | None:
-        """The slices of a file that has not changed since it was cut."""
+    def get(self, file: SourceFile) -> tuple[Slice, ...] | None:
+        """The slices of a file, or None if its plan is not stored or the file has changed."""
         found = identity(file.path)
         path = self._path(file, found)
         try:
             plan = SlicePlan.from_json(unseal(b"memo", read_regular(path)))
         except (OSError, KeyError, TypeError, ValueError):
-            return None  # not there, or not readable: the file is cut again
-        if self._is_doubtful(path) or not plan.holds_for(found) or plan.kind is not file.kind:
+            return None  # missing or unreadable: the file is cut again
+        if self._is_untrusted(path) or not plan.holds_for(found) or plan.kind is not file.kind:
             return None
         return tuple(replace(part, file=file.ordinal) for part in plan.slices)
 
-    def keep(self, file: SourceFile, found: FileIdentity, began: float, slices: Sequence[Slice]) -> None:
-        """Remember how a file was cut; `found` was its identity before, at the time `began`."""
+    def put(self, file: SourceFile, found: FileIdentity, began: float, slices: Sequence[Slice]) -> None:
+        """Store the slices of a file, whose identity was `found` before cutting started at time `began`."""
         settled = began - max(found.mtime_ns, found.ctime_ns) / 1e9
-        if settled < GRAIN or identity(file.path) != found:
+        if settled < CLOCK_TICK or identity(file.path) != found:
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
         path, data = self._path(file, found), seal(b"memo", plan.to_json())
-        with contextlib.suppress(OSError, StoreError):  # a convenience; where it can't be kept, files are cut again
+        with contextlib.suppress(OSError, StoreError):  # optional: without a stored plan, the file is cut again
             if not has_marker(self._cache.tree):
                 return  # not a cache yet, and the marker must be its first file
             foreign = self._cache.trust is Trust.CHECKED and self._cache.tree.is_foreign(path)
@@ -59,7 +58,7 @@ class PlanMemo:
             else:
                 self._cache.tree.write(path, data, "memo", durable=False)
 
-    def _is_doubtful(self, path: Path) -> bool:
+    def _is_untrusted(self, path: Path) -> bool:
         if self._cache.trust is Trust.ALL or not self._cache.tree.is_foreign(path):
             return False
         return self._cache.trust is Trust.OWN or not self._checked.knows([path])
@@ -70,5 +69,5 @@ class PlanMemo:
 
 
 def now() -> float:
-    """The time that file stamps are compared with."""
+    """The current time, comparable with file timestamps."""
     return time.time()

@@ -1,8 +1,8 @@
 """A shard file: the examples of one slice as one Arrow IPC record batch.
 
-The bytes depend on the slice and the recipe alone. The schema's metadata carries, as canonical JSON, what else belongs
-to the slice: its build ledger, its rejected rows and the rows that its proof sampled. Read through mmap: opening costs
-the footer, columns are numpy views on the file's pages.
+The bytes depend on the slice and the recipe alone. The schema metadata carries the slice's build ledger, its rejected
+rows and its spot-check sample as canonical JSON. Shards are read through mmap: opening one reads the footer, and the
+columns are numpy views on the file's pages.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import pyarrow as pa
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store.columns import Columns
-from penstock.store.files import is_there, retried
+from penstock.store.files import is_readable_file, retry_transient
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
 _META = b"penstock"
-_LOOK_AGAIN = (0.05, 0.2, 0.5)  # seconds; an NFS client may take a moment to see what another host has renamed
+_RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another host's rename with a delay
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMeta:
-    """What a shard says about its slice besides the examples."""
+    """What a shard records about its slice besides the examples."""
 
     ledger: Mapping[str, Any]
     rejected: list[dict[str, Any]]
@@ -39,11 +39,11 @@ class ShardMeta:
 def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
     """The bytes of a shard file."""
     batch = _record_batch(columns)
-    described = {"format": FORMAT_VERSION, "ledger": meta.ledger, "rejected": meta.rejected, "proof": meta.proof}
-    batch = batch.replace_schema_metadata({_META: canonical(described)})
-    counted = pa.MockOutputStream()  # how many bytes it takes, so that they need not be moved as they grow
-    _write(batch, counted)
-    buffer = pa.allocate_buffer(counted.size())
+    metadata = {"format": FORMAT_VERSION, "ledger": meta.ledger, "rejected": meta.rejected, "proof": meta.proof}
+    batch = batch.replace_schema_metadata({_META: canonical(metadata)})
+    size = pa.MockOutputStream()  # a dry run for the size, so that the buffer need not grow
+    _write(batch, size)
+    buffer = pa.allocate_buffer(size.size())
     _write(batch, pa.FixedSizeBufferWriter(buffer))
     return buffer
 
@@ -54,7 +54,7 @@ def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
 
 
 def _array(values: npt.NDArray[Any]) -> pa.Array:
-    """An array over the same memory. `pa.array` does that too, but imports pandas first, which takes 0.2 s."""
+    """An Arrow array over the same memory. `pa.array` would import pandas first, which takes 0.2 s."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
@@ -84,40 +84,40 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
 
 
 def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
-    """Open a shard; raises CorruptError when it is not a whole shard file."""
-    for pause in _LOOK_AGAIN:
-        if is_there(path):
+    """Open and check a shard; CorruptError if it is missing or damaged."""
+    for pause in _RECHECK_PAUSES:
+        if is_readable_file(path):
             break
         time.sleep(pause)
     try:
-        batch, described = _mapped(path)
-        check_format(described.get("format"), path)
+        batch, metadata = _mapped(path)
+        check_format(metadata.get("format"), path)
         columns = _columns(batch)
         check_columns(columns)
     except FileNotFoundError:
         raise CorruptError(
-            f"{path}: the shard is gone, though a dataset needs it. "
-            "Run the same prepare again: it redoes this slice only."
+            f"{path}: the shard is missing, although a dataset needs it. "
+            "Run the same prepare again: it rebuilds only this slice."
         ) from None
     except PermissionError:
         raise StoreError(
             f"{path}: the shard belongs to another user, and you may not read it. "
-            "Run the same prepare again: it makes the slice for you too. Or ask its owner for a wider umask."
+            "Run the same prepare again to build the slice for yourself, or ask the owner for a wider umask."
         ) from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError, CorruptError) as error:
         raise CorruptError(
-            f"{path}: not a whole shard ({error}). Run `penstock cache verify`, then the same prepare again."
+            f"{path}: not a complete shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
-    return columns, ShardMeta(described["ledger"], described["rejected"], described["proof"])
+    return columns, ShardMeta(metadata["ledger"], metadata["rejected"], metadata["proof"])
 
 
 def check_columns(columns: Columns) -> None:
-    """Whether the arrays of a shard fit together; a CorruptError where one would lead beyond another."""
+    """Check that a shard's arrays are consistent; CorruptError if an offset points outside its array."""
     for name, offsets, count in (
         ("input_ids", columns.id_offsets, len(columns.ids)),
         ("segments", columns.segment_offsets, len(columns.segment_ends)),
     ):
-        if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or _goes_back(offsets).any():
+        if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or _decreases(offsets).any():
             raise CorruptError(f"the offsets of {name} are not in order")
     for name in ("segment_roles", "segment_parts", "segment_messages", "segment_weights"):
         values = getattr(columns, name)
@@ -127,29 +127,29 @@ def check_columns(columns: Columns) -> None:
         values = getattr(columns, name)
         if values is not None and len(values) != columns.examples:
             raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
-    if _goes_back(columns.rows).any():
+    if _decreases(columns.rows).any():
         raise CorruptError("its rows are not in order")
     _check_segments(columns)
 
 
-def _goes_back(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where a value is less than the one before it."""
+def _decreases(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a value is less than its predecessor."""
     return values[1:] < values[:-1]
 
 
 def _check_segments(columns: Columns) -> None:
-    """The segments of an example follow each other, and the last one ends with it."""
+    """Check that the segments of each example are in order and cover it."""
     ends, firsts, after = columns.segment_ends, columns.segment_offsets[:-1], columns.segment_offsets[1:]
-    back = _goes_back(ends)
+    back = _decreases(ends)
     starts = firsts[(firsts > 0) & (firsts < len(ends))]
-    back[starts - 1] = False  # ends are counted from the example's own start
+    back[starts - 1] = False  # ends count from the start of the example
     has_some, lengths = after > firsts, np.diff(columns.id_offsets)
     covered = np.array_equal(ends[after[has_some] - 1], lengths[has_some])
     if back.any() or not covered or lengths[~has_some].any():
         raise CorruptError("its segments do not cover its examples")
 
 
-@retried
+@retry_transient
 def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)
@@ -162,7 +162,7 @@ def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDA
 
 
 def _numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of an array, not copied. Arrow's own way would import pandas first, if it is there: 0.3 s, 50 MB."""
+    """The values of an array, without a copy. `to_numpy` would import pandas if installed: 0.3 s, 50 MB."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if array.null_count:
         raise ValueError("values are missing")

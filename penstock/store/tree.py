@@ -1,12 +1,12 @@
-"""The files of a cache: which paths are Penstock's own, and the only way to write, move and remove them.
+"""The only way to write, move and remove files of a cache, and the list of paths that belong to Penstock.
 
-Other users may write to a cache's folder, so nothing outside it is ever touched: every folder on the way to a file is
-opened from the cache's root on, without following links, and only regular files at paths that Penstock itself creates
-are removed. Listings show nothing else, so a user's own files are neither counted nor deleted.
+Other users may be able to write to a cache, so nothing outside it is ever touched: every folder on the way to a file is
+opened relative to the cache's root without following links, and only regular files at paths that Penstock itself
+creates are removed. Listings show nothing else, so a user's own files are neither counted nor deleted.
 
-Files appear whole or not at all, on local disks and on NFS: they are written under a unique name in `tmp/`, synced and
-renamed into place, then the folder is synced. The temporary name identifies its writer, so that files of dead writers
-can be removed. Opening a folder makes an NFS client revalidate it with the server (unless mounted with `nocto`).
+Writes are atomic on local disks and on NFS: a file is written under a unique name in `tmp/`, synced and renamed into
+place, then the folder is synced. The temporary name identifies the writer, so that files of dead writers can be
+removed. Opening a folder makes an NFS client revalidate it with the server (unless mounted with `nocto`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.store.files import READ_FLAGS, explained, fault, read_opened, retried, sync_descriptor, writer_name
+from penstock.store.files import (
+    READ_FLAGS,
+    explain_os_errors,
+    fault,
+    read_opened,
+    retry_transient,
+    sync_descriptor,
+    writer_name,
+)
 
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
 TEMPORARY = re.compile(rf"{WRITER}\.[0-9a-f]{{12}}")
-ASIDE = re.compile(rf"{WRITER}\.aside\.(?P<name>{NAME})(?P<suffix>\.arrow|\.json|\.bad)")  # what gc is about to delete
+ASIDE = re.compile(rf"{WRITER}\.aside\.(?P<name>{NAME})(?P<suffix>\.arrow|\.json|\.bad)")  # by `gc`
 OWN = re.compile(
     "|".join(
         (
-            TEMPORARY.pattern,  # the marker, being written
+            TEMPORARY.pattern,  # the marker while it is written
             rf"tmp/{TEMPORARY.pattern}",
             rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad)",
             rf"claims/{NAME}",
@@ -44,29 +52,34 @@ OWN = re.compile(
             r"inputs/(?P<input>[0-9a-f]{2})/b3-(?P=input)[0-9a-f]{62}\.(?:jsonl|arrow|data)",
             r"memo/(?P<memo>[0-9a-f]{2})/b3-(?P=memo)[0-9a-f]{62}\.json",
             rf"memo/dates/{NAME}",
-            rf"checked/{NAME}",  # in a user's own folder, see `store.trust`
+            rf"checked/{NAME}",  # in the user's state folder, see `store.trust`
         )
     )
 )
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links; others' files
+NO_LINKS = (
+    errno.EPERM,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+    errno.EMLINK,
+)  # no hard links, or another user's file
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class Tree:
-    """The files below one folder. The folder itself may be reached through links, nothing below it is."""
+    """Penstock's files below one folder. Only the path to the folder itself may contain links."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tmp = root / "tmp"
 
     def owns(self, path: Path) -> bool:
-        """Is this a path that Penstock gives to a file?"""
+        """Whether this is a path that Penstock creates files at."""
         return OWN.fullmatch(path.relative_to(self.root).as_posix()) is not None
 
-    @retried
+    @retry_transient
     def is_foreign(self, path: Path) -> bool:
-        """Did another user write a file? A file server may map users: ours are those it gives our new files to."""
+        """Whether another user owns a file, allowing for file servers that map users."""
         try:
             uid = path.lstat().st_uid
         except FileNotFoundError:
@@ -77,14 +90,14 @@ class Tree:
     def _mapped_user(self) -> int:
         try:
             return self._probe().st_uid
-        except OSError:  # we may not write here
+        except OSError:  # read-only for us
             return os.geteuid()
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def folder(self, path: Path, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of a folder. New folders get the root's permissions, so that users who share it share them."""
+        """Open a folder. New folders get the root's permissions, so that everyone who shares the cache can use them."""
         descriptor = os.open(self.root, _FOLDER)
         try:
             mode = os.fstat(descriptor).st_mode & 0o7777
@@ -96,24 +109,24 @@ class Tree:
         finally:
             os.close(descriptor)
 
-    @retried
+    @retry_transient
     def make_folder(self, path: Path) -> None:
-        """Make a folder, if it is not there."""
+        """Create a folder unless it exists."""
         with self.folder(path, create=True):
             pass
 
-    @retried
+    @retry_transient
     def names(self, path: Path) -> list[str]:
-        """All names in a folder; OSError where it can't be listed."""
+        """All names in a folder; OSError if it can't be listed."""
         with self.folder(path) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
 
     def files(self, path: Path) -> list[Path]:
-        """Penstock's files in a folder, in order; none where it is not there or not readable."""
+        """Penstock's files in a folder, sorted; empty if it is missing or unreadable."""
         return [found for found in self._entries(path, stat.S_ISREG) if self.owns(found)]
 
     def folders(self, path: Path) -> list[Path]:
-        """The folders in a folder, in order; links are none."""
+        """The subfolders of a folder, sorted, without links."""
         return self._entries(path, stat.S_ISDIR)
 
     def _entries(self, path: Path, wanted: Callable[[int], bool]) -> list[Path]:
@@ -122,17 +135,17 @@ class Tree:
         except OSError:
             return []
 
-    @retried
+    @retry_transient
     def _listed(self, path: Path, wanted: Callable[[int], bool]) -> list[Path]:
         found: list[Path] = []
         with self.folder(path) as folder, os.scandir(folder) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # gone since
+                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                     if wanted(entry.stat(follow_symlinks=False).st_mode):
                         found.append(path / entry.name)
         return sorted(found)
 
-    @retried
+    @retry_transient
     def read(self, path: Path) -> bytes:
         """The bytes of a regular file."""
         with self.folder(path.parent) as folder:
@@ -147,21 +160,21 @@ class Tree:
         point: str,
         *,
         durable: bool = True,
-        keep: bool = False,
-        beside: bool = False,
+        keep_existing: bool = False,
+        in_root: bool = False,
         mode: int | None = None,
     ) -> None:
-        """Put a whole file in place. With `keep`, a file that is already there stays instead.
+        """Write a file atomically. With `keep_existing`, a file that already exists wins.
 
-        A convenience need not be `durable`: after a power failure it may be empty, which its reader notices. With
-        `beside` the temporary file is in the root; `mode` overrides the umask.
+        Disposable files need not be `durable`: after a power failure they may be empty, which readers detect. With
+        `in_root` the temporary file is created in the root instead of `tmp/`. `mode` overrides the umask.
         """
-        with explained(path, "can't be written"):
-            self._write(path, data, point, durable, keep, self.root if beside else self.tmp, mode)
+        with explain_os_errors(path, "can't be written"):
+            self._write(path, data, point, durable, keep_existing, self.root if in_root else self.tmp, mode)
 
-    @retried
+    @retry_transient
     def _write(
-        self, path: Path, data: Any, point: str, durable: bool, keep: bool, temporaries: Path, mode: int | None
+        self, path: Path, data: Any, point: str, durable: bool, keep_existing: bool, temporaries: Path, mode: int | None
     ) -> None:
         with self.folder(path.parent, create=True) as folder, self.folder(temporaries, create=True) as tmp:
             temporary = temporary_name()
@@ -176,7 +189,7 @@ class Tree:
                     if durable:
                         os.fsync(file.fileno())
                 fault(f"{point}.sync")
-                _rename(tmp, temporary, folder, path.name, keep=keep)
+                _rename(tmp, temporary, folder, path.name, keep_existing=keep_existing)
                 fault(f"{point}.rename")
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -186,15 +199,15 @@ class Tree:
                 sync_descriptor(folder)
 
     def create(self, path: Path, data: bytes, point: str) -> bool:
-        """Create a small file; False where there is one."""
-        with explained(path, "can't be written"):
+        """Create a small file exclusively; False if it already exists."""
+        with explain_os_errors(path, "can't be written"):
             try:
                 self._create(path, data, point)
             except FileExistsError:
                 return False
         return True
 
-    @retried
+    @retry_transient
     def _create(self, path: Path, data: bytes, point: str) -> None:
         with self.folder(path.parent, create=True) as folder:
             descriptor = os.open(path.name, _NEW_FILE, 0o666, dir_fd=folder)
@@ -202,12 +215,12 @@ class Tree:
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(data)
-            except OSError:  # a full disk: leave no empty file
+            except OSError:  # disk full: leave no empty file behind
                 _unlink(folder, path.name)
                 raise
             fault(f"{point}.write")
 
-    @retried
+    @retry_transient
     def touch(self, path: Path, *, create: bool = False) -> None:
         """Set a file's modification time to now, by the file server's clock."""
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
@@ -219,12 +232,12 @@ class Tree:
                 os.close(descriptor)
 
     def server_time(self) -> float:
-        """The time now by the file server's clock: the one it gives to a new file."""
+        """The file server's current time: the mtime of a new file."""
         return self._probe().st_mtime
 
-    @retried
+    @retry_transient
     def _probe(self) -> os.stat_result:
-        """What the file server makes of a new file of ours."""
+        """The owner and mtime that the file server gives to a new file."""
         with self.folder(self.tmp) as folder:
             name = temporary_name()
             try:
@@ -239,18 +252,21 @@ class Tree:
 
     # -- moving and removing --------------------------------------------------------------------------------------
 
-    @retried
-    def move(self, source: Path, target: Path, *, keep: bool = False) -> bool:
-        """Rename one of Penstock's files. With `keep`, a file at the target stays, the source goes: then it's False."""
+    @retry_transient
+    def move(self, source: Path, target: Path, *, keep_existing: bool = False) -> bool:
+        """Rename one of Penstock's files.
+
+        With `keep_existing`, an existing target wins: the source is removed and the result is False.
+        """
         with self.folder(source.parent) as from_, self.folder(target.parent, create=True) as to:
             self._check(source, from_)
             if not self.owns(target):
                 raise _not_ours(target)
-            return _rename(from_, source.name, to, target.name, keep=keep)
+            return _rename(from_, source.name, to, target.name, keep_existing=keep_existing)
 
-    @retried
+    @retry_transient
     def remove(self, path: Path) -> bool:
-        """Remove one of Penstock's files; False where it is gone. Anything else is a FileExistsError."""
+        """Remove one of Penstock's files; False if it is already gone. FileExistsError for any other file."""
         try:
             with self.folder(path.parent) as folder:
                 self._check(path, folder)
@@ -260,7 +276,7 @@ class Tree:
         return True
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder, if it is empty."""
+        """Remove a folder if it is empty."""
         with contextlib.suppress(OSError), self.folder(path.parent) as folder:
             os.rmdir(path.name, dir_fd=folder)
 
@@ -270,7 +286,7 @@ class Tree:
 
 
 def _not_ours(path: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "not a file that Penstock made", str(path))
+    return FileExistsError(errno.EEXIST, "not a file that Penstock created", str(path))
 
 
 def temporary_name() -> str:
@@ -279,7 +295,7 @@ def temporary_name() -> str:
 
 
 def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
-    """Open a folder in a folder; make it, if it may be made, with the given permissions."""
+    """Open a subfolder; create it if permissions for it are given."""
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     except NotADirectoryError:
@@ -289,7 +305,7 @@ def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
             raise
     try:
         os.mkdir(name, dir_fd=parent)
-    except FileExistsError:  # another process was faster
+    except FileExistsError:  # created concurrently
         return _open_folder(parent, name, None)
     made = _open_folder(parent, name, None)
     with contextlib.suppress(OSError):
@@ -297,9 +313,9 @@ def _open_folder(parent: int, name: str, create_mode: int | None) -> int:
     return made
 
 
-def _rename(from_: int, source: str, to: int, target: str, *, keep: bool) -> bool:
-    """Rename; where the answer got lost on the way (NFS retries), look at what is there."""
-    if keep:
+def _rename(from_: int, source: str, to: int, target: str, *, keep_existing: bool) -> bool:
+    """Rename. If NFS reports failure because its own retry found the rename done, accept it."""
+    if keep_existing:
         return _rename_to_new(from_, source, to, target)
     size = os.stat(source, dir_fd=from_, follow_symlinks=False).st_size
     try:
@@ -311,7 +327,7 @@ def _rename(from_: int, source: str, to: int, target: str, *, keep: bool) -> boo
 
 
 def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
-    """Rename, unless there is a file of the new name: then the old name goes and that file stays, and it's False."""
+    """Rename without replacing: if the target exists, remove the source and return False."""
     made = True
     try:
         os.link(source, target, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
@@ -320,14 +336,14 @@ def _rename_to_new(from_: int, source: str, to: int, target: str) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        made = _size(to, target) is None  # the best there is: another process may come between look and rename
+        made = _size(to, target) is None  # not atomic, but the best available here
         if made:
-            return _rename(from_, source, to, target, keep=False)
+            return _rename(from_, source, to, target, keep_existing=False)
     _unlink(from_, source)
     return made
 
 
-@retried
+@retry_transient
 def _unlink(folder: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)

@@ -1,7 +1,8 @@
-"""Whose files in a shared cache are reused, and who wrote which.
+"""Which users' files in a shared cache are reused, and who wrote them.
 
-A shard is named by its inputs, so whoever may write to a cache can put other tokens under the right name. The owner of
-a file is the file system's word; the host stands in the note beside a shard, and is the writer's own word.
+A shard is named by its inputs, so anyone who can write to a cache could store other tokens under the right name. A
+file's owner comes from the file system and can be relied on; the host comes from the note beside a shard, which its
+writer could forge.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class Trust(StrEnum):
-    """Which shards are reused besides those of this user."""
+    """Which shards are reused besides the user's own."""
 
-    CHECKED = "checked"  # others', after rows of each were compared with the references
-    OWN = "own"  # nobody else's
-    ALL = "all"  # everybody's, unchecked
+    CHECKED = "checked"  # other users', after a sample of each was checked against the references
+    OWN = "own"  # none
+    ALL = "all"  # all, unchecked
 
 
-class Writer(NamedTuple):
-    """Who wrote a shard. `host` is empty where the note beside it is lost or somebody else's."""
+class ShardWriter(NamedTuple):
+    """Who wrote a shard. `host` is empty if the note beside it is lost or owned by someone else."""
 
     uid: int
     user: str
@@ -43,14 +44,14 @@ class Writer(NamedTuple):
         return f"{self.user} on {self.host or 'an unknown host'}"
 
 
-def shard_writer(cache: Cache, name: str) -> Writer:
-    """Owner and host of a shard."""
+def shard_writer(cache: Cache, name: str) -> ShardWriter:
+    """The owner of a shard, and the host it was written on."""
     uid, note = cache.shard_path(name).lstat().st_uid, cache.read_note(name) or {}
     host = str(note.get("host", ""))
-    with contextlib.suppress(OSError):  # a note is a convenience
+    with contextlib.suppress(OSError):  # the note may be missing
         if cache.note_path(name).lstat().st_uid == uid and re.fullmatch(r"[\w.-]{1,253}", host):
-            return Writer(uid, _user(uid), host)
-    return Writer(uid, _user(uid), "")
+            return ShardWriter(uid, _user(uid), host)
+    return ShardWriter(uid, _user(uid), "")
 
 
 def _user(uid: int) -> str:
@@ -60,11 +61,11 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-class Checked:
-    """Which files of others this user has checked, so that a hit need not do it again.
+class CheckedFiles:
+    """Remembers which files of other users this user has checked, so that a cache hit need not repeat it.
 
-    Kept where nobody else writes: in the user's own folder for state. A file is known by inode, size, mtime and ctime;
-    its owner can't change it without changing these.
+    Stored in the user's own state folder, where nobody else can write. A file is identified by inode, size, mtime and
+    ctime; its owner can't change it without changing these.
     """
 
     def __init__(self) -> None:
@@ -73,18 +74,18 @@ class Checked:
         self._root = base / "penstock"
 
     def knows(self, files: Sequence[Path]) -> bool:
-        """Were these files checked, as they are now?"""
+        """Whether these files were checked in their present state."""
         try:
             return self._path(files).lstat().st_uid == os.geteuid()
         except OSError:
             return False
 
     def remember(self, files: Sequence[Path]) -> None:
-        """Note that these files were checked; where that can't be kept, they are checked again."""
+        """Record that these files were checked. If that fails, they are checked again next time."""
         try:
             path = self._path(files)
             self._root.mkdir(parents=True, exist_ok=True)
-            Tree(self._root).write(path, b"", "checked", durable=False, beside=True)
+            Tree(self._root).write(path, b"", "checked", durable=False, in_root=True)
         except (OSError, StoreError):
             return
 

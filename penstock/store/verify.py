@@ -1,7 +1,7 @@
-"""Is what is on disk what was promised? Digests, counts and ledgers of datasets, shards and tokenizers.
+"""Verifies a cache: digests, counts and ledgers of datasets, shards and tokenizers.
 
-Reads every byte once, at the speed of the disk. A shard whose bytes are wrong is marked, so that the next `prepare`
-makes its slice again; nothing is deleted, and readers go on with what is there.
+Reads every byte once, at disk speed. A damaged shard is marked, so that the next `prepare` rebuilds its slice; nothing
+is deleted, and readers keep the current file.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock.errors import FormatError, StoreError
 from penstock.store.cache import Cache
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_there
+from penstock.store.files import file_digest, is_readable_file
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
 
 OnShard = Callable[[str], None]
-REDO = "The next prepare makes this slice again"
+REBUILD = "The next prepare rebuilds this slice"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as promised. `rows` are numbers in the source file, first and last."""
+class CacheProblem:
+    """A damaged or missing part of a cache. `rows` are the first and last row number in the source file."""
 
     what: str
     path: Path
@@ -46,17 +46,17 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verified:
-    """What was looked at, and what was found."""
+class VerifyReport:
+    """What was checked, and the problems found."""
 
     datasets: int = 0
     shards: int = 0
     bytes: int = 0
-    redone: int = 0  # rows made again from their sources and compared
-    findings: list[Finding] = field(default_factory=list)
+    redone: int = 0  # rows re-encoded from their sources and compared
+    findings: list[CacheProblem] = field(default_factory=list)
 
-    def add(self, other: Verified) -> None:
-        """Count in what another run looked at."""
+    def add(self, other: VerifyReport) -> None:
+        """Add the results of another run."""
         self.datasets += other.datasets
         self.shards += other.shards
         self.bytes += other.bytes
@@ -64,29 +64,29 @@ class Verified:
         self.findings += other.findings
 
 
-def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> Verified:
+def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> VerifyReport:
     """Check the given datasets, or everything in the cache."""
     cache.check_marker()
-    run = _Run(cache, on_shard)
+    run = _Verifier(cache, on_shard)
     for folder in dataset_folders(cache) if folders is None else folders:
         run.dataset(folder)
     if folders is None:
-        run.loose_shards()
+        run.unreferenced_shards()
     return run.result
 
 
-class _Run:
+class _Verifier:
     def __init__(self, cache: Cache, on_shard: OnShard | None) -> None:
         self._cache = cache
         self._on_shard = on_shard
-        self._digests: dict[str, str | None] = {}  # of shards; None where it can't be read
-        self.result = Verified()
+        self._digests: dict[str, str | None] = {}  # by shard name; None if unreadable
+        self.result = VerifyReport()
 
     def _found(self, what: str, path: Path, **where: Any) -> None:
-        self.result.findings.append(Finding(what, path, **where))
+        self.result.findings.append(CacheProblem(what, path, **where))
 
     def dataset(self, folder: Path) -> None:
-        """A manifest, all of its shards, and whether they add up."""
+        """Check a manifest, all of its shards, and that the ledger adds up."""
         self.result.datasets += 1
         try:
             dataset = StoredDataset(self._cache, read_manifest(folder / "manifest.json"))
@@ -94,7 +94,7 @@ class _Run:
             self._found(str(error), folder, dataset=folder.name)
             return
         except StoreError as error:
-            self._found(f"{error}. The next prepare of it makes it again", folder, dataset=folder.name)
+            self._found(f"{error}. The next prepare rebuilds it", folder, dataset=folder.name)
             return
         if dataset.key != folder.name:
             self._found(f"the manifest is that of {dataset.key}. Prepare again", folder, dataset=folder.name)
@@ -109,7 +109,7 @@ class _Run:
         self._tokenizer(dataset)
 
     def _shard(self, dataset: StoredDataset, number: int) -> Mapping[str, Any] | None:
-        """One shard of a dataset; its ledger, if the shard is as promised."""
+        """Check one shard of a dataset; returns its ledger if the shard is intact."""
         table = dataset.manifest.shards
         name = table.names[number]
         wrong = self._wrong_bytes(name, table.digests[number], table.bytes[number])
@@ -121,7 +121,7 @@ class _Run:
                     return meta.ledger
                 wrong = self._bad(name, f"it holds {'; '.join(off)}")
             except (StoreError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                wrong = self._bad(name, f"its content is not a shard's ({error!r})")
+                wrong = self._bad(name, f"its contents are not a valid shard ({error!r})")
         first = table.first_rows[number]
         self._found(
             wrong,
@@ -137,10 +137,10 @@ class _Run:
     def _wrong_bytes(self, name: str, digest: str, size: int) -> str | None:
         path = self._cache.shard_path(name)
         if not path.exists():
-            return f"the shard is gone. {REDO}"
+            return f"the shard is missing. {REBUILD}"
         found = self._digest(name)
         if found is None:
-            return f"the shard can't be read. {REDO} for you"
+            return f"the shard can't be read. {REBUILD} for you"
         if found == digest:
             with contextlib.suppress(OSError):
                 self._cache.tree.remove(self._cache.bad_path(name))
@@ -156,59 +156,63 @@ class _Run:
                 self._on_shard(name)
             self._digests[name] = None
             with contextlib.suppress(OSError):
-                if is_there(path):
+                if is_readable_file(path):
                     self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
                     self.result.bytes += path.stat().st_size
         return self._digests[name]
 
     def _bad(self, name: str, what: str) -> str:
-        return marked_bad(self._cache, name, what)
+        return mark_bad_shard(self._cache, name, what)
 
     def _ledger(self, dataset: StoredDataset, total: Counter[str]) -> None:
         ledger = dataset.ledger
-        off = [f"{ledger[name]:,} {name}, its shards {total[name]:,}" for name in COUNTS if ledger[name] != total[name]]
+        off = [
+            f"{ledger[name]:,} {name}, its shards have {total[name]:,}"
+            for name in COUNTS
+            if ledger[name] != total[name]
+        ]
         rejected = sum(ledger["rejected"].values())
         if ledger["rows"] != ledger["kept"] + rejected:
             off.append(f"{ledger['rows']:,} rows, but {ledger['kept']:,} kept and {rejected:,} rejected")
         if off:
-            what = f"the ledger does not add up: it says {'; '.join(off)}. Use prepare --force"
+            what = f"the ledger does not add up: it has {'; '.join(off)}. Use prepare --force"
             self._found(what, dataset.path, dataset=dataset.key)
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
         path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
-        if not is_there(path):
-            self._found("the dataset's tokenizer is gone. The next prepare puts it back", path, dataset=dataset.key)
+        if not is_readable_file(path):
+            self._found("the dataset's tokenizer is missing. The next prepare restores it", path, dataset=dataset.key)
         elif file_digest(path) != path.stem:
             self._found("the tokenizer's bytes have changed. Delete it, then prepare again", path, dataset=dataset.key)
 
-    def loose_shards(self) -> None:
-        """Shards that no dataset has been made of yet, against the notes beside them."""
+    def unreferenced_shards(self) -> None:
+        """Check shards that no dataset uses yet against the notes beside them."""
         tree = self._cache.tree
         for folder in tree.folders(tree.root / "shards"):
             for path in tree.files(folder):
                 if path.suffix == ".arrow" and path.stem not in self._digests:
-                    self._loose(path)
+                    self._check_unreferenced(path)
 
-    def _loose(self, path: Path) -> None:
+    def _check_unreferenced(self, path: Path) -> None:
         note = self._cache.read_note(path.stem)
         if note is None:
-            return  # without a note nothing is promised; a build that wants the shard reads it itself
+            return  # nothing to compare with; a build that needs the shard reads it
         wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
         if wrong is not None:
             self._found(wrong, path, shard=path.stem)
 
 
-def marked_bad(cache: Cache, name: str, what: str) -> str:
-    """Mark a shard; says so."""
+def mark_bad_shard(cache: Cache, name: str, what: str) -> str:
+    """Mark a shard as damaged; returns the message for the user."""
     try:
         cache.mark_bad(name, what)
     except StoreError as error:
         return f"{what}. It can't be marked ({error}) Use prepare --force"
-    return f"{what}. {REDO}"
+    return f"{what}. {REBUILD}"
 
 
 def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int) -> list[str]:
-    """Where a shard's counts are not those of its own ledger or of the manifest."""
+    """The counts of a shard that differ from its own ledger or from the manifest."""
     counts = {
         "examples": (columns.examples, table.examples[number]),
         "tokens": (int(columns.id_offsets[-1]), table.tokens[number]),
@@ -220,7 +224,7 @@ def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int
 
 
 def source_name(dataset: StoredDataset, source: int) -> str:
-    """What users know a source file by."""
+    """The name of a source file as shown to users."""
     try:
         return str(dataset.notes["files"][source]["name"])
     except (KeyError, IndexError, TypeError):

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from penstock.chat.formats import option
 from penstock.feed.settings import Collate
+from penstock.options import option
 from penstock.pack.settings import Tail
 from penstock.view.policy import LossPolicy
 from penstock.view.settings import Overlong, UnknownRegions
@@ -81,10 +81,7 @@ class SourceConfig:
     name: str | None = option("Name in the mixture; default: the file's")
     weight: float | None = option("Passes per epoch; 0.3 is a fresh 30% each epoch [default: 1]")
     examples: int | None = option("Examples per epoch, instead of a weight")
-    prepare: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={"help": "Options of `penstock prepare` for this source (format, split, roles, …)"},
-    )
+    prepare: Mapping[str, Any] = option("Options of `penstock prepare` for this source (format, split, roles, …)", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +89,8 @@ class DataConfig:
     """What is trained on."""
 
     sources: tuple[SourceConfig, ...] = option("The sources; one, or several as a mixture", ())
-    prepare: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={"help": "Options of `penstock prepare` for all sources (template, cache, workers, …)"},
+    prepare: Mapping[str, Any] = option(
+        "Options of `penstock prepare` for all sources (template, cache, workers, …)", {}
     )
     train_on: LossPolicy = option("Loss policy: " + ", ".join(LossPolicy), LossPolicy.ALL_ASSISTANT_MESSAGES)
     max_length: int | None = option("Longest sequence, in tokens")

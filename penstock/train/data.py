@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.arguments import ViewArguments
 from penstock.build.auto_check import auto_model
 from penstock.build.options import TokenizerAs, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
 from penstock.errors import UsageError
-from penstock.sources import model_folder
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
+from penstock.tokenizer import load_tokenizer
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
 from penstock.view.mixture import Count, Mixture, mix
-from penstock.view.settings import HoldoutPart, ViewOptions
+from penstock.view.settings import HoldoutPart
 from penstock.view.view import View, open_view
 
 Served = View | Mixture
@@ -49,7 +50,7 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Dat
     return Data(train, _served(once, sources, {**options, "part": HoldoutPart.HELD_OUT}, config.seed))
 
 
-def view_options(config: TrainConfig) -> ViewOptions:
+def view_options(config: TrainConfig) -> ViewArguments:
     """The view that the configuration asks for, before any hold-out."""
     data = config.data
     return {
@@ -108,7 +109,7 @@ def _revision(model: ModelConfig) -> str | None:
 def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     dataset = open_dataset(path)
     by_auto = dataset.recipe.get("tokenizer_as") == TokenizerAs.AUTO
-    model = model_folder.load(tokenizer, revision=revision, for_auto=by_auto)
+    model = load_tokenizer(tokenizer, revision=revision, for_auto=by_auto)
     if by_auto:
         model = auto_model(dataset.cache, model)
     if dataset.recipe["tokenizer"] != bytes_digest(model.tokenizer_json):
@@ -120,7 +121,7 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
 
 
 def _served(
-    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewOptions, seed: int
+    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewArguments, seed: int
 ) -> Served:
     """One view, or a mixture where there are several or a source is not passed through exactly once."""
     views = [open_view(dataset, **options) for dataset in datasets]

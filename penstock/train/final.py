@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.sources.auto_tokenizer import PLAIN_CLASSES, compare
 from penstock.store.dataset import StoredDataset
+from penstock.tokenizer.auto import PLAIN_CLASSES, compare
 from penstock.train.checkpoint import sync_tree
 from penstock.train.config import TrainConfig
 from penstock.train.data import Served, tokenizer_of, views_of

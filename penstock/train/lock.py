@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.store.files import host, read_regular, writer_is_dead, writer_name
+from penstock.store.files import host_id, read_regular, writer_is_dead, writer_name
 from penstock.train.errors import TrainError
 
 log = logging.getLogger("penstock")
@@ -87,7 +87,7 @@ def _set_aside(path: Path, owner: str | None, own: str) -> None:
 def _refusal(path: Path, owner: str) -> str:
     name, _, rest = owner.partition(".")
     pid = rest.partition(".")[0]
-    where = "this host" if name == host() else f"host {name.rpartition('-')[0] or name}"
+    where = "this host" if name == host_id() else f"host {name.rpartition('-')[0] or name}"
     return (
         f"{path.parent} is in use: process {pid} on {where} trains there. Choose another output folder, or wait. "
         f"If that process is gone, remove {path}."

@@ -68,7 +68,8 @@ def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) ->
     if chosen.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise PromiseError(f"model.gradient_checkpointing: {type(model).__name__} has none. Turn it off.")
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable: Any = model.gradient_checkpointing_enable  # untyped in some releases
+        enable({"use_reentrant": False})
     if config.liger.enabled:
         _apply_liger(model, config.liger, device, fuse_loss)
     return model

@@ -8,18 +8,16 @@ a number as YAML or Python would (`1e-5`). Paths are relative to the current fol
 from __future__ import annotations
 
 import os
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from penstock.addresses import local_path
-from penstock.build.options import nearest
 from penstock.errors import UsageError
-from penstock.train.config import SourceConfig, TrainConfig
+from penstock.options import read_options
+from penstock.train.config import TrainConfig
 
 Given = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -147,15 +145,7 @@ def _source(entry: Any) -> Any:
 
 
 def _checked(values: dict[str, Any]) -> TrainConfig:
-    from pydantic import ValidationError
-
-    _refuse_unknown(TrainConfig, values, "")
-    try:
-        config: TrainConfig = _adapter().validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if not str(part)[0].isupper())
-        raise UsageError(f"{where}: {first['msg']} (got {first['input']!r})") from error
+    config = read_options(TrainConfig, values, "the configuration")
     _refuse_addresses(config)
     return config
 
@@ -171,29 +161,3 @@ def _refuse_addresses(config: TrainConfig) -> None:
     for name, path in given:
         if isinstance(path, str | os.PathLike):
             local_path(path, name)
-
-
-def _refuse_unknown(record: type[Any], values: Any, prefix: str) -> None:
-    """Walk the sections; a key that no record has is an error."""
-    if values is None:
-        return
-    if not isinstance(values, dict):
-        raise UsageError(f"{prefix.rstrip('.')}: expected a section with keys, got {values!r}.")
-    hints = typing.get_type_hints(record)
-    known = [entry.name for entry in fields(record)]
-    for key, value in values.items():
-        if key not in known:
-            hint = nearest(str(key), known) or f" There are: {', '.join(known)}."
-            raise UsageError(f"unknown key {prefix + str(key)!r}.{hint}")
-        if is_dataclass(hints[key]):
-            _refuse_unknown(typing.cast(type[Any], hints[key]), value, f"{prefix}{key}.")
-        if key == "sources" and isinstance(value, list):
-            for number, entry in enumerate(value):
-                _refuse_unknown(SourceConfig, entry, f"{prefix}{key}.{number}.")
-
-
-@cache
-def _adapter() -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(TrainConfig)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.arguments import LoaderArguments
 from penstock.build.progress import OnProgress
 from penstock.feed.loader import Loader
-from penstock.feed.settings import Collate, LoaderOptions
+from penstock.feed.settings import Collate
 from penstock.train.config import TrainConfig
 from penstock.train.data import Data, Served, has_fractional_weights, open_data
 from penstock.train.errors import PromiseError, TrainError
@@ -199,7 +200,7 @@ def _accelerator(config: TrainConfig) -> Accelerator:
 
 def _loader(config: TrainConfig, served: Served, accelerator: Accelerator, *, evaluates: bool = False) -> Loader:
     feed = config.feed
-    options: LoaderOptions = {
+    options: LoaderArguments = {
         "batch_size": feed.batch_size,
         "micro_batch": feed.micro_batch or (1 if feed.collate is Collate.PACKED else None),
         "capacity": feed.capacity,

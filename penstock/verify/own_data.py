@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.arguments import LoaderArguments
 from penstock.arrays import Bool
 from penstock.build.explain import Explanation, explain
 from penstock.build.options import prepare_options
 from penstock.feed.loader import Loader
-from penstock.feed.settings import Collate, LoaderOptions
+from penstock.feed.settings import Collate
 from penstock.train.config import TrainConfig
 from penstock.train.data import Served, open_data, tokenizer_of, views_of
 from penstock.verify.facts import DataFacts
@@ -72,7 +73,7 @@ def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
 
 def _loader(config: TrainConfig, served: Served) -> Loader:
     feed = config.feed
-    options: LoaderOptions = {
+    options: LoaderArguments = {
         "batch_size": feed.batch_size,
         "capacity": feed.capacity,
         "seed": config.seed,

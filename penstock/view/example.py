@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Int64
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
 
@@ -22,7 +22,7 @@ class Example:
 
     input_ids: Int64
     loss_weights: Float32
-    row: Place
+    row: RowLocation
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
     desirable: bool | None = None  # KTO's label
@@ -50,7 +50,7 @@ class Pair:
     prompt_length: int
 
     @property
-    def row(self) -> Place:
+    def row(self) -> RowLocation:
         """Where the pair comes from."""
         return self.chosen.row
 
@@ -64,7 +64,7 @@ class Cut:
     trained_from: int = 0
 
 
-def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: Place) -> Example:
+def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation) -> Example:
     """The window of example `number` of a shard, weighted by the policy on the whole row."""
     first = int(columns.id_offsets[number])
     runs = Runs.of(columns, number, number + 1)

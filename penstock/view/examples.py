@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
 
 
 class Examples(Protocol):
@@ -43,7 +43,7 @@ class Examples(Protocol):
         """The columns of one shard."""
         ...
 
-    def locate(self, example: int, /) -> Place:
+    def locate(self, example: int, /) -> RowLocation:
         """Where a token sequence comes from."""
         ...
 
@@ -58,11 +58,11 @@ def is_labelled(examples: Examples) -> bool:
     return bool(mapping.get("format") == "kto")
 
 
-def place_of(examples: Examples, row: int) -> Place:
+def place_of(examples: Examples, row: int) -> RowLocation:
     """Where a row of the dataset (an example, or a pair) comes from."""
     return examples.locate(2 * row if examples.is_preference else row)
 
 
-def named(place: Place) -> str:
+def named(place: RowLocation) -> str:
     """A place as error messages say it."""
     return f"row {place.row} of source {place.source}"

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from blake3 import blake3
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
 from penstock.store.columns import Columns
-from penstock.store.dataset import Place
-from penstock.view.settings import ViewOptions
+from penstock.store.dataset import RowLocation
 from penstock.view.view import View, open_view
 
 
@@ -64,11 +64,11 @@ class MemoryExamples:
         """Only the name of a tokenizer."""
         return {"tokenizer": self.tokenizer}
 
-    def locate(self, example: int) -> Place:
+    def locate(self, example: int) -> RowLocation:
         """The only source, and the row's number."""
-        return Place(0, example // 2 if self.is_preference else example)
+        return RowLocation(0, example // 2 if self.is_preference else example)
 
-    def view(self, **options: Unpack[ViewOptions]) -> View:
+    def view(self, **options: Unpack[ViewArguments]) -> View:
         """A view of these examples."""
         return open_view(self, **options)
 

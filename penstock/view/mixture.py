@@ -21,13 +21,14 @@ import numpy as np
 import orjson
 from blake3 import blake3
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
 from penstock.view.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
-from penstock.view.settings import ViewOptions, ViewSettings
+from penstock.view.settings import ViewSettings
 from penstock.view.view import View
 
 _MOST_PASSES: Final = 1000  # beyond this, a number of examples was meant
@@ -75,7 +76,7 @@ class Mixture:
         self.shares = dict(shares)
         self.seed = seed
 
-    def view(self, **options: Unpack[ViewOptions]) -> Self:
+    def view(self, **options: Unpack[ViewArguments]) -> Self:
         """The same mixture with these options changed in every part, scanned at once."""
         changed = {name: Share(share.view.changed(**options), share.amount) for name, share in self.shares.items()}
         mixture = type(self)(changed, self.seed)

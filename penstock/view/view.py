@@ -16,13 +16,14 @@ from typing import Protocol, Self, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, is_labelled, place_of
 from penstock.view.ledger import Ledger
 from penstock.view.scan import Index, scan
-from penstock.view.settings import ViewOptions, ViewSettings, checked_settings
+from penstock.view.settings import ViewSettings, view_settings
 
 
 class Served(Protocol):
@@ -62,9 +63,9 @@ class Served(Protocol):
     def __getitem__(self, index: SupportsIndex) -> Example | Pair: ...
 
 
-def open_view(dataset: Examples, **options: Unpack[ViewOptions]) -> View:
+def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> View:
     """A view of the dataset, scanned at once, so that what can't be served is refused here."""
-    view = View(dataset, checked_settings(options))
+    view = View(dataset, view_settings(options))
     return view.scanned()
 
 
@@ -80,9 +81,9 @@ class View:
         _ = self._index
         return self
 
-    def changed(self, **options: Unpack[ViewOptions]) -> Self:
+    def changed(self, **options: Unpack[ViewArguments]) -> Self:
         """The same dataset under settings changed by the options; nothing is scanned yet."""
-        return type(self)(self.dataset, checked_settings(options, self.settings))
+        return type(self)(self.dataset, view_settings(options, self.settings))
 
     @property
     def is_preference(self) -> bool:

@@ -18,8 +18,8 @@ from penstock.build import auto_check
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.errors import TokenizerError, UsageError
-from penstock.sources import auto_tokenizer, model_folder
-from penstock.sources.auto_tokenizer import compare, load_auto, takes_the_file
+from penstock.tokenizer import auto, load_tokenizer
+from penstock.tokenizer.auto import compare, load_auto, uses_file_as_is
 from penstock.train.data import _opened
 from tests.encode.test_spm_pieces import SHAPES
 
@@ -85,15 +85,15 @@ def ids_of_auto(folder: Path) -> list[int]:
 
 
 def test_gpt2s_splitting_rule_is_found(gpt2: Path) -> None:
-    found = compare(gpt2, model_folder.load(gpt2).tokenizer_json)
+    found = compare(gpt2, load_tokenizer(gpt2).tokenizer_json)
     assert found.name.startswith("GPT2Tokenizer of transformers ")
     assert found.difference.startswith("pre_tokenizer: ")
-    assert "for example '" in found.difference and " by the file and " in found.difference
+    assert "for example '" in found.difference and " with the file and " in found.difference
 
 
 def test_llamas_normaliser_is_found(llama: Callable[..., Path]) -> None:
     folder = llama()
-    found = compare(folder, model_folder.load(folder).tokenizer_json)
+    found = compare(folder, load_tokenizer(folder).tokenizer_json)
     assert found.name.startswith("LlamaTokenizer") and found.difference.startswith("normalizer: ")
 
 
@@ -105,16 +105,16 @@ def test_the_comparison_is_right_about_ids(llama: Callable[..., Path], files: di
     theirs = Tokenizer.from_str(load_auto(folder).tokenizer_json.decode())
     texts = ["<s> hello", "a  b", " x", "<s>hello</s> you", "I am fine."]
     same = all(ours.encode(text).ids == theirs.encode(text).ids for text in texts)
-    assert bool(compare(folder, model_folder.load(folder).tokenizer_json).difference) is not same
+    assert bool(compare(folder, load_tokenizer(folder).tokenizer_json).difference) is not same
 
 
 def test_a_folder_without_a_class_is_taken_as_it_is(tokenizer: Path, tmp_path: Path) -> None:
     data = (tokenizer / "tokenizer.json").read_bytes()
     for number, config in enumerate(({}, {"tokenizer_class": "PreTrainedTokenizerFast"})):
         folder = folder_of(tmp_path / str(number), data, {**config, "eos_token": "<|im_end|>"})
-        assert takes_the_file(folder)
-        assert compare(folder, model_folder.load(folder).tokenizer_json).difference == ""
-    assert not takes_the_file(folder_of(tmp_path / "typed", data, {}, config={"model_type": "llama"}))
+        assert uses_file_as_is(folder)
+        assert compare(folder, load_tokenizer(folder).tokenizer_json).difference == ""
+    assert not uses_file_as_is(folder_of(tmp_path / "typed", data, {}, config={"model_type": "llama"}))
 
 
 def test_remote_code_is_not_run(gpt2: Path) -> None:
@@ -123,7 +123,7 @@ def test_remote_code_is_not_run(gpt2: Path) -> None:
     (gpt2 / "tokenizer_config.json").write_text(json.dumps(config))
     marker = gpt2 / "ran"
     (gpt2 / "code.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
-    found = compare(gpt2, model_folder.load(gpt2).tokenizer_json)
+    found = compare(gpt2, load_tokenizer(gpt2).tokenizer_json)
     assert not found.difference and not marker.exists()
 
 
@@ -170,7 +170,7 @@ def test_the_result_is_kept(rows: Path, gpt2: Path, tmp_path: Path, monkeypatch:
 
 
 def test_without_transformers(rows: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_tokenizer, "is_installed", lambda: False)
+    monkeypatch.setattr(auto, "is_installed", lambda: False)
     monkeypatch.setattr(auto_check, "is_installed", lambda: False)
     outcome = build(rows, gpt2, tmp_path / "cache")
     assert outcome.tokenizer == "not compared with AutoTokenizer: transformers is not installed"
@@ -184,7 +184,7 @@ def test_the_comparison_is_quick(deepseek: Path, tmp_path: Path) -> None:
 
     folder = Path(shutil.copytree(deepseek, tmp_path / "deepseek"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizerFast"}))
-    data = model_folder.load(folder).tokenizer_json
+    data = load_tokenizer(folder).tokenizer_json
     compare(folder, data)
     begin = time.process_time()
     compare(folder, data)
@@ -220,7 +220,7 @@ def test_a_vocabulary_that_transformers_converts(rows: Path, gpt2: Path, tmp_pat
     (gpt2 / "vocab.json").write_text(json.dumps(model["vocab"]))
     (gpt2 / "merges.txt").write_text("".join(" ".join(merge) + "\n" for merge in model["merges"]))
     file.unlink()
-    with pytest.raises(TokenizerError, match=r"there is no tokenizer.json \(found: .*--tokenizer-as auto"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json \(found: .*--tokenizer-as auto"):
         build(rows, gpt2, tmp_path / "cache")
     dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as="auto").dataset
     assert dataset.input_ids(0).tolist() == ids_of_auto(gpt2)
@@ -233,4 +233,4 @@ def test_other_vocabularies_are_refused_with_a_remedy(name: str, words: str, tmp
     (tmp_path / name).write_text("{}")
     for for_auto in (False, True):
         with pytest.raises(TokenizerError, match=words):
-            model_folder.load(tmp_path, for_auto=for_auto)
+            load_tokenizer(tmp_path, for_auto=for_auto)

@@ -145,7 +145,7 @@ def test_wrong_calls(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
         ps.prepare(source, tokenizer=tokenizer, regions="x")
     with pytest.raises(SourceError, match="chat.jsonl"):
         ps.prepare(examples / "data" / "chat.jsonl", tokenizer=tokenizer, cache=tmp_path)
-    with pytest.raises(TokenizerError, match=r"there is no tokenizer.json \(found: chats.jsonl, pairs.jsonl\)"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json \(found: chats.jsonl, pairs.jsonl\)"):
         ps.prepare(source, tokenizer=examples / "data", cache=tmp_path)
     with pytest.raises(TemplateError, match="no such file"):
         ps.prepare(source, tokenizer=tokenizer, template="nowhere.jinja", cache=tmp_path)

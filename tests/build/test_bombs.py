@@ -16,10 +16,11 @@ import pytest
 import penstock as ps
 from penstock.encode import encoder as encoders
 from penstock.encode.encoder import Encoder
-from penstock.encode.pieces import PIECE_BYTES
+from penstock.encode.splitter import PIECE_BYTES
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError, SourceError
-from penstock.sources import discover, parquet_slices
+from penstock.sources import discover
+from penstock.sources.columnar import parquet
 
 CHILD = """
 import json, resource, sys
@@ -80,7 +81,7 @@ def test_rows_of_lists_are_measured_before_they_are_unpacked(tmp_path: Path, tok
 
 
 def test_a_column_that_unpacks_to_very_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_slices, "MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(parquet, "MAX_UNPACKED_BYTES", 1 << 20)
     pq.write_table(pa.table({"text": ["x" * 4_000_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(SourceError, match=r"a\.parquet: text in row group 0 unpacks from .* to 4,000,052 bytes"):
         discover([tmp_path / "a.parquet"]).peek()
@@ -146,7 +147,7 @@ def test_a_panic_is_the_error_of_its_row(
     write_rows: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oniguruma gives up on a run of 12 million spaces, and tokenizers panics."""
-    monkeypatch.setattr(encoders, "LONGEST_PIECE", 20_000_000)
+    monkeypatch.setattr(encoders, "MAX_PIECE_BYTES", 20_000_000)
     bare = json.loads((tokenizer / "tokenizer.json").read_text())
     split = {"type": "Split", "pattern": {"Regex": r"\s+(?!\S)|\s+|\S+"}, "behavior": "Isolated", "invert": False}
     bare["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bare["pre_tokenizer"]]}
@@ -173,7 +174,7 @@ def test_a_panic_of_the_fast_engine_leaves_the_reference(encoder: Encoder, token
         def encode(self, texts: list[bytes]) -> tuple[Any, Any]:
             raise PanicException("index out of bounds")
 
-        def forget(self) -> None:
+        def clear_cache(self) -> None:
             pass
 
     fast._fast = Broken()

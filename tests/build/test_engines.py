@@ -16,12 +16,13 @@ from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.prepare import Builder
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
-from penstock.sources import Rows, model_folder
+from penstock.sources import SliceRows
+from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import assistant, calls, returns, user
 
 
 def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) -> Pipeline:
-    model = model_folder.load(str(tokenizer))
+    model = load_tokenizer(str(tokenizer))
     chosen = prepare_options({"tokenizer": str(tokenizer), **options})
     sample = [json.loads(lines[0])]
     return Pipeline(make_recipe(chosen, detect(sample, chosen), model), model.tokenizer_json, fast=fast)
@@ -30,9 +31,9 @@ def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) ->
 def results(tokenizer: Path, rows: Sequence[Any], **options: Any) -> tuple[Pipeline, SliceResult, SliceResult]:
     """What becomes of rows, with the fast engines and without."""
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-    slow = pipeline(tokenizer, lines, False, **options).run(Rows(lines, list(range(1, len(lines) + 1))))
+    slow = pipeline(tokenizer, lines, False, **options).run(SliceRows(lines, list(range(1, len(lines) + 1))))
     quick = pipeline(tokenizer, lines, True, **options)
-    return quick, quick.run(Rows(lines, list(range(1, len(lines) + 1)))), slow
+    return quick, quick.run(SliceRows(lines, list(range(1, len(lines) + 1)))), slow
 
 
 def assert_same(quick: SliceResult, slow: SliceResult) -> None:

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError, UsageError
 from penstock.store.cache import Cache
-from penstock.store.gc import collect
+from penstock.store.gc import collect_garbage
 
 Rows = list[dict[str, Any]]
 
@@ -185,16 +185,16 @@ def test_limit_of_a_split(examples: Path, tokenizer: Path, tmp_path: Path) -> No
     whole = ps.prepare(examples / "data/chats.jsonl", **options)
     part = ps.prepare(examples / "data/chats.jsonl", split="train[10:20]+train[-5:]", limit=12, **options)
     assert ids(part) == ids(whole)[10:20] + ids(whole)[-5:-3]
-    with pytest.raises(UsageError, match="--limit 0"):
-        ps.prepare(rows, limit=0, **options)
+    with pytest.raises(UsageError, match="limit=0 is not possible. Use an integer of 1 or more"):
+        ps.prepare([], limit=0, **options)
 
 
 def test_inputs_go_with_their_datasets(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     ps.prepare(rows[:3], tokenizer=tokenizer, cache=tmp_path)
     cache = Cache(tmp_path)
-    collect(cache, older_than=-1.0)
+    collect_garbage(cache, older_than=-1.0)
     assert len(list((tmp_path / "inputs").glob("*/*"))) == 1
-    collect(cache, older_than=-1.0, drop_unused=-1.0)
+    collect_garbage(cache, older_than=-1.0, drop_unused=-1.0)
     assert not list((tmp_path / "inputs").glob("*/*"))
 
 

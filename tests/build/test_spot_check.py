@@ -19,8 +19,9 @@ from penstock.build.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect
 from penstock.native import RenderedBatch
-from penstock.sources import Rows, model_folder
+from penstock.sources import SliceRows
 from penstock.template.machine import Machine
+from penstock.tokenizer import load_tokenizer
 
 TURNS: Final = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven, e\u0301."}]
 CHATS: Final[list[Any]] = [
@@ -60,12 +61,12 @@ class Slice:
     """Rows, the pipeline that they went through, and what became of them."""
 
     def __init__(self, tokenizer: Path, rows: list[Any], **more: Any) -> None:
-        model = model_folder.load(str(tokenizer))
+        model = load_tokenizer(str(tokenizer))
         options = prepare_options({"tokenizer": str(tokenizer), **more})
         recipe = make_recipe(options, detect(rows[:1], options), model)
         self.lines = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
         self.pipeline = Pipeline(recipe, model.tokenizer_json)
-        self.result = self.pipeline.run(Rows(self.lines, list(range(1, len(rows) + 1))))
+        self.result = self.pipeline.run(SliceRows(self.lines, list(range(1, len(rows) + 1))))
 
     def wrong(self, sample: list[int], result: SliceResult | None = None) -> list[int]:
         return mismatches(self.pipeline, self.lines, sample, self.result if result is None else result)
@@ -382,7 +383,7 @@ def test_rows_on_new_paths_are_told(tokenizer: Path) -> None:
     one = Slice(tokenizer, CHATS)
     assert one.result.fresh[0] == 0
     assert {1, 4} <= set(one.result.fresh)  # the first with a system prompt, the first with tools
-    rows = Rows(one.lines, list(range(1, len(one.lines) + 1)))
+    rows = SliceRows(one.lines, list(range(1, len(one.lines) + 1)))
     taken, ways = one.pipeline.paths
     assert 0 < taken <= ways
     assert one.pipeline.run(rows).fresh == []

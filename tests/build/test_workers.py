@@ -26,7 +26,8 @@ from penstock.build.reading import SliceState
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.errors import WorkerError
-from penstock.sources import Rows, model_folder
+from penstock.sources import SliceRows
+from penstock.tokenizer import load_tokenizer
 
 ROWS: Final = 25_000
 
@@ -143,7 +144,7 @@ def test_a_slice_is_let_go_without_the_collector(tokenizer: Path) -> None:
     rows: list[Any] = [conversation(number) for number in range(5)]
     rows.append({"messages": [{"role": "assistant", "content": "I begin."}]})  # its prompt, asked for, is refused
     rows.append({"messages": conversation(6)["messages"] * 2})
-    model = model_folder.load(tokenizer)
+    model = load_tokenizer(tokenizer)
     template = (
         "{{ messages[0].content[:0] }}{% if messages|length > 2 %}{{ messages[9].content }}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -152,14 +153,14 @@ def test_a_slice_is_let_go_without_the_collector(tokenizer: Path) -> None:
     options = prepare_options({"tokenizer": str(tokenizer)})
     recipe = make_recipe(options, detect(rows, options), replace(model, templates={"default": template}))
     pipeline = Pipeline(recipe, model.tokenizer_json)
-    lines = Rows([orjson.dumps(row) for row in rows], list(range(1, len(rows) + 1)))
+    lines = SliceRows([orjson.dumps(row) for row in rows], list(range(1, len(rows) + 1)))
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         rejected = pipeline.run(lines).rejected
         del lines
         gc.collect()
-        held = [thing for thing in gc.garbage if isinstance(thing, SliceState | Rows)]
+        held = [thing for thing in gc.garbage if isinstance(thing, SliceState | SliceRows)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -16,8 +16,9 @@ import pytest
 
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder, Outcome
-from penstock.sources import reading, text_slices
-from penstock.sources.cutting import SliceSizes
+from penstock.sources import reading
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text import slicing
 
 Prepare = Callable[..., Outcome]
 SMALL = SliceSizes(1_500, 5_000, 20_000)
@@ -142,7 +143,7 @@ def leftovers(cache: Path) -> list[Path]:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut sources into small slices, in this process."""
-    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SMALL)
+    monkeypatch.setitem(slicing.cut_text.__kwdefaults__, "sizes", SMALL)
     monkeypatch.setattr(reading, "SLICE_SIZES", SMALL)
 
 

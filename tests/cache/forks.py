@@ -21,8 +21,10 @@ from pathlib import Path
 from penstock.build import prepare
 from penstock.cli import app
 from penstock.errors import PenstockError
-from penstock.sources import reading, text_slices, units
-from penstock.sources.cutting import SliceSizes
+from penstock.sources import reading
+from penstock.sources.columnar import units
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text import slicing
 from penstock.store import claims, files
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -31,7 +33,7 @@ SMALL = SliceSizes(1_500, 5_000, 20_000)
 
 def cut_small(sizes: SliceSizes = SMALL) -> None:
     """Have all sources cut into small slices."""
-    text_slices.cut_text.__kwdefaults__["sizes"] = sizes
+    slicing.cut_text.__kwdefaults__["sizes"] = sizes
     units.cut_units.__defaults__ = (sizes,)
     reading.SLICE_SIZES = sizes
 

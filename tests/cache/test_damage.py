@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
-from penstock.store.manifest import sealed
+from penstock.store.manifest import seal_manifest
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -43,7 +43,7 @@ def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Pat
     assert finding.rows == (first, first + table.rows[number] - 1)
     assert str(finding) == (
         f"{shard} (slice 5: {data}, rows {first} to {first + table.rows[number] - 1}): its bytes have changed. "
-        "The next prepare makes this slice again"
+        "The next prepare rebuilds this slice"
     )
     assert shard.exists()
     again = prepare(data)
@@ -68,11 +68,13 @@ def test_a_shard_deleted_under_a_reader(prepare: Prepare, data: Path, cache: Pat
     shard = dataset.cache.shard_path(dataset.shards[0])
     shard.unlink()
     opened = ps.open(dataset.path)
-    with pytest.raises(CorruptError, match=r"the shard is gone, though a dataset needs it. Run the same prepare again"):
+    with pytest.raises(
+        CorruptError, match=r"the shard is missing, although a dataset needs it. Run the same prepare again"
+    ):
         opened.input_ids(0)
     assert len(opened.input_ids(len(opened) - 1))
     (finding,) = verify_cache(Cache(cache)).findings
-    assert "the shard is gone. The next prepare makes this slice again" in str(finding)
+    assert "the shard is missing. The next prepare rebuilds this slice" in str(finding)
     assert prepare(data).progress.slices_done == 1
     assert len(opened.input_ids(0))
 
@@ -92,9 +94,9 @@ def test_a_manifest_of_a_newer_format(prepare: Prepare, data: Path) -> None:
     path = dataset.path / "manifest.json"
     value = orjson.loads(path.read_bytes()) | {"format": 99}
     path.write_bytes(orjson.dumps(value))
-    assert prepare(data).dataset.key == dataset.key  # its digest is another, so it is damaged: made again
+    assert prepare(data).dataset.key == dataset.key  # damaged, because the digest does not match: rebuilt
     del value["digest"]
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     for call in (lambda: ps.open(dataset.path), lambda: prepare(data)):
         with pytest.raises(FormatError, match="format version 99, but this Penstock reads version 1"):
             call()
@@ -109,7 +111,7 @@ def test_a_manifest_with_a_path_in_a_name(prepare: Prepare, data: Path, name: ob
     value = orjson.loads(path.read_bytes())
     del value["digest"]
     value["shards"]["names"][0] = name
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     with pytest.raises(CorruptError, match="is not the name of a shard or dataset|not a list of str"):
         ps.open(dataset.path)
 
@@ -155,7 +157,7 @@ def test_a_full_disk(forks: Forks, chats: Path, tokenizer: Path, little_disk: Pa
     command = ("prepare", chats, "--tokenizer", tokenizer, "--no-fast", "--cache")
     code, output = forks.run(*command, little_disk)
     assert code == 1
-    assert "the disk is full. Free some space and run the same command again: finished slices stay." in output
+    assert "the disk is full. Free some space and run the same command again: finished slices are kept." in output
     finished = result(little_disk)
     assert finished
     assert leftovers(little_disk) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sources import Kind, SourceFile, identity
+from penstock.sources import FileKind, SourceFile, identity
 from penstock.store.cache import Cache
 from penstock.store.memo import PlanMemo, now
 from tools.faults import ERRORS, Fault, Faults, compiled, faults
@@ -35,12 +35,12 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
 
 def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> None:
     """A disk that is full for a moment left folders without a marker, which the rerun refused."""
-    home, file = tmp_path / "home", SourceFile(0, chats, Kind.JSONL, "chats")
+    home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")
     home.mkdir()
-    PlanMemo(Cache(home)).keep(file, identity(chats), now() + 1, [])
+    PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])
     assert list(home.iterdir()) == []
     Cache(home).prepare_root()
-    PlanMemo(Cache(home)).keep(file, identity(chats), now() + 1, [])
+    PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])
     assert len(list(home.glob("memo/*/*.json"))) == 1
 
 

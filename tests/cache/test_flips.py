@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import CorruptError
 from penstock.store.cache import Cache
 from penstock.store.format import seal, unseal
-from penstock.store.memo import GRAIN
+from penstock.store.memo import CLOCK_TICK
 from penstock.store.shard import read_shard
 from tests.cache.conftest import ROOT, Prepare
 
@@ -27,7 +27,7 @@ def test_flips_here_and_there() -> None:
 
 def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) -> None:
     """It named slices that the file does not have, and every prepare ended with an error."""
-    time.sleep(2 * GRAIN)  # younger files are not remembered
+    time.sleep(2 * CLOCK_TICK)  # younger files are not remembered
     prepare(data)
     (memo,) = cache.glob("memo/*/*.json")
     memo.write_bytes(memo.read_bytes().replace(b'"first_row":0', b'"first_row":4', 1))

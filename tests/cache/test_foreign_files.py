@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.cli import app
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store.cache import Cache
-from penstock.store.gc import DAY, collect
+from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
@@ -68,7 +68,7 @@ def test_a_folder_of_other_files_is_refused(prepare: Prepare, data: Path, cache:
         lambda: prepare(data),
         lambda: prepare(data, on_unwritable="temporary"),
         lambda: prepare(data, on_miss="error"),
-        lambda: collect(Cache(cache), older_than=0),
+        lambda: collect_garbage(Cache(cache), older_than=0),
         lambda: list_datasets(Cache(cache)),
         lambda: verify_cache(Cache(cache)),
     ]
@@ -100,7 +100,7 @@ def test_a_user_s_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: 
     prepare(data, force=True)
     prepare(data)
     time.sleep(0.05)  # ages are told by a clock that ticks
-    found = collect(Cache(cache), older_than=0, drop_unused=0)
+    found = collect_garbage(Cache(cache), older_than=0, drop_unused=0)
     assert len(found.datasets) == 1
     assert found.refused == 0
     assert {name: value for name, value in contents(cache).items() if name in MINE} == mine
@@ -126,7 +126,7 @@ def test_a_planted_link_leads_nowhere(prepare: Prepare, data: Path, cache: Path,
         except StoreError as error:
             assert "is a link or not a folder. Remove what is in the way" in str(error)
     try:
-        collect(Cache(cache), older_than=0, drop_unused=0)
+        collect_garbage(Cache(cache), older_than=0, drop_unused=0)
     except StoreError as error:
         assert "is a link or not a folder" in str(error)
     assert contents(elsewhere) == before
@@ -140,7 +140,7 @@ def test_gc_deletes_nothing_where_datasets_are_elsewhere(
     (cache / "datasets").symlink_to(tmp_path / "datasets")
     before = result(cache)
     with pytest.raises(StoreError, match="'datasets' is a link or not a folder"):
-        collect(Cache(cache), older_than=0)
+        collect_garbage(Cache(cache), older_than=0)
     assert result(cache) == before
 
 
@@ -196,8 +196,8 @@ def test_an_empty_or_missing_folder_has_no_datasets(cache: Path) -> None:
     for folder in (cache, cache / "missing"):
         assert list_datasets(Cache(folder)) == []
         assert verify_cache(Cache(folder)).datasets == 0
-        with pytest.raises(StoreError, match="there is no cache here"):
-            collect(Cache(folder))
+        with pytest.raises(StoreError, match="not a cache"):
+            collect_garbage(Cache(folder))
     assert list(cache.iterdir()) == []
 
 
@@ -207,7 +207,7 @@ def test_another_format_is_refused(prepare: Prepare, data: Path, cache: Path) ->
     (cache / "penstock-cache.json").write_text('{"format": 99}')
     cases: list[Callable[[], object]] = [
         lambda: prepare(data),
-        lambda: collect(Cache(cache), older_than=0, drop_unused=0),
+        lambda: collect_garbage(Cache(cache), older_than=0, drop_unused=0),
         lambda: list_datasets(Cache(cache)),
         lambda: verify_cache(Cache(cache)),
     ]

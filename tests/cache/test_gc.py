@@ -17,8 +17,8 @@ from penstock.errors import StoreError, UsageError
 from penstock.store import gc
 from penstock.store.cache import Cache
 from penstock.store.claims import Claims
-from penstock.store.files import host, writer_name
-from penstock.store.gc import DAY, collect
+from penstock.store.files import host_id, writer_name
+from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.tree import Tree
 from tests.cache.conftest import Forks, Prepare, leftovers, result
@@ -36,7 +36,7 @@ def test_what_a_manifest_reaches_stays(prepare: Prepare, data: Path, cache: Path
     prepare(data)
     before = result(cache)
     make_old(cache)
-    found = collect(Cache(cache), older_than=0)
+    found = collect_garbage(Cache(cache), older_than=0)
     assert (found.shards, found.tokenizers, found.datasets) == (0, 0, [])
     assert result(cache) == before
     assert prepare(data).hit
@@ -47,9 +47,9 @@ def test_what_nothing_reaches_goes_when_it_is_old(prepare: Prepare, data: Path, 
     other = prepare(data, template_vars={"x": 1}).dataset
     before = result(cache)
     (other.path / "manifest.json").unlink()
-    assert collect(Cache(cache)).shards == 0  # too young: it could be a build under way
-    assert collect(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
-    found = collect(Cache(cache), older_than=0)
+    assert collect_garbage(Cache(cache)).shards == 0  # too young: it could be a build under way
+    assert collect_garbage(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
+    found = collect_garbage(Cache(cache), older_than=0)
     assert found.shards == len(other.shards)
     assert found.bytes > 0
     assert result(cache) == {n: b for n, b in before.items() if Path(n).stem in dataset.shards or dataset.key in n}
@@ -62,7 +62,7 @@ def test_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     total = sum(path.stat().st_size for path in cache.glob("shards/*/*"))
-    found = collect(Cache(cache), older_than=0, max_bytes=total // 2)
+    found = collect_garbage(Cache(cache), older_than=0, max_bytes=total // 2)
     assert total // 3 < found.kept_bytes <= total // 2
     assert found.bytes + found.kept_bytes == total
 
@@ -72,7 +72,7 @@ def test_datasets_that_nobody_opens_can_be_dropped(prepare: Prepare, data: Path,
     make_old(cache)
     used = prepare(data).dataset
     ps.open(used.path).input_ids(0)
-    found = collect(Cache(cache), drop_unused=30 * DAY)
+    found = collect_garbage(Cache(cache), drop_unused=30 * DAY)
     assert found.datasets == [old.key]
     assert found.shards == len(old.shards)
     assert not old.path.exists()
@@ -96,8 +96,8 @@ def test_nothing_is_deleted_while_a_manifest_cant_be_read(prepare: Prepare, data
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").write_bytes(b"{")
     before = result(cache)
-    with pytest.raises(StoreError, match="nothing is deleted. Prepare it again, or delete its folder yourself"):
-        collect(Cache(cache), older_than=0)
+    with pytest.raises(StoreError, match="Nothing was deleted, .* Prepare it again, or delete its folder yourself"):
+        collect_garbage(Cache(cache), older_than=0)
     assert result(cache) == before
 
 
@@ -119,7 +119,7 @@ def test_a_build_that_commits_in_between_keeps_its_shards(
         return real(*given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gc, "reached", reached)
-    assert collect(Cache(cache), older_than=0).shards == 0
+    assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert result(cache) == before
     assert leftovers(cache) == []
 
@@ -169,7 +169,7 @@ def test_a_build_about_to_commit_keeps_its_shards(
     real, found = module.commit_dataset, []
 
     def commit(*given: object) -> object:
-        found.append(collect(Cache(cache), older_than=0))
+        found.append(collect_garbage(Cache(cache), older_than=0))
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "commit_dataset", commit)
@@ -211,13 +211,13 @@ def test_leases_of_dead_builds_end(prepare: Prepare, data: Path, cache: Path) ->
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     foreign = cache / "leases" / "elsewhere-00000000.1.2.0123456789ab"
-    dead = cache / "leases" / f"{host()}.999999999.1.0123456789ab"
+    dead = cache / "leases" / f"{host_id()}.999999999.1.0123456789ab"
     for path in (foreign, dead):
         path.write_text("\n".join(dataset.shards))
-    assert collect(Cache(cache), older_than=0).shards == 0
+    assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert [foreign.exists(), dead.exists()] == [True, False]
     make_old(cache / "leases", 2 * DAY)
-    assert collect(Cache(cache), older_than=0).shards == len(dataset.shards)
+    assert collect_garbage(Cache(cache), older_than=0).shards == len(dataset.shards)
     assert not foreign.exists()
 
 
@@ -225,15 +225,15 @@ def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: P
     prepare(data)
     foreign = [cache / "tmp" / "elsewhere-00000000.1.2.0123456789ab", cache / "claims" / ("b3-" + "0" * 64)]
     mine = cache / "tmp" / f"{writer_name()}.0123456789ab"
-    dead = cache / "tmp" / f"{host()}.999999999.1.0123456789ab"
+    dead = cache / "tmp" / f"{host_id()}.999999999.1.0123456789ab"
     for path in (*foreign, mine, dead):
         path.write_text("elsewhere-00.1.2")
-    collect(Cache(cache))
+    collect_garbage(Cache(cache))
     assert [path.exists() for path in (*foreign, mine, dead)] == [True, True, True, False]
     make_old(cache / "tmp")
     make_old(cache / "claims")
     os.utime(mine)
-    collect(Cache(cache))
+    collect_garbage(Cache(cache))
     assert [path.exists() for path in (*foreign, mine)] == [False, False, True]
     mine.unlink()
 
@@ -287,8 +287,8 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
     [
         ("elsewhere-0000.12.34", 60, False),
         ("elsewhere-0000.12.34", 300, True),
-        (f"{host()}.999999999.1", 0, True),
-        (f"{host()}.{os.getpid()}.1", 0, True),  # our number, but of a process that started at another time
+        (f"{host_id()}.999999999.1", 0, True),
+        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our number, but of a process that started at another time
         (writer_name(), 60, False),
         ("", 1, False),
         ("", 10, True),

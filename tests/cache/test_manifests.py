@@ -18,7 +18,7 @@ from penstock.errors import CorruptError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.listing import list_datasets
-from penstock.store.manifest import dataset_key, recipe_digest, sealed, shard_name
+from penstock.store.manifest import dataset_key, recipe_digest, seal_manifest, shard_name
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Prepare, result
 
@@ -78,7 +78,7 @@ def test_a_manifest_that_was_changed_is_no_hit(
     path = dataset.path / "manifest.json"
     value = content(dataset)
     change(value)
-    path.write_bytes(sealed(value) if resealed else orjson.dumps(value | {"digest": dataset.manifest.key}))
+    path.write_bytes(seal_manifest(value) if resealed else orjson.dumps(value | {"digest": dataset.manifest.key}))
     with pytest.raises(CorruptError, match="manifest.json: the manifest is damaged: it"):
         ps.open(dataset.path)
     (finding,) = verify_cache(Cache(cache)).findings
@@ -92,7 +92,7 @@ def test_counts_that_are_not_the_shards_are_found(cache: Path, dataset: StoredDa
     value = content(dataset)
     value["shards"]["tokens"][0] += 1
     value["ledger"]["tokens"] += 1
-    (dataset.path / "manifest.json").write_bytes(sealed(value))
+    (dataset.path / "manifest.json").write_bytes(seal_manifest(value))
     (finding,) = verify_cache(Cache(cache)).findings
     assert "tokens, not" in finding.what
 
@@ -143,7 +143,7 @@ def test_wrong_types_anywhere_end_neither_ls_nor_verify(cache: Path, dataset: St
             for name in place[:-1]:
                 inner = inner[name]
             inner[place[-1]] = wrong
-            path.write_bytes(sealed(change(value)))
+            path.write_bytes(seal_manifest(change(value)))
             assert len(list_datasets(Cache(cache))) == 2
             if tried % 10 == 0:  # it reads every shard
                 assert verify_cache(Cache(cache)).datasets == 2

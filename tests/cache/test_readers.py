@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.errors import StoreError
 from penstock.store import gc, tree
 from penstock.store.cache import Cache
-from penstock.store.gc import collect
+from penstock.store.gc import collect_garbage
 from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -91,10 +91,10 @@ def test_a_damaged_shard_is_replaced_and_its_readers_live(
     assert result(cache) == whole
     (retired,) = cache.glob("retired/*")
     assert (retired.read_bytes(), retired.stat().st_ino) == (damaged, file_before)
-    assert collect(Cache(cache), older_than=0).leftovers == 0
+    assert collect_garbage(Cache(cache), older_than=0).leftovers == 0
     assert retired.exists()
     monkeypatch.setattr(gc, "RETIRED_AGE", -1.0)
-    assert collect(Cache(cache)).leftovers == 1
+    assert collect_garbage(Cache(cache)).leftovers == 1
     assert not retired.exists()
     assert len(reader.input_ids(0))
 
@@ -105,7 +105,7 @@ def test_what_is_in_the_way_of_a_shard_is_named(prepare: Prepare, data: Path, ca
     shard.unlink()
     os.mkfifo(shard)
     with pytest.raises(
-        StoreError, match=r"\.arrow can't be replaced: not a file that Penstock made. Remove what is in"
+        StoreError, match=r"\.arrow can't be replaced: not a file that Penstock created. Remove what is in"
     ):
         prepare(data)
     shard.unlink()
@@ -133,7 +133,7 @@ def test_a_gc_that_puts_back_keeps_what_was_made_meanwhile(
         return real(*given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gc, "reached", reached)
-    assert collect(Cache(cache), older_than=0).shards == 0
+    assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert inodes(cache) == made
     assert result(cache) == before
     assert leftovers(cache) == []

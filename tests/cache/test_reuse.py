@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.build import recipe as recipes
 from penstock.build.explain import explain
 from penstock.build.options import prepare_options
-from penstock.sources import text_slices
+from penstock.sources.text import slicing
 from tests.cache.conftest import Prepare, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -36,7 +36,7 @@ def why(cache: Path, model: Path) -> Callable[..., list[str]]:
 def test_a_hit_reads_and_makes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(data)
     assert (first.hit, first.progress.slices_done) == (False, len(first.dataset.shards))
-    monkeypatch.setattr(text_slices, "cut_text", None)
+    monkeypatch.setattr(slicing, "cut_text", None)
     second = prepare(data)
     assert second.hit
     assert second.dataset.key == first.dataset.key
@@ -188,7 +188,7 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
 def test_a_file_that_was_just_written_is_not_remembered(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("penstock.store.memo.GRAIN", 1e9)
+    monkeypatch.setattr("penstock.store.memo.CLOCK_TICK", 1e9)
     prepare(data)
     assert not list(cache.glob("memo/*/*.json"))
     assert prepare(data).hit  # found by reading it again

@@ -20,8 +20,8 @@ from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
 from penstock.store.format import seal, unseal
-from penstock.store.manifest import sealed
-from penstock.store.memo import GRAIN
+from penstock.store.manifest import seal_manifest
+from penstock.store.memo import CLOCK_TICK
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -86,7 +86,7 @@ def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns
     del manifest["digest"]
     manifest["shards"]["digests"][number] = bytes_digest(data)
     manifest["shards"]["bytes"][number] = len(data)
-    (dataset.path / "manifest.json").write_bytes(sealed(manifest))
+    (dataset.path / "manifest.json").write_bytes(seal_manifest(manifest))
 
 
 def other_tokens(columns: Columns) -> Columns:
@@ -158,7 +158,7 @@ def test_a_manifest_of_another_user_with_wrong_counts_is_made_again(shared: Shar
     del value["digest"]
     counts = value["shards"]["examples"]
     counts[0], counts[1] = counts[0] + 1, counts[1] - 1
-    path.write_bytes(sealed(value))
+    path.write_bytes(seal_manifest(value))
     shared.prepare(READER)
     assert result(shared.cache) == shared.expected
 
@@ -173,7 +173,7 @@ def test_a_planted_memo_leads_to_no_other_dataset(
     os.utime(other, (1_700_000_000, 1_700_000_000))
     command = ("prepare", other, "--tokenizer", public_tokenizer, "--cache", shared.cache, "--no-fast", "--json")
     (of_chats,) = shared.cache.glob("memo/*/b3-*.json")
-    time.sleep(2 * GRAIN)  # younger files are not remembered
+    time.sleep(2 * CLOCK_TICK)  # younger files are not remembered
     shared.run(WRITER, *command)
     (of_other,) = {*shared.cache.glob("memo/*/b3-*.json")} - {of_chats}
     planted = unseal(b"memo", of_other.read_bytes()) | {"slices": unseal(b"memo", of_chats.read_bytes())["slices"]}

@@ -70,7 +70,7 @@ def test_show_and_stats(prepared: tuple[Path, dict[str, object]]) -> None:
         (["prepare", "x.jsonl", "--tokeniser", "y"], 2, "tokenizer"),
         (["prepare", "x.jsonl"], 2, "no tokenizer given"),
         (["prepare", "nowhere.jsonl", "--tokenizer", "nowhere/x/y"], 1, "nowhere"),
-        (["show", "nowhere"], 1, "no dataset here"),
+        (["show", "nowhere"], 1, "no dataset at this path"),
         (["prepare", "x.jsonl", "--tokenizer", "t", "--workers", "many"], 2, "workers"),
         (["prepare", "x.jsonl", "--tokenizer", "t", "--role", "bot"], 2, "expected NAME=VALUE"),
         (["prepare", "x.jsonl", "--tokenizer", "t", "--regions", "maybe"], 2, "auto"),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.encode.code_points import _seconds, inspect_texts, is_composed
-from penstock.encode.unassigned import uncertain
+from penstock.encode.code_points import _second_code_points, inspect_texts, is_composed
+from penstock.encode.unassigned import unassigned
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
@@ -23,7 +23,7 @@ TEXTS = st.text(CHARACTERS.filter(lambda c: c.isascii() or not 0xD800 <= ord(c) 
 
 @given(st.lists(TEXTS, max_size=6))
 def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
-    certain = [text for text in texts if not any(uncertain()[ord(c)] for c in text)]
+    certain = [text for text in texts if not any(unassigned()[ord(c)] for c in text)]
     found = inspect_texts([text.encode() for text in certain])
     assert found.decomposed == [n for n, text in enumerate(certain) if not unicodedata.is_normalized("NFC", text)]
     assert not found.newer
@@ -34,11 +34,11 @@ def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
 @given(st.lists(st.text(st.one_of(CHARACTERS, st.just("\u0897")), max_size=40), max_size=6))
 def test_found_are_the_texts_with_code_points_that_are_newer(texts: list[str]) -> None:
     valid = [text.encode(errors="ignore") for text in texts]
-    newer = [n for n, text in enumerate(valid) if any(uncertain()[ord(c)] for c in text.decode())]
+    newer = [n for n, text in enumerate(valid) if any(unassigned()[ord(c)] for c in text.decode())]
     assert inspect_texts(valid).newer == newer
 
 
 def test_no_second_part_of_a_character_is_missed() -> None:
     parts = (unicodedata.decomposition(chr(point)).split() for point in range(sys.maxunicode + 1))
     pairs = [pair for pair in parts if len(pair) == 2 and not pair[0].startswith("<")]
-    assert _seconds() == {int(second, 16) for _, second in pairs}
+    assert _second_code_points() == {int(second, 16) for _, second in pairs}

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from penstock.build.batch import encode_texts
 from penstock.encode import encoder as encoder_module
-from penstock.encode import pieces
+from penstock.encode import splitter
 from penstock.encode.align import segment_counts
 from penstock.encode.encoder import Encoded, Encoder
 from penstock.encode.engines import Gigatoken
-from penstock.encode.normalise import Normaliser
-from penstock.encode.unassigned import uncertain
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.nfc import NfcNormalizer
+from penstock.encode.unassigned import unassigned
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from tests.encode.test_align import segments
 
 
@@ -117,7 +117,7 @@ def test_cuts_after_letters_change_no_token(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder: Encoder = request.getfixturevalue(name)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 8)
+    monkeypatch.setattr(splitter, "PIECE_BYTES", 8)
     assert len(encoder.pieces(b"many words of a few letters each")) > 2
 
     @settings(max_examples=200, deadline=None)
@@ -159,7 +159,7 @@ def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
 
 
 def test_the_table_of_uncertain_code_points() -> None:
-    table = uncertain()
+    table = unassigned()
     assert not table[:0x378].any()
     assert table[0x378]
     assert table[0x323B0]
@@ -175,7 +175,7 @@ def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], lis
     """Ids, and tokens up to each end, as a build makes them."""
     vocabulary = encoder._vocabulary
     parts = segments([cuts], [[False] * len(cuts)])
-    found = encode_texts([text.encode()], parts, encoder, Normaliser(vocabulary), vocabulary)
+    found = encode_texts([text.encode()], parts, encoder, NfcNormalizer(vocabulary), vocabulary)
     return found.ids.tolist(), found.ends.tolist()
 
 
@@ -236,7 +236,7 @@ def test_the_second_engine_serves_what_the_first_refuses() -> None:
     assert encoded.reference == {"text with code points newer than Unicode 14": 1}
     assert encoded.ids.tolist() == encoder.reference(texts).ids.tolist()
     assert encoder._fast is not None
-    encoder._fast.forget()
+    encoder._fast.clear_cache()
     assert encoder.encode(texts).ids.tolist() == encoded.ids.tolist()
 
 
@@ -286,7 +286,7 @@ def test_token_ends_are_the_byte_sums_where_these_hold(name: str, request: pytes
 
 def test_vocabulary(tokenizer: Path, deepseek: Path) -> None:
     small = Vocabulary((tokenizer / "tokenizer.json").read_bytes())
-    assert small.normalizer is Normalizer.NONE
+    assert small.normalizer is NormalizerKind.NONE
     assert small.dtype.__name__ == "uint16"
     assert small.special_contents == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
     assert small.token_bytes[small.id_of("<|im_end|>") or 0] == b"<|im_end|>"

@@ -65,9 +65,9 @@ def test_the_engine_forgets_between_batches_only(tokenizer: Path, monkeypatch: p
     assert subject.encode(texts).ids.tolist() == expected
     engine = subject._fast
     assert engine is not None
-    forget, encode = engine.forget, engine.encode
-    monkeypatch.setattr(engine, "forget", lambda: (steps.append("forget"), forget()))
+    clear_cache, encode = engine.clear_cache, engine.encode
+    monkeypatch.setattr(engine, "clear_cache", lambda: (steps.append("clear_cache"), clear_cache()))
     monkeypatch.setattr(engine, "encode", lambda texts: (steps.append("encode"), encode(texts))[1])
     for _ in range(2):
         assert subject.encode(texts).ids.tolist() == expected
-    assert steps == ["forget", "encode", "encode"] * 2  # the second one is of the guarded text's pieces
+    assert steps == ["clear_cache", "encode", "encode"] * 2  # the second one is of the guarded text's pieces

@@ -16,7 +16,7 @@ from penstock.encode import align
 from penstock.encode import spm_pieces as pieces_module
 from penstock.encode.align import segment_counts, segment_token_ends
 from penstock.encode.encoder import Encoder
-from penstock.encode.spm_pieces import Pieces, Rule, pieces_of
+from penstock.encode.spm_pieces import Rule, TokenPieces, token_pieces
 from penstock.encode.vocabulary import Vocabulary
 from penstock.native import native
 from penstock.regions.segments import Segments
@@ -180,13 +180,13 @@ def test_no_offsets_are_needed(name: str, subjects: dict[str, Subject]) -> None:
         assert (found, needed) == (wanted, 0)
 
 
-def with_rule(rule: int) -> Callable[[Vocabulary], Pieces]:
-    return lambda vocabulary: pieces_of(vocabulary)._replace(rule=rule)
+def with_rule(rule: int) -> Callable[[Vocabulary], TokenPieces]:
+    return lambda vocabulary: token_pieces(vocabulary)._replace(rule=rule)
 
 
-def without_spaces_in_added(vocabulary: Vocabulary) -> Pieces:
+def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
     """Gemma's runs of ▁ as other added tokens: compared with the text as they are written."""
-    found = pieces_of(vocabulary)
+    found = token_pieces(vocabulary)
     kinds = found.kinds.copy()
     kinds[kinds == pieces_module._Kind.ADDED_OR_PIECE] = pieces_module._Kind.ADDED
     return found._replace(kinds=kinds)
@@ -203,7 +203,7 @@ def without_spaces_in_added(vocabulary: Vocabulary) -> Pieces:
         ),
     ],
 )
-def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Vocabulary], Pieces]) -> None:
+def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Vocabulary], TokenPieces]) -> None:
     """Without a correction tokens no longer account for the text, so that offsets are needed; masks stay right."""
     subject = Subject(SHAPES[name]())
     subject.vocabulary.__dict__["pieces"] = sabotage(subject.vocabulary)
@@ -222,7 +222,7 @@ def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Voca
 )
 def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
     changed = {**json.loads(SHAPES["mistral"]()), **change}
-    assert pieces_of(Vocabulary(json.dumps(changed).encode())).rule == 0
+    assert token_pieces(Vocabulary(json.dumps(changed).encode())).rule == 0
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_view_says_what_is_unknown(rows: Path, tokenizer: Path, place: Path) -
     assert [item.loss_mask.tolist() for item in view] == [[False, True, True, False], [True, True]]
     assert view.ledger.dropped_rows == {"no_trained_token": 1}
     assert adopted.view(train_on="all_tokens")[1].loss_mask.tolist() == [True]
-    with pytest.raises(SourceError, match="there is no conversation behind it"):
+    with pytest.raises(SourceError, match="it has no source conversations"):
         adopted.conversation(0)
     rows.write_text('{"input_ids": [5, 6]}\n')
     bare = ps.adopt(rows, tokenizer=tokenizer, cache=place / "cache", check_tokenizer="warn")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.arguments import ViewArguments
 from penstock.export import rows as export_rows
 from penstock.export.export import export
 from penstock.export.format import find_format, format_names
@@ -20,7 +21,6 @@ from penstock.pack.settings import PlanSettings
 from penstock.view.example import Example, Pair
 from penstock.view.memory import MemoryExamples, Piece
 from penstock.view.mixture import Count, Mixture, mix
-from penstock.view.settings import ViewOptions
 from penstock.view.view import View
 from tests.export.reading import READERS, Row, read
 from tests.view import rows as made
@@ -90,7 +90,7 @@ TABLES = st.lists(made.rows(), min_size=1, max_size=12)
 @settings(deadline=None, max_examples=25)
 @given(rows=TABLES, options=OPTIONS, part_tokens=st.integers(1, 40), shard_rows=st.integers(1, 5), wide=st.booleans())
 def test_singles(
-    to: str, rows: list[list[Piece]], options: ViewOptions, part_tokens: int, shard_rows: int, wide: bool
+    to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, shard_rows: int, wide: bool
 ) -> None:
     view = MemoryExamples.of(high(rows) if wide else rows, shard_rows=shard_rows).view(**options)
     if not len(view) or (to == "skyrl" and view.lengths.min() < 2):
@@ -101,7 +101,7 @@ def test_singles(
 @pytest.mark.parametrize("to", [to for to in FORMATS if find_format(to).takes.packed])
 @settings(deadline=None, max_examples=25)
 @given(rows=TABLES, options=OPTIONS, part_tokens=st.integers(1, 40), more=st.integers(0, 9))
-def test_packed(to: str, rows: list[list[Piece]], options: ViewOptions, part_tokens: int, more: int) -> None:
+def test_packed(to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, more: int) -> None:
     view = MemoryExamples.of(rows, shard_rows=3).view(**options)
     if len(view):
         check(to, view, int(view.lengths.max()) + more, part_tokens=part_tokens)
@@ -110,8 +110,8 @@ def test_packed(to: str, rows: list[list[Piece]], options: ViewOptions, part_tok
 @pytest.mark.parametrize("to", ["hf", "jsonl", "parquet"])
 @settings(deadline=None, max_examples=25)
 @given(pairs=st.lists(made.pairs(), min_size=1, max_size=8), options=OPTIONS, part_tokens=st.integers(1, 40))
-def test_pairs(to: str, pairs: list[list[list[Piece]]], options: ViewOptions, part_tokens: int) -> None:
-    chosen: ViewOptions = {**options, "overlong": "truncate_left"}
+def test_pairs(to: str, pairs: list[list[list[Piece]]], options: ViewArguments, part_tokens: int) -> None:
+    chosen: ViewArguments = {**options, "overlong": "truncate_left"}
     view = MemoryExamples.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(**chosen)
     if len(view):
         check(to, view, part_tokens=part_tokens)

@@ -35,9 +35,9 @@ def refused(kind: type[PenstockError], text: str, place: Path, served: Any, to: 
         ("../olmo", {}, "no such format"),
         ("olmo", {"capacity": 128}, "takes no packed rows: its trainer packs by itself. Leave --capacity out"),
         ("olmo", {}, "loss weights other than 0 and 1, and olmo only has a mask. Use hf, .* or --weights mask"),
-        ("hf", {"weights": "maybe"}, "weights='maybe' is unknown. Use error or mask"),
-        ("hf", {"part_tokens": 0}, "part_tokens=0: expected 1 or more"),
-        ("hf", {"workers": -1}, "workers=-1: expected 1 or more"),
+        ("hf", {"weights": "maybe"}, "weights='maybe' is unknown. Use one of: error, mask"),
+        ("hf", {"part_tokens": 0}, "part_tokens=0 is not possible. Use an integer of 1 or more"),
+        ("hf", {"workers": -1}, "workers=-1 is not possible. Use an integer of 1 or more"),
         ("hf", {"capacity": 20}, "more than capacity=20, and packing never splits a row"),
     ],
 )

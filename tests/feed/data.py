@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.arguments import ViewArguments
 from penstock.chat.conversation import Role
 from penstock.feed.batch import Batch
 from penstock.view.memory import MemoryExamples, Piece
 from penstock.view.mixture import Mixture, mix
-from penstock.view.settings import ViewOptions
 from penstock.view.view import View
 from tests.view.rows import chat
 
@@ -34,7 +34,7 @@ def rows(count: int, seed: int = 0) -> list[list[Piece]]:
 
 def view(count: int = 37, seed: int = 0, **options: Any) -> View:
     """A view in several shards."""
-    chosen: ViewOptions = {"max_length": 64, **options}
+    chosen: ViewArguments = {"max_length": 64, **options}
     return MemoryExamples.of(rows(count, seed), shard_rows=10).view(**chosen)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.dataset import Place
+from penstock.store.dataset import RowLocation
 from penstock.view.example import Example, Pair
 from penstock.view.gather import Gathered, Gatherer
 from penstock.view.memory import MemoryExamples
@@ -81,9 +81,9 @@ def test_all_kinds_in_any_order(served: Served) -> None:
 class Sliced(MemoryExamples):
     """Rows numbered inside their shard, as in a cache: shard s holds the rows from 100 s on of source s."""
 
-    def locate(self, example: int) -> Place:
+    def locate(self, example: int) -> RowLocation:
         shard, number = divmod(example, 10)
-        return Place(shard, 100 * shard + number)
+        return RowLocation(shard, 100 * shard + number)
 
 
 def test_places_are_found_from_the_shard_s_own() -> None:

@@ -341,7 +341,7 @@ def test_the_capacity_is_the_view_s_limit() -> None:
         ({}, "needs batch_size"),
         ({"batch_size": 0}, "batch_size=0 is not possible. Use an integer of 1 or more"),
         ({"batch_size": True}, "batch_size=True"),
-        ({"batch_size": 2, "batchsize": 3}, "no option 'batchsize'; did you mean 'batch_size'?"),
+        ({"batch_size": 2, "batchsize": 3}, "unknown option 'batchsize'. Did you mean 'batch_size'?"),
         ({"batch_size": 2, "collate": "packd"}, "collate='packd' is unknown; did you mean 'packed'?"),
         ({"batch_size": 2, "collate": "pairs"}, "the view serves single examples. Use padded or packed"),
         ({"batch_size": 2, "capacity": 9}, "capacity and align are for packed rows"),

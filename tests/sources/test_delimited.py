@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources import Kind, discover
-from penstock.sources.delimited import cell_runs
+from penstock.sources import FileKind, discover
+from penstock.sources.text.delimited import cell_runs
 
 CELLS = st.text(st.sampled_from("ab\",;\t\r\n é😀'{"), max_size=12)
 
@@ -64,6 +64,6 @@ def test_kinds_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes(data)
     (tmp_path / "y.tsv.gz").write_bytes(gzip.compress(data))
     plain, packed = (discover(tmp_path / name) for name in ("x.tsv", "y.tsv.gz"))
-    assert [plain.files[0].kind, packed.files[0].kind] == [Kind.TSV, Kind.TSV_GZ]
+    assert [plain.files[0].kind, packed.files[0].kind] == [FileKind.TSV, FileKind.TSV_GZ]
     assert [s.digest for s in plain.slices()] == [s.digest for s in packed.slices()]
     assert plain.peek() == [b'{"instruction":"a","output":"b"}']

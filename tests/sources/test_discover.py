@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from penstock.errors import SourceError
-from penstock.sources import Kind, Slice, discover, read_rows
+from penstock.sources import FileKind, Slice, discover, read_rows
 from penstock.sources.hub import HubDataset
 from penstock.sources.source_set import SourceSet
 
@@ -48,17 +48,17 @@ def test_files_globs_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = discover(["sub/c.jsonl", "[ab].jsonl"])
     assert [file.name for file in found.files] == ["sub/c.jsonl", "a.jsonl", "b.jsonl"]
     assert [file.ordinal for file in found.files] == [0, 1, 2]
-    with pytest.raises(SourceError, match=r"a\.jsonl: given twice"):
+    with pytest.raises(SourceError, match=r"a\.jsonl: selected twice"):
         discover(["a.jsonl", "*.jsonl"])
     assert len(discover(["a.jsonl", "a.jsonl"]).files) == 2
 
 
 def test_bytes_decide_the_kind(tmp_path: Path) -> None:
-    assert discover([write(tmp_path / "a.json", ROW * 2)]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "b.jsonl", b"\xef\xbb\xbf [{}]")]).files[0].kind is Kind.JSON_ARRAY
-    assert discover([write(tmp_path / "c.txt", ROW)]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "d.jsonl", b"not json\n")]).files[0].kind is Kind.JSONL
-    assert discover([write(tmp_path / "e.jsonl", b'{"cut": \n{"ok":1}\n')]).files[0].kind is Kind.JSONL
+    assert discover([write(tmp_path / "a.json", ROW * 2)]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "b.jsonl", b"\xef\xbb\xbf [{}]")]).files[0].kind is FileKind.JSON_ARRAY
+    assert discover([write(tmp_path / "c.txt", ROW)]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "d.jsonl", b"not json\n")]).files[0].kind is FileKind.JSONL
+    assert discover([write(tmp_path / "e.jsonl", b'{"cut": \n{"ok":1}\n')]).files[0].kind is FileKind.JSONL
 
 
 def test_folders_of_files(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_folders_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["train.jsonl", "other.jsonl"], "some file names tell a split .train.jsonl., others don't .other.jsonl."),
-        (["a.jsonl", "a.jsonl.gz"], "a.jsonl and a.jsonl.gz look like the same rows twice"),
-        (["a.jsonl", "b.parquet"], "may be the same rows twice"),
+        (["train.jsonl", "other.jsonl"], "some file names imply a split .train.jsonl., others don't .other.jsonl."),
+        (["a.jsonl", "a.jsonl.gz"], "a.jsonl and a.jsonl.gz probably hold the same rows"),
+        (["a.jsonl", "b.parquet"], "may hold the same rows"),
         (["notes.txt"], "no data files in this folder, which holds notes.txt"),
         ([], "no data files in this folder, which holds nothing"),
     ],
@@ -131,7 +131,7 @@ def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     found = discover([tmp_path / "repo"], config="default", split="train[2:4]+test")
     assert texts(found) == [b'{"text":"row 2"}', b'{"text":"row 3"}', b'{"text":"hello"}']
-    assert {file.kind for file in found.files} == {Kind.ARROW}
+    assert {file.kind for file in found.files} == {FileKind.ARROW}
     with pytest.raises(SourceError, match="with config 'other'"):
         discover([tmp_path / "repo"], config="other")
 
@@ -139,7 +139,7 @@ def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_datasets_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(SourceError, match=r"org/name: neither a file or folder here.*OSError: offline.*network"):
+    with pytest.raises(SourceError, match=r"org/name: not a local file or folder.*OSError: offline.*network"):
         discover(["org/name"])
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SourceError, match=r"needs the package 'datasets'.*pip install 'penstock\[hub\]'"):
@@ -157,7 +157,7 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         discover(["nowhere/a.jsonl"])
     with pytest.raises(SourceError, match="no file matches this pattern"):
         discover(["data/*.parquet"])
-    with pytest.raises(SourceError, match="object stores and web servers are not read"):
+    with pytest.raises(SourceError, match="addresses are not supported"):
         discover(["s3://bucket/chats.jsonl"])
     os.mkfifo("pipe")
     with pytest.raises(SourceError, match="a pipe or device"):
@@ -181,13 +181,13 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.arrow", b"\xff\xff\xff\xff\x10\x00\x00\x00 cut", "not a readable Arrow file"),
         ("a.jsonl.gz", ROW, "not a gzip file"),
         ("a.jsonl.zst", ROW, "not a zstd file"),
-        ("a.jsonl.gz", gzip.compress(ROW * 9, mtime=0)[:-3], r"the gzip data is cut off at byte \d+"),
+        ("a.jsonl.gz", gzip.compress(ROW * 9, mtime=0)[:-3], r"the gzip data is truncated at byte \d+"),
         ("a.jsonl.gz", gzip.compress(ROW, mtime=0) + b"rubbish", r"damaged gzip data after byte \d+"),
-        ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is cut off at byte \d+"),
+        ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is truncated at byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW) + b"rubbish", r"damaged zstd data before byte \d+"),
-        ("a.txt", b"role,content\n", "neither JSON lines, a JSON array, Parquet nor Arrow: it starts with b'role"),
+        ("a.txt", b"role,content\n", "not JSON lines, a JSON array, Parquet or Arrow: it starts with b'role"),
         ("a.jsonl", "{}\n".encode("utf-16"), "UTF-16 text. Convert it: iconv"),
-        ("a.json", b'{\n  "data": []\n}\n', r"one JSON object spread over several lines.*jq -c '.data\[\]'"),
+        ("a.json", b'{\n  "data": []\n}\n', r"one JSON object over several lines.*jq -c '.data\[\]'"),
         ("a.json", b'[{"a":1}, {"b":2}', "the array is not closed at byte 17"),
         ("a.json", b'[{"a":1}, {"b":"2}]', "the file ends inside element 2, which starts at byte 10"),
         ("a.json", b'[{"a":1} {"b":2}]', r"no comma after element 1, at byte 9"),

@@ -15,11 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources import SLICING_VERSION, Kind, Slice, SlicePlan, SourceFile, discover, identity, plan, read_rows
-from penstock.sources.arrays import element_runs
-from penstock.sources.cutting import SliceSizes
-from penstock.sources.lines import line_runs
-from penstock.sources.text_slices import cut_text
+from penstock.sources import (
+    SLICING_VERSION,
+    FileKind,
+    Slice,
+    SlicePlan,
+    SourceFile,
+    discover,
+    identity,
+    plan_slices,
+    read_rows,
+)
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text.json_array import element_runs
+from penstock.sources.text.json_lines import line_runs
+from penstock.sources.text.slicing import cut_text
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
@@ -43,7 +53,7 @@ def pieces(text: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
 
 
 def cut_lines(text: bytes, cuts: Iterable[int], keep_data: bool = False, limit: int = 10_000) -> list[Slice]:
-    kind = Kind.JSONL_GZ if keep_data else Kind.JSONL
+    kind = FileKind.JSONL_GZ if keep_data else FileKind.JSONL
     file = SourceFile(0, NAMED, kind, "rows.jsonl")
     runs = line_runs(pieces(text, cuts), TINY.largest, limit)
     return list(cut_text(file, runs, keep_data=keep_data, sizes=TINY))
@@ -100,7 +110,7 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines, cuts, line_end, 
 )
 def test_array_elements_are_cut_like_lines(elements, cuts, comma) -> None:
     text = b" [ " + comma.join(elements) + b"]\n"
-    file = SourceFile(0, Path("rows.json"), Kind.JSON_ARRAY, "rows.json")
+    file = SourceFile(0, Path("rows.json"), FileKind.JSON_ARRAY, "rows.json")
     runs = element_runs(pieces(text, cuts), "rows.json", TINY.largest, 10_000)
     found = list(cut_text(file, runs, keep_data=True, sizes=TINY))
     as_lines = cut_lines(b"\n".join(elements), [], keep_data=True)
@@ -204,7 +214,7 @@ def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     sources = discover([path])
-    made = plan(sources.files[0])
+    made = plan_slices(sources.files[0])
     assert SlicePlan.from_json(made.to_json()) == made
     assert list(made.slices) == list(sources.slices()) == list(sources.slices(known={0: made.slices}))
     assert made.holds_for(identity(path)) and made.rows == 20_000

@@ -39,7 +39,7 @@ def test_bounds_are_those_of_datasets(first, stop, first_percent, stop_percent, 
 
 @pytest.mark.parametrize("text", ["", "train[", "train[:10", "train[1]", "train[a:b]", "train[::2]", "train+", "[:5]"])
 def test_what_is_not_understood_is_said(text: str) -> None:
-    with pytest.raises(SourceError, match=r"is not understood at .* Write it like train"):
+    with pytest.raises(SourceError, match=r"invalid split .* at .* Write it like train"):
         parse_split(text)
 
 

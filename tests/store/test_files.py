@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import CorruptError, StoreError
 from penstock.store import files
-from penstock.store.cache import Cache, checked_name
+from penstock.store.cache import Cache, validate_name
 from penstock.store.files import file_digest, writer_is_dead, writer_name
 
 
@@ -26,8 +26,8 @@ def test_writers(tmp_path: Path) -> None:
 def test_names_from_files_are_not_trusted() -> None:
     for name in ("../../etc/passwd", "b3-..", "b3-" + "g" * 64, 7, None, "b3-" + "a" * 63):
         with pytest.raises(CorruptError, match="is not the name of a shard"):
-            checked_name(name)
-    assert checked_name("b3-" + "a" * 64)
+            validate_name(name)
+    assert validate_name("b3-" + "a" * 64)
 
 
 def test_a_cache_on_an_object_store_is_refused() -> None:

@@ -63,12 +63,12 @@ def test_a_cut_file_is_told(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "a.arrow"
     data = encode_shard(columns(), META).to_pybytes()
     path.write_bytes(data[:keep])
-    with pytest.raises(CorruptError, match="not a whole shard"):
+    with pytest.raises(CorruptError, match="not a complete shard"):
         read_shard(path)
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CorruptError, match="the shard is gone"):
+    with pytest.raises(CorruptError, match="the shard is missing"):
         read_shard(tmp_path / "b.arrow")
 
 

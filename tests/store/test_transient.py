@@ -13,9 +13,8 @@ import pytest
 from penstock.errors import StoreError
 from penstock.store import claims, files, tree
 from penstock.store.cache import Cache
-from penstock.store.claims import Claims, clean_claims
-from penstock.store.leases import lease
-from penstock.store.orphans import clean_orphans
+from penstock.store.claims import Claims, clean_claims, lease
+from penstock.store.gc import clean_orphans
 from penstock.store.tree import Tree
 from tests.cache.conftest import leftovers
 
@@ -54,7 +53,7 @@ class FaultyOs:
 def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any], None]]:
     """Put another `os` into the modules that touch a cache's files."""
     monkeypatch.setattr(files, "RETRY_PAUSES", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(claims, "NAMELESS_EXPIRY", -1.0)
+    monkeypatch.setattr(claims, "UNSIGNED_EXPIRY", -1.0)
 
     def put(fake: FaultyOs | Any) -> None:
         monkeypatch.setattr(tree, "os", fake)
@@ -149,6 +148,6 @@ def test_the_error_names_the_place_and_the_remedy(tmp_path: Path, inject: Callab
     with pytest.raises(StoreError) as raised:
         Tree(tmp_path).write(tmp_path / "a", b"", "x")
     assert str(raised.value) == (
-        f"{tmp_path / 'a'} can't be written: Input/output error, again and again. "
-        "Look after the disk or file server; finished slices stay, the same command goes on from there."
+        f"{tmp_path / 'a'} can't be written: Input/output error, after several retries. "
+        "Check the disk or file server, then run the same command again: finished slices are kept."
     )

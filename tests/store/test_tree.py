@@ -110,11 +110,11 @@ def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> 
     path = put(tmp_path / name)
     tree = Tree(tmp_path)
     assert tree.files(path.parent) == []
-    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock created"):
         tree.remove(path)
-    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock created"):
         tree.move(path, tree.tmp / f"{writer_name()}.aside.{DIGEST}.arrow")
-    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock created"):
         tree.move(put(tree.tmp / f"{writer_name()}.0123456789ab"), path)
     assert path.read_bytes() == b"data"
 
@@ -139,7 +139,7 @@ def test_no_link_is_followed(tmp_path: Path, name: str, linked: str) -> None:
     tree = Tree(root)
     assert tree.files((root / name).parent) == []
     for act in (tree.remove, tree.read, tree.touch):
-        with pytest.raises(OSError, match="not a file that Penstock made|link"):
+        with pytest.raises(OSError, match="not a file that Penstock created|link"):
             act(root / name)
     assert {path: path.lstat() for path in (target, target.parent)} == before
     if linked == "folder":
@@ -156,5 +156,5 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
         Tree(tmp_path).read(pipe)
-    with pytest.raises(FileExistsError, match="not a file that Penstock made"):
+    with pytest.raises(FileExistsError, match="not a file that Penstock created"):
         Tree(tmp_path).remove(pipe)

@@ -19,7 +19,8 @@ from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.recipe import make_recipe
 from penstock.chat.formats_detect import detect
 from penstock.native import native
-from penstock.sources import Rows, model_folder
+from penstock.sources import SliceRows
+from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import trl_template
 from tests.template.row_cases import (
     ALPACA,
@@ -75,7 +76,7 @@ FORMATS: dict[str, dict[str, bytes]] = {
 @cache
 def pipelines(format_: str, template: str, *options: tuple[str, Any]) -> tuple[Pipeline, Pipeline]:
     """With the machine, and without it."""
-    model = model_folder.load(str(TOKENIZER))
+    model = load_tokenizer(str(TOKENIZER))
     given = {"tokenizer": str(TOKENIZER), "date": "2026-01-02", **{k: v for k, v in options if k != "sample"}}
     chosen = prepare_options(given)
     sample = dict(options).get("sample") or next(iter(FORMATS[format_].values()))
@@ -93,7 +94,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 def run(pipeline: Pipeline, rows: Sequence[bytes]) -> tuple[dict[int, Any], dict[str, int]]:
     """What became of each row, and the notes."""
-    result = pipeline.run(Rows(list(rows), list(range(1, len(rows) + 1))))
+    result = pipeline.run(SliceRows(list(rows), list(range(1, len(rows) + 1))))
     return outcomes(result), dict(+result.notes)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.store.files import host, writer_name
+from penstock.store.files import host_id, writer_name
 from penstock.train.checkpoint import newest_valid
 from penstock.train.errors import PromiseError, TrainError
 from penstock.train.lock import locked
@@ -176,7 +176,7 @@ def test_locks_of_other_hosts_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         locked(tmp_path),
     ):
         pass
-    lock.write_text(f"{host()}.{os.getpid()}.1")  # our number, of a process before
+    lock.write_text(f"{host_id()}.{os.getpid()}.1")  # our number, of a process before
     with locked(tmp_path):
         assert lock.read_text() == writer_name()
         monkeypatch.setenv("RANK", "1")

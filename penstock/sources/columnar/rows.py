@@ -1,11 +1,14 @@
-"""Arrow columns in, one JSON object a row out, with the null fields of structs dropped and counted.
+"""Converts Arrow columns to one JSON object per row; null fields of structs are dropped and counted.
 
 Arrow gives every struct of a column all the fields that any row has, and so fills messages and tool schemas with
-nulls that the data never had. They can't be told from nulls that were meant, so all null fields of structs go, at
-every depth; nulls that are a whole column's value or an element of a list stay. JSON columns (`arrow.json`, which
-`datasets` uses for mixed values) are spliced in as they are, so their nulls and numbers are the original ones.
-Bytes become text where they are UTF-8, else base64; decimals and times become strings; NaN and infinities null.
-Rows over the limit are told by their sizes in Arrow and never become Python values. Cost: about 0.1 GB/s of JSON.
+nulls that the data never had. They are indistinguishable from intended nulls, so all null fields of structs are
+dropped, at every depth; nulls that are the value of a column or an element of a list stay. JSON columns (`arrow.json`,
+which `datasets` uses for mixed values) are inserted verbatim, with their original nulls and numbers.
+Bytes become text if they are UTF-8, else base64; decimals and times become strings; NaN and infinities become null.
+
+Row sizes are computed in Arrow, so rows over the limit never become Python values. Strings and bytes count by length,
+everything else as one byte per value; values that are stored once and used many times (dictionaries, views) count each
+time. Throughput: about 0.1 GB/s of JSON.
 """
 
 from __future__ import annotations
@@ -17,21 +20,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_sizes import row_sizes
-from penstock.sources.slices import Rows, Slice
+from penstock.sources.slices import Slice, SliceRows
 
-BATCH_BYTES = 1 << 20  # of rows that become Python values at once
-MOST_BYTES = 1 << 30  # that the rows of a slice may unpack to
+Sizes = npt.NDArray[np.int64]
+
+BATCH_BYTES = 1 << 20  # of rows converted to Python values at once
+MAX_SLICE_BYTES = 1 << 30  # limit on the decoded rows of a slice
 LIST_TYPES = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
 def json_rows(batch: pa.RecordBatch) -> tuple[list[bytes], int]:
-    """The rows of a batch, and how many null fields were dropped."""
+    """The rows of a batch, and the number of null fields dropped."""
     converter = _Converter()
     names = batch.schema.names
     columns = [converter.values(column) for column in batch.columns]
@@ -39,30 +44,30 @@ def json_rows(batch: pa.RecordBatch) -> tuple[list[bytes], int]:
     return rows, converter.nulls_dropped
 
 
-def unit_rows(part: Slice, batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Rows:
-    """The rows of decoded batches."""
+def decode_rows(part: Slice, batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> SliceRows:
+    """Convert the batches of a slice to rows."""
     rows: list[bytes] = []
     oversize: dict[int, int] = {}
     nulls = total = 0
-    for batch, size in bounded(batches, max_row_bytes):
+    for batch, size in bounded_batches(batches, max_row_bytes):
         more, dropped = ([b""], 0) if size else json_rows(batch)
         nulls += dropped
         total += sum(map(len, more))
-        if total > MOST_BYTES:
+        if total > MAX_SLICE_BYTES:
             raise SourceError(
-                f"rows {part.first_row + 1} to {part.first_row + part.rows} unpack to more than {MOST_BYTES:,} bytes. "
-                "Write the file again in smaller row groups or record batches."
+                f"rows {part.first_row + 1} to {part.first_row + part.rows} unpack to more than {MAX_SLICE_BYTES:,} "
+                "bytes. Write the file again in smaller row groups or record batches."
             )
         for row in more:
             if size or len(row) > max_row_bytes:
                 oversize[len(rows)] = size or len(row)
             rows.append(row if len(row) <= max_row_bytes else b"")
     first = part.first_row + 1
-    return Rows(rows, list(range(first, first + len(rows))), oversize, nulls)
+    return SliceRows(rows, list(range(first, first + len(rows))), oversize, nulls)
 
 
-def bounded(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The same rows in batches small enough to be made Python values; a row over the limit alone, with its size."""
+def bounded_batches(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Re-batch rows to `BATCH_BYTES`. A row over the limit comes alone, with its size; other batches come with 0."""
     for batch in batches:
         sizes = row_sizes(batch)
         first = held = 0
@@ -80,28 +85,28 @@ def bounded(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[t
 
 
 def first_rows(batches: Iterable[pa.RecordBatch], max_row_bytes: int) -> Iterator[bytes]:
-    """Rows of batches, one after the other, without those over the limit."""
-    for batch, size in bounded(batches, max_row_bytes):
+    """The rows of batches, without those over the limit."""
+    for batch, size in bounded_batches(batches, max_row_bytes):
         for row in () if size else json_rows(batch)[0]:
             if len(row) <= max_row_bytes:
                 yield row
 
 
-def with_names(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
-    """The batch with more columns, in which every value is true."""
+def with_placeholders(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+    """Add columns in which every value is true, for names that the batch lacks."""
     more = [name for name in names if name not in batch.schema.names]
     true = pa.array(np.ones(batch.num_rows, np.bool_))
     return pa.RecordBatch.from_arrays([*batch.columns, *[true] * len(more)], names=[*batch.schema.names, *more])
 
 
 class _Converter:
-    """Turns arrays into Python values, a column at a time."""
+    """Converts arrays to Python values, column by column."""
 
     def __init__(self) -> None:
         self.nulls_dropped = 0
 
     def values(self, array: pa.Array) -> list[Any]:
-        """One Python value for each of the array's."""
+        """The Python values of an array."""
         kind = array.type
         if isinstance(kind, pa.JsonType):
             return [None if text is None else orjson.Fragment(text) for text in array.storage.to_pylist()]
@@ -112,17 +117,17 @@ class _Converter:
         if pa.types.is_map(kind):
             return self._maps(array)
         if isinstance(kind, LIST_TYPES):
-            return _cut(array, self.values(array.flatten()))
+            return _split_lists(array, self.values(array.flatten()))
         if pa.types.is_dictionary(kind):
-            return self._words(array)
+            return self._dictionary(array)
         values: list[Any] = array.to_pylist()
         return values
 
-    def _words(self, array: pa.DictionaryArray) -> list[Any]:
-        """Values of a dictionary: each becomes a Python value once, and only if it is used."""
+    def _dictionary(self, array: pa.DictionaryArray) -> list[Any]:
+        """Convert each dictionary value once, and only if it is used."""
         used = array.indices.unique().drop_null()
-        words = dict(zip(used.to_pylist(), self.values(array.dictionary.take(used)), strict=True))
-        return [words.get(index) for index in array.indices.to_pylist()]
+        values = dict(zip(used.to_pylist(), self.values(array.dictionary.take(used)), strict=True))
+        return [values.get(index) for index in array.indices.to_pylist()]
 
     def _structs(self, array: pa.StructArray) -> list[Any]:
         names = [field.name for field in array.type]
@@ -149,11 +154,11 @@ class _Converter:
         lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
         keys, items = (self.values(lists.flatten().field(index)) for index in range(2))
         pairs = [(key if isinstance(key, str) else str(key), item) for key, item in zip(keys, items, strict=True)]
-        return [None if entry is None else dict(entry) for entry in _cut(lists, pairs)]
+        return [None if entry is None else dict(entry) for entry in _split_lists(lists, pairs)]
 
 
-def _cut(array: pa.Array, flat: list[Any]) -> list[Any]:
-    """The lists of a list array, given the values of all of them."""
+def _split_lists(array: pa.Array, flat: list[Any]) -> list[Any]:
+    """Split the flattened values of a list array into its lists."""
     lengths: list[int | None] = pc.list_value_length(array).to_pylist()
     lists: list[Any] = []
     start = 0
@@ -164,7 +169,7 @@ def _cut(array: pa.Array, flat: list[Any]) -> list[Any]:
 
 
 def as_json(value: object) -> object:
-    """JSON for what `orjson` does not know."""
+    """`orjson` fallback: bytes, decimals and durations as JSON values."""
     match value:
         case bytes():
             try:
@@ -175,3 +180,48 @@ def as_json(value: object) -> object:
             return str(value)
         case _:
             raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def row_sizes(batch: pa.RecordBatch) -> Sizes:
+    """The size of each row of a batch."""
+    return sum((_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+
+
+def _sizes(array: pa.Array) -> Sizes:
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _sizes(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _dictionary_sizes(array)
+    if pa.types.is_struct(kind):
+        fields = (_sizes(array.field(index)) for index in range(kind.num_fields))
+        return sum(fields, np.ones(len(array), np.int64))
+    if pa.types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if pa.types.is_nested(array.type):
+        return _list_sizes(array)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return np.array([0 if value is None else len(value.as_buffer()) for value in array], np.int64)
+    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string)) or "binary" in str(kind):
+        return _numbers(pc.binary_length(array)) + 1
+    return np.ones(len(array), np.int64)
+
+
+def _dictionary_sizes(array: pa.DictionaryArray) -> Sizes:
+    """A dictionary value counts each time it is used."""
+    values = np.concatenate([_sizes(array.dictionary), [0]])
+    return values[np.where(array.is_valid().to_numpy(zero_copy_only=False), _numbers(array.indices), -1)]
+
+
+def _list_sizes(array: pa.Array) -> Sizes:
+    """Sizes of lists of any kind, from the sizes of their flattened elements."""
+    lengths = _numbers(pc.list_value_length(array))
+    ends = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    found: Sizes = ends[places[1:]] - ends[places[:-1]] + 1
+    return found
+
+
+def _numbers(array: pa.Array) -> Sizes:
+    values: Any = pc.fill_null(array, 0)
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.int64)

@@ -1,6 +1,6 @@
-"""From examples back to their rows: the conversations as they were given to the template.
+"""Reads the conversations behind a dataset's examples, in the form that the template was given.
 
-Reads a row's slice again from the file it was prepared from, and checks that the row is still the same.
+Re-reads the slice of the source file that an example came from, and checks that the row has not changed since.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.chat.rows import RowReader
 from penstock.errors import SourceError
-from penstock.sources import Rows, Slice, SourceFile, fetch_data, read_rows
+from penstock.sources import Slice, SliceRows, SourceFile, fetch_data, read_rows
 from penstock.store.dataset import StoredDataset
 from penstock.template.reference import Reference
 
-NO_DATE = "1970-01-01"  # for templates that print none
+NO_DATE = "1970-01-01"  # for templates that don't print the date
 
 
-class Origin:
-    """Where a dataset's examples come from."""
+class ConversationReader:
+    """Looks up the source conversations of a dataset's examples."""
 
     def __init__(self, dataset: StoredDataset) -> None:
         if dataset.recipe.get("adopted"):
-            raise SourceError(f"{dataset.path}: the dataset was adopted as tokens; there is no conversation behind it.")
+            raise SourceError(f"{dataset.path}: the dataset was adopted as tokens, so it has no source conversations.")
         self._dataset = dataset
         self._recipe = dataset.recipe
         self._adapter = cache(self._make_adapter)
-        self._rows: tuple[int, Rows] | None = None
+        self._rows: tuple[int, SliceRows] | None = None
 
     def conversation(self, index: int) -> dict[str, Any]:
-        """The conversation of an example; of a pair, those of both sides."""
+        """The conversation of an example; for a pair, both sides."""
         pairs = self._dataset.is_preference
         sides = self._sides(*self._dataset.find(index * 2 if pairs else index))
         return {"chosen": sides[0], "rejected": sides[1]} if pairs else sides[0]
 
     def conversations(self) -> Iterator[dict[str, Any]]:
-        """The conversations of all examples in order; of each pair first the chosen, then the rejected one."""
+        """The conversations of all examples in order; for each pair, chosen before rejected."""
         step = 2 if self._dataset.is_preference else 1
         for shard, count in enumerate(self._dataset.shard_examples.tolist()):
             for number in range(0, count, step):
@@ -67,9 +67,9 @@ class Origin:
     def _mapping(self) -> ColumnMapping:
         return ColumnMapping.from_json(dict(self._recipe["mapping"]))
 
-    # -- the source -----------------------------------------------------------------------------------------------
+    # -- source rows ----------------------------------------------------------------------------------------------
 
-    def _slice_rows(self, shard: int) -> Rows:
+    def _slice_rows(self, shard: int) -> SliceRows:
         if self._rows is None or self._rows[0] != shard:
             place, path = self._noted(shard)
             limit = self._recipe["max_row_bytes"]
@@ -79,17 +79,17 @@ class Origin:
         return self._rows[1]
 
     def _noted(self, shard: int) -> tuple[Slice, Path]:
-        """Where a shard's rows are."""
+        """The slice of a shard and the file it lies in, from the dataset's notes."""
         try:
             place = Slice.from_json(self._dataset.notes["slices"][shard])
             return place, Path(self._dataset.notes["files"][place.file]["path"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SourceError(
-                f"{self._dataset.path}: it is not known where the dataset's sources are. "
-                "Run the same prepare again: it notes them."
+                f"{self._dataset.path}: the paths of the dataset's sources are not recorded. "
+                "Run the same prepare command again to record them."
             ) from error
 
-    # -- the form its template was given --------------------------------------------------------------------------
+    # -- template input -------------------------------------------------------------------------------------------
 
     def _shown(self, side: Conversation) -> dict[str, Any]:
         if side.pieces is not None:

@@ -1,7 +1,7 @@
-"""What rows of both text kinds (lines, array elements) have in common: runs of rows, and rows that come in pieces.
+"""Runs of text rows, and rows assembled from several chunks; shared by JSON lines and JSON arrays.
 
-Memory is bounded by the chunk and the largest slice: a row beyond that is hashed as it streams by, and kept only
-while it is no larger than a row may be.
+Memory is bounded by the chunk and the largest slice: a larger row is hashed as it streams, and kept only while it is
+within the row size limit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def digest_of(data: bytes | memoryview) -> str:
     return "b3-" + blake3(data).hexdigest()
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Consecutive rows of lines or of an array.
 
-    Where blank lines, \\r or other text stand between them, `starts` and `ends` are their byte positions (`ends` after
-    their line ends) and `numbers` their lines in the run. Else they stand in `text`, each followed by one newline.
+    If blank lines, \\r or other text separate them, `starts` and `ends` are their byte offsets (`ends` after their line
+    endings) and `numbers` their line numbers in the run. Otherwise `text` holds them, each followed by one newline.
     """
 
     rows: list[bytes]
@@ -35,11 +35,11 @@ class Run(NamedTuple):
     numbers: list[int] | None = None
 
     def start_of(self, index: int) -> int:
-        """The byte position of a row."""
+        """The byte offset of a row."""
         return self.end_of(index - 1) if self.starts is None else self.starts[index]
 
     def end_of(self, index: int) -> int:
-        """The byte position after a row and its line end; of index -1, where the run starts."""
+        """The byte offset after a row and its line ending; for index -1, the start of the run."""
         if index < 0:
             return self.start
         if self.ends is not None:
@@ -47,7 +47,7 @@ class Run(NamedTuple):
         return self.start + sum(map(len, self.rows[: index + 1])) + index + 1
 
     def line_of(self, index: int) -> int:
-        """The number of a row's line in the run."""
+        """The line number of a row in the run."""
         return index if self.numbers is None else self.numbers[index]
 
     def joined(self, first: int, stop: int) -> bytes | memoryview:
@@ -58,8 +58,8 @@ class Run(NamedTuple):
         return self.text[begin : max(begin, end - 1)]
 
 
-class Giant(NamedTuple):
-    """One row larger than the largest slice. `data` is None where it is also larger than a row may be."""
+class HugeRow(NamedTuple):
+    """A row larger than the largest slice. `data` is None if it is also over the row size limit."""
 
     start: int
     end: int
@@ -69,7 +69,7 @@ class Giant(NamedTuple):
 
 
 class PartialRow:
-    """A row that arrives in pieces. Over `largest` bytes it is a giant: hashed on the way, kept up to `limit` bytes."""
+    """A row that arrives in pieces. Over `largest` bytes it is hashed as it streams, and kept up to `limit` bytes."""
 
     def __init__(self, largest: int, limit: int) -> None:
         self.size = 0
@@ -77,7 +77,7 @@ class PartialRow:
         self._largest, self._limit = largest, limit
         self._kept: list[bytes] = []
         self._hasher: blake3 | None = None
-        self._held = b""  # a giant's last byte, hashed late: a \r before the newline is no part of the row
+        self._held = b""  # last byte, not hashed yet: a \r before the newline is not part of the row
 
     def add(self, piece: bytes) -> None:
         """Append to the row."""
@@ -96,8 +96,8 @@ class PartialRow:
         if self._hasher is not None and self.size > self._limit + 1:
             self._kept.clear()
 
-    def finish(self, start: int, end: int, line_end: bytes = b"") -> bytes | Giant:
-        """The whole row, which stood at start:end, without its `line_end`."""
+    def finish(self, start: int, end: int, line_end: bytes = b"") -> bytes | HugeRow:
+        """The complete row, from offsets start:end, without its `line_end`."""
         row = b"".join(self._kept)
         if self._hasher is None:
             return row.removesuffix(line_end)
@@ -107,7 +107,7 @@ class PartialRow:
         else:
             self._hasher.update(self._held)
         data = row[:size] if size <= self._limit else None
-        return Giant(start, end, size, "b3-" + self._hasher.hexdigest(), data)
+        return HugeRow(start, end, size, "b3-" + self._hasher.hexdigest(), data)
 
     def _hash(self, hasher: blake3, piece: bytes) -> None:
         if piece:

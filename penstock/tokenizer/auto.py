@@ -1,14 +1,14 @@
-"""What transformers' `AutoTokenizer` makes of a tokenizer's folder, and whether it gives the ids of `tokenizer.json`.
+"""Checks whether transformers' `AutoTokenizer` produces the ids of `tokenizer.json` for a tokenizer's folder.
 
-Some of its classes take only the vocabulary from the file and build normaliser and pre-tokenizer themselves, so that
-code which loads a model with `AutoTokenizer` may see other ids than the file says. Remote code is never run.
+Some tokenizer classes take only the vocabulary from the file and build the normalizer and pre-tokenizer themselves, so
+code that loads a model with `AutoTokenizer` may get different ids. Remote code is never run.
 
-    python -m penstock.sources.auto_tokenizer FOLDER TOKENIZER_JSON    prints a comparison as JSON
+    python -m penstock.tokenizer.auto FOLDER TOKENIZER_JSON    prints a comparison as JSON
 
-Importing transformers takes seconds and memory, so a build compares in a process of its own beside its work, and keeps
-the result in the cache. Where `takes_the_file` says so, there is nothing to compare. Loading a large tokenizer twice
-takes seconds, too; what may differ does not lie in the vocabulary, so it is first tried with a small part of it (0.1 to
-0.4 s), and only a difference found there is looked at with all of it.
+Importing transformers takes seconds and memory, so a build runs the comparison in a separate process and stores the
+result in the cache. If `uses_file_as_is` holds, there is nothing to compare. Loading a large tokenizer twice takes
+seconds too. Differences don't depend on the vocabulary, so the comparison first runs with a small part of it (0.1 to
+0.4 s); only if that finds a difference is it repeated with all of it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from typing import Any, Final
 import orjson
 
 from penstock.errors import TokenizerError
+from penstock.tokenizer.files import VOCABULARY_FILES
 
 PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Files beside tokenizer.json that AutoTokenizer may look at.
-CONFIGS: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-VOCABULARIES: Final = (
-    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-)
-MERGES, ADDED = 2000, 100  # of these, so many are tried
+CONFIG_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+MERGES, ADDED = 2000, 100  # how many of each the reduced tokenizer keeps
 PARTS: Final = ("normalizer", "pre_tokenizer")
 FLAGS: Final = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "unk_id")
 PROBES: Final = (
@@ -47,17 +45,17 @@ PROBES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs, in words; '' where ids agree."""
+    """The differences, as text; empty where the ids agree."""
 
-    name: str  # of AutoTokenizer's class, with transformers' version
+    name: str  # the tokenizer class, with the version of transformers
     difference: str = ""
-    around: str = ""  # a difference in what is put around plain text alone
-    not_compared: str = ""  # why
+    around: str = ""  # a difference only in the special tokens added around a text
+    not_compared: str = ""  # why the comparison was impossible
 
 
 @dataclass(frozen=True, slots=True)
 class AutoBackend:
-    """The tokenizer that AutoTokenizer makes."""
+    """The tokenizer that AutoTokenizer builds."""
 
     name: str
     tokenizer_json: bytes
@@ -65,32 +63,32 @@ class AutoBackend:
 
 
 def is_installed() -> bool:
-    """Whether there is a transformers to compare with."""
+    """Whether transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 
-def takes_the_file(folder: Path) -> bool:
-    """Whether AutoTokenizer goes by `tokenizer.json`: no class is named, neither here nor by the model's type."""
+def uses_file_as_is(folder: Path) -> bool:
+    """Whether AutoTokenizer loads `tokenizer.json` unchanged: no other class is named, here or by the model's type."""
     named = _read(folder / "tokenizer_config.json").get("tokenizer_class")
     return named in PLAIN_CLASSES or (named is None and not (folder / "config.json").exists())
 
 
 def compare(folder: Path, tokenizer_json: bytes) -> Comparison:
-    """Compare AutoTokenizer's ids of a folder with those of its tokenizer.json, completed."""
-    small = None if any((folder / name).exists() for name in VOCABULARIES) else _reduced(tokenizer_json)
+    """Compare AutoTokenizer's ids for a folder with those of its completed tokenizer.json."""
+    small = None if any((folder / name).exists() for name in VOCABULARY_FILES) else _reduced(tokenizer_json)
     if small is not None:
         with tempfile.TemporaryDirectory() as scratch:
             _copy_configs(folder, Path(scratch), small)
             (Path(scratch) / "tokenizer.json").write_bytes(small)
-            found = _compared(Path(scratch), small)
+            found = _compare_folder(Path(scratch), small)
         if not found.difference and not found.around:
             return found
-    return _compared(folder, tokenizer_json)
+    return _compare_folder(folder, tokenizer_json)
 
 
 def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
-    """The configurations, without the added tokens that the small tokenizer does not have."""
-    for name in CONFIGS:
+    """Copy the configuration files, without the added tokens that the reduced tokenizer lacks."""
+    for name in CONFIG_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
     config = _read(folder / "tokenizer_config.json")
@@ -102,7 +100,7 @@ def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
 
 
 def _reduced(tokenizer_json: bytes) -> bytes | None:
-    """A BPE tokenizer with single characters, the first merges and the added tokens alone; None for other models."""
+    """A BPE tokenizer reduced to single characters, the first merges and the added tokens; None for other models."""
     config = orjson.loads(tokenizer_json)
     model, added = config["model"], config.get("added_tokens") or []
     added = added if len(added) <= 2 * ADDED else added[:ADDED] + added[-ADDED:]
@@ -123,15 +121,15 @@ def _reduced(tokenizer_json: bytes) -> bytes | None:
     model["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=lambda t: numbers[t]))}
     model["merges"] = first
     config["added_tokens"] = [{**token, "id": model["vocab"][token["content"]]} for token in added]
-    config["post_processor"] = None  # it names ids
+    config["post_processor"] = None  # it refers to ids
     return orjson.dumps(config)
 
 
-def _compared(folder: Path, tokenizer_json: bytes) -> Comparison:
+def _compare_folder(folder: Path, tokenizer_json: bytes) -> Comparison:
     from tokenizers import Tokenizer
 
     try:
-        auto = _loaded(folder)
+        auto = _load_auto_tokenizer(folder)
     except TokenizerError as error:
         return Comparison(f"AutoTokenizer of transformers {version('transformers')}", not_compared=str(error))
     ours, theirs = Tokenizer.from_str(tokenizer_json.decode()), auto.backend_tokenizer
@@ -140,30 +138,34 @@ def _compared(folder: Path, tokenizer_json: bytes) -> Comparison:
         one.no_padding()
     differing = [text for text in _probes(ours) if _ids(ours, text, around=False) != _ids(theirs, text, around=False)]
     around = next((text for text in PROBES if _ids(ours, text) != _ids(theirs, text)), None)
+    difference = ""
+    if differing:
+        example = min(differing, key=_readability)
+        difference = _describe(_first_difference(ours, theirs), ours, theirs, example, around=False)
     return Comparison(
         _name(auto),
-        _words(_shape(ours, theirs), ours, theirs, min(differing, key=_strangeness), around=False) if differing else "",
-        _words("what is put around a text", ours, theirs, around) if around and not differing else "",
+        difference,
+        _describe("special tokens added around a text", ours, theirs, around) if around and not differing else "",
     )
 
 
 def load_auto(folder: Path) -> AutoBackend:
-    """The tokenizer that AutoTokenizer makes of a folder."""
+    """The tokenizer that AutoTokenizer builds from a folder."""
     if not is_installed():
         raise TokenizerError("--tokenizer-as auto needs transformers: install penstock[hub]")
-    auto = _loaded(folder)
+    auto = _load_auto_tokenizer(folder)
     special = {key: str(value) for key, value in auto.special_tokens_map.items() if isinstance(value, str)}
     return AutoBackend(_name(auto), auto.backend_tokenizer.to_str().encode(), special)
 
 
-def _loaded(folder: Path) -> Any:
+def _load_auto_tokenizer(folder: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
     try:
         auto = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         auto.backend_tokenizer  # noqa: B018
-    except Exception as error:  # in whatever way it fails, it gives no ids
+    except Exception as error:  # however it fails, there are no ids to compare
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(f"AutoTokenizer can't load {folder} without remote code: {first}") from error
     return auto
@@ -174,14 +176,14 @@ def _name(auto: Any) -> str:
 
 
 def _probes(tokenizer: Any) -> list[str]:
-    """Plain texts, alone and beside added tokens."""
+    """Plain texts, alone and next to added tokens."""
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content]
     shown = added if len(added) <= 40 else added[:20] + added[-20:]
     around = ("{}a", "a {} b", "{} a", "{}\n", "{}{}")
     return [*PROBES, *(pattern.replace("{}", token) for token in shown for pattern in around), *added]
 
 
-def _strangeness(text: str) -> tuple[bool, int]:
+def _readability(text: str) -> tuple[bool, int]:
     return not text.isascii(), len(text)
 
 
@@ -190,20 +192,21 @@ def _ids(tokenizer: Any, text: str, *, around: bool = True) -> list[int]:
     return ids
 
 
-def _shape(ours: Any, theirs: Any) -> str:
-    """The first part that differs, in words."""
+def _first_difference(ours: Any, theirs: Any) -> str:
+    """Describe the first part that differs."""
     for part in PARTS:
         pair = [_state(getattr(one, part)) for one in (ours, theirs)]
         if pair[0] != pair[1]:
-            return f"{part}: {_shown(pair[0])} in the file, {_shown(pair[1])} there"
+            return f"{part}: {_shown(pair[0])} in the file, {_shown(pair[1])} in transformers"
     for flag in FLAGS:
         pair = [getattr(one.model, flag, None) for one in (ours, theirs)]
         if pair[0] != pair[1]:
-            return f"{flag}: {pair[0]!r} in the file, {pair[1]!r} there"
+            return f"{flag}: {pair[0]!r} in the file, {pair[1]!r} in transformers"
     added = [{i: str(token) for i, token in one.get_added_tokens_decoder().items()} for one in (ours, theirs)]
     for number in sorted(added[0].keys() | added[1].keys()):
         if added[0].get(number) != added[1].get(number):
-            return f"added token {number}: {added[0].get(number)} in the file, {added[1].get(number)} there"
+            mine, other = added[0].get(number), added[1].get(number)
+            return f"added token {number}: {mine} in the file, {other} in transformers"
     return ""
 
 
@@ -216,7 +219,7 @@ def _shown(state: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "…"
 
 
-def _words(shape: str, ours: Any, theirs: Any, text: str, *, around: bool = True) -> str:
+def _describe(what: str, ours: Any, theirs: Any, text: str, *, around: bool = True) -> str:
     one, other = (_ids(tokenizer, text, around=around) for tokenizer in (ours, theirs))
     at = next(
         (k for k, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
@@ -225,7 +228,8 @@ def _words(shape: str, ours: Any, theirs: Any, text: str, *, around: bool = True
     shown = [
         f"{'…' if first else ''}{ids[first : first + 6]}{'…' if len(ids) > first + 6 else ''}" for ids in (one, other)
     ]
-    return f"{shape + '; ' if shape else ''}for example {text!r} becomes {shown[0]} by the file and {shown[1]} there"
+    example = f"for example {text!r} becomes {shown[0]} with the file and {shown[1]} with transformers"
+    return f"{what}; {example}" if what else example
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     folder, tokenizer_json = map(Path, sys.argv[1:])
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints must not mix with the result
+    out, sys.stdout = sys.stdout, sys.stderr  # keep library output apart from the result
     print(json.dumps(asdict(compare(folder, tokenizer_json.read_bytes()))), file=out)
 
 

@@ -1,7 +1,7 @@
-"""Arrow files (`save_to_disk`, the `datasets` cache, Feather): record batches as units, and the rows of a slice.
+"""Slices and reads Arrow files (`save_to_disk`, the `datasets` cache, Feather); a record batch is a unit.
 
-The stream and the file format are both read as a stream of messages: the file format is one with a few bytes before it.
-Files are mapped, so slicing touches each byte once, for the digests, and a worker only what its slice holds.
+The stream format and the file format are both read as a stream of messages: the file format is a stream after a short
+prefix. Files are memory-mapped, so slicing touches each byte once for the digests, and a worker reads only its slice.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import pyarrow as pa
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import unit_rows, with_names
-from penstock.sources.slices import Columns, Rows, Slice, SourceFile
-from penstock.sources.units import Unit, check_units, cut_units, trim_units
+from penstock.sources.columnar.rows import decode_rows, with_placeholders
+from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
+from penstock.sources.slices import Columns, Slice, SliceRows, SourceFile
 
 FILE_MAGIC = b"ARROW1\0\0"
 
 
 class _Stream(NamedTuple):
-    """A mapped file, at its first record batch."""
+    """A mapped file, positioned at its first record batch."""
 
     file: pa.MemoryMappedFile
     schema: pa.Schema
-    columns: str  # the schema as text, for digests
+    columns: str  # the schema as text, for the digest
 
 
 def cut_arrow(file: SourceFile) -> Iterator[Slice]:
-    """The slices of an Arrow file."""
+    """Yield the slices of an Arrow file."""
     with _opened(file.path, file.name) as stream:
         units = (unit for unit, _ in _batches(stream, stream.file.tell(), None))
         yield from cut_units(file, units, stream.columns)
 
 
 def trim_arrow(part: Slice, path: Path, first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of this slice."""
+    """Rows first:stop of this slice, as a slice."""
     with _opened(path, str(path)) as stream:
         units = [unit for unit, _ in _batches(stream, part.start, part.end)]
         return trim_units(part, stream.columns, units, first, stop)
 
 
-def head_of_arrow(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Batches from the start of a file, with the values of those of its columns that are asked for."""
+def arrow_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Batches from the start of a file, with the values of the requested columns and placeholders for the others."""
     with _opened(file.path, file.name) as stream:
         for _, batch in _batches(stream, stream.file.tell(), None):
-            yield with_names(_selected(batch, columns), batch.schema.names)
+            yield with_placeholders(_selected(batch, columns), batch.schema.names)
 
 
-def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
-    """The rows of a slice, from a file that is checked to be the one that was cut."""
+def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
+    """Read the rows of a slice, after checking that the file has not changed."""
     with _opened(path, str(path)) as stream:
         found = list(_batches(stream, part.start, part.end))
         if not check_units(part, stream.columns, [unit for unit, _ in found]):
@@ -61,13 +61,13 @@ def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) ->
                 "Run again once nothing writes to it; finished slices are kept."
             )
         batches = [_selected(batch, columns) for _, batch in found]
-        return unit_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
+        return decode_rows(part, _wanted(batches, part.skip, part.rows), max_row_bytes)
 
 
 def _selected(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
     names = [name for name in batch.schema.names if columns is None or name in columns]
     chosen = batch.select(names)
-    return chosen if names else with_names(chosen, batch.schema.names)  # for an error that names what there is
+    return chosen if names else with_placeholders(chosen, batch.schema.names)  # so that the error can list the columns
 
 
 def _wanted(batches: list[pa.RecordBatch], skip: int, rows: int) -> Iterator[pa.RecordBatch]:
@@ -90,13 +90,14 @@ def _opened(path: Path, name: str) -> Iterator[_Stream]:
             for field in schema:
                 if _has_dictionary(field.type):
                     raise SourceError(
-                        f"{name}: column {field.name!r} is dictionary-encoded, which is not read from Arrow files. "
+                        f"{name}: column {field.name!r} is dictionary-encoded, which is not supported in Arrow files. "
                         "Write it as a plain column, or as Parquet."
                     )
             columns = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
             yield _Stream(file, schema, columns)
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise SourceError(f"{name}: not a readable Arrow file: {error}. It may be cut off; write it again.") from error
+        what = f"not a readable Arrow file: {error}. It may be truncated; write it again."
+        raise SourceError(f"{name}: {what}") from error
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
@@ -106,7 +107,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def _batches(stream: _Stream, start: int, end: int | None) -> Iterator[tuple[Unit, pa.RecordBatch]]:
-    """The record batches that stand at start:end (None: up to the end of the stream)."""
+    """The record batches at offsets start:end (None: to the end of the stream)."""
     file = stream.file
     position = start
     size = file.size()
@@ -114,7 +115,7 @@ def _batches(stream: _Stream, start: int, end: int | None) -> Iterator[tuple[Uni
         file.seek(position)
         try:
             message = pa.ipc.read_message(file)
-        except EOFError:  # the mark that ends a stream
+        except EOFError:  # the end-of-stream marker
             return
         after = file.tell()
         batch = pa.ipc.read_record_batch(message, stream.schema)

@@ -16,12 +16,12 @@ import orjson
 
 from penstock.errors import SourceError
 from penstock.sources.kinds import UTF8_BOM
-from penstock.sources.text_rows import Run
+from penstock.sources.text.rows import RowRun
 
 RUN_ROWS = 256
 
 
-def cell_runs(chunks: Iterable[bytes], name: str, delimiter: str, limit: int) -> Iterator[Run]:
+def cell_runs(chunks: Iterable[bytes], name: str, delimiter: str, limit: int) -> Iterator[RowRun]:
     """The rows of a delimited file. `limit` bounds a cell, so that a missing quote does not read the rest as one."""
     csv.field_size_limit(max(csv.field_size_limit(), limit))
     reader = csv.reader(_lines(chunks, name), delimiter=delimiter, strict=True)
@@ -46,9 +46,9 @@ def cell_runs(chunks: Iterable[bytes], name: str, delimiter: str, limit: int) ->
         yield _run(rows, position)
 
 
-def _run(rows: list[bytes], start: int) -> Run:
+def _run(rows: list[bytes], start: int) -> RowRun:
     text = b"".join(row + b"\n" for row in rows)
-    return Run(rows, start, start + len(text), len(rows), memoryview(text))
+    return RowRun(rows, start, start + len(text), len(rows), memoryview(text))
 
 
 def _header(names: list[str], name: str, delimiter: str) -> list[str]:

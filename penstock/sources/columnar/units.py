@@ -1,8 +1,8 @@
-"""Files made of units (Parquet row groups, Arrow record batches): units in, slices out.
+"""Cuts sequences of units (Parquet row groups, Arrow record batches) into slices.
 
-Small units are joined and their runs cut by content, as rows of text are; a unit larger than a slice may be is cut
-into equal ranges of rows. The digest is over the units' raw bytes and the schema; a range of rows is told from the
-whole by its numbers, so a changed byte changes all ranges of its unit.
+Small units are joined and cut by content, as rows of text are; a unit larger than the largest slice is divided into
+equal row ranges. The digest covers the units' raw bytes and the schema, and for a row range its bounds, so a changed
+byte changes all ranges of its unit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from penstock.sources.cutting import SLICE_SIZES, SliceSizes
-from penstock.sources.slices import Slice, SourceFile
+from penstock.sources.slices import SLICE_SIZES, Slice, SliceSizes, SourceFile
 
-LEAST_ROW_BYTES = 256  # a row counts at least this: encoded sizes say little where dictionaries compress
+MIN_ROW_WEIGHT = 256  # bytes; encoded sizes say little about dictionary-encoded rows
 
 
 class Unit(NamedTuple):
-    """A row group or record batch: its place in the file, its rows, its size unpacked, the hash of its bytes."""
+    """A row group or record batch: byte range in the file, rows, decoded size, digest of its bytes."""
 
     start: int
     end: int
@@ -30,8 +29,8 @@ class Unit(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What it counts when slices are cut."""
-        return max(self.size if self.rows else 0, self.rows * LEAST_ROW_BYTES)
+        """The size used when cutting slices."""
+        return max(self.size if self.rows else 0, self.rows * MIN_ROW_WEIGHT)
 
 
 def units_digest(schema: str, digests: Iterable[bytes], rows: range | None = None) -> str:
@@ -45,7 +44,7 @@ def units_digest(schema: str, digests: Iterable[bytes], rows: range | None = Non
 
 
 def cut_units(file: SourceFile, units: Iterable[Unit], schema: str, sizes: SliceSizes = SLICE_SIZES) -> Iterator[Slice]:
-    """The slices of a file, in order, each as soon as it is complete."""
+    """Yield the slices of a file in order, each as soon as it is complete."""
     pending: list[Unit] = []
     done = row = weight = 0  # units and rows in earlier slices; weight of the pending units
     for unit in units:
@@ -62,7 +61,7 @@ def cut_units(file: SourceFile, units: Iterable[Unit], schema: str, sizes: Slice
 
 
 def trim_units(part: Slice, schema: str, units: Sequence[Unit], first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of this slice, which lies in these units."""
+    """Rows first:stop of a slice of these units, as a slice."""
     total = sum(unit.rows for unit in units)
     rows = range(part.skip + first, part.skip + stop)
     return replace(
@@ -76,7 +75,7 @@ def trim_units(part: Slice, schema: str, units: Sequence[Unit], first: int, stop
 
 
 def check_units(part: Slice, schema: str, units: Sequence[Unit]) -> bool:
-    """Whether the units still are what the slice was cut from."""
+    """Whether the units still match the slice's digest."""
     total = sum(unit.rows for unit in units)
     rows = range(part.skip, part.skip + part.rows)
     return part.digest == units_digest(schema, (unit.digest for unit in units), None if len(rows) == total else rows)
@@ -85,7 +84,7 @@ def check_units(part: Slice, schema: str, units: Sequence[Unit]) -> bool:
 def _slices(
     file: SourceFile, units: list[Unit], schema: str, done: int, first_row: int, sizes: SliceSizes
 ) -> Iterator[Slice]:
-    """One slice of all these units, or several of a unit that is too large."""
+    """One slice of all these units, or several slices of a unit that is too large."""
     rows = sum(unit.rows for unit in units)
     if not rows:
         return

@@ -1,9 +1,9 @@
-"""Cuts a text where the cut changes no token: before added tokens, and in long texts after a letter before a space.
+"""Splits texts where that changes no token: before added tokens and, in long texts, between a letter and a space.
 
-The reference encoder keeps 100 to 250 bytes for each byte that it is given at once, so long texts go to it in pieces of
-about `PIECE_BYTES`. A cut after a letter is used only where no token of the vocabulary lies across one and the
-reference gives the same for probes as for their pieces; without that, and in text without such a place, a piece may be
-as long as the text. Both checks run when the first long text comes.
+The reference encoder needs 100 to 250 bytes of memory per byte of input, so long texts are passed to it in pieces of
+about `PIECE_BYTES`. Splitting after a letter is used only if no token of the vocabulary spans such a position and the
+reference gives the same ids for probes as for their pieces. Otherwise, and in text without such a position, a piece may
+be as long as the text. Both checks run when the first long text arrives.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LETTER = (
     rb"[A-Za-z]|[\xd0\xd1][\x80-\xbf]|\xe0\xa4[\x95-\xb9]|\xe0\xb8[\x81-\xae]"
     rb"|[\xeb\xec][\x80-\xbf]{2}|[\xe5-\xe9][\x80-\xbf]{2}"
 )
-_COMMA = rb"\xef\xbc\x8c"  # the ideographic one
+_COMMA = rb"\xef\xbc\x8c"  # the fullwidth comma
 _CUT = re.compile(rb"(?:" + _LETTER + rb")(?= |" + _COMMA + rb")")
 _ACROSS = re.compile(rb"(?:" + _LETTER + rb"|^[\x80-\xbf]{1,2})(?= |\xef(?:\xbc(?:\x8c|$)|$))")
 
 Ids = npt.NDArray[np.uint32]
 
 
-class Cutter:
-    """Cuts texts for one tokenizer, whose reference encoder gives the ids of all texts together."""
+class TextSplitter:
+    """Splits texts for one tokenizer. `encode` is its reference encoder, returning the ids of all texts joined."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[list[bytes]], Ids]) -> None:
         self._vocabulary, self._encode = vocabulary, encode
@@ -50,9 +50,9 @@ class Cutter:
 
     @cached_property
     def _added(self) -> re.Pattern[bytes] | None:
-        """Finds added tokens as tokenizers does, where a text may be cut before each of them."""
+        """Matches added tokens as `tokenizers` does; None if texts can't be split before each of them."""
         tokens = [token for token in self._vocabulary.added if token.content and not token.normalized]
-        if not tokens or any(token.choosy for token in tokens):
+        if not tokens or any(token.context_sensitive for token in tokens):
             return None
         contents = sorted((token.content.encode() for token in tokens), key=len, reverse=True)
         pattern = re.compile(b"|".join(map(re.escape, contents)))
@@ -69,7 +69,7 @@ class Cutter:
         return self._is_safe(["".join(parts).encode() for parts in product(before, after, follow)], _CUT, after=True)
 
     def _is_safe(self, probes: list[bytes], pattern: re.Pattern[bytes], *, after: bool = False) -> bool:
-        """Whether the reference gives the same for probes and for their pieces."""
+        """Whether the reference gives the same ids for probes and for their pieces."""
         probes = [*probes, b"".join(probes)]
         pieces: list[bytes] = []
         for probe in probes:
@@ -79,7 +79,7 @@ class Cutter:
 
 
 def _parts(piece: bytes) -> list[bytes]:
-    """A piece cut after letters, into parts of little more than `PIECE_BYTES`."""
+    """Split a piece after letters, into parts of slightly more than `PIECE_BYTES`."""
     cuts = [0]
     while len(piece) - cuts[-1] > PIECE_BYTES and (match := _CUT.search(piece, cuts[-1] + PIECE_BYTES)):
         cuts.append(match.end())
@@ -87,7 +87,7 @@ def _parts(piece: bytes) -> list[bytes]:
 
 
 def probe_texts(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which the engines must agree before the fast one serves, and cuts before they are made."""
+    """Texts on which engines must agree before a fast one is used, and pieces before texts are split."""
     added = [t.content for t in vocabulary.added]
     shown = added[:40] + added[-40:] if len(added) > 80 else added
     around = ["a{}b", " {} x", "\n{}\n", "{}{}", "1{}.", "x  {}  y", "é{}日本"]

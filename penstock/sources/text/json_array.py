@@ -1,9 +1,9 @@
-"""A JSON array: chunks of text in, runs of rows (its elements' bytes) out, in one pass and bounded memory.
+"""Reads the elements of a JSON array as rows, in one pass and bounded memory.
 
-Brackets outside strings are found with numpy, a chunk at a time, so no element is parsed here: what is wrong inside
-one is found by whoever parses it. Only what hides where elements begin and end is an error of this stage.
-A newline inside an element becomes \\r: the same JSON (both are white space between tokens, and both are invalid
-inside a string), with every number as it was written, on one line. Cost: about 0.2 GB/s.
+Brackets outside strings are located with numpy, a chunk at a time, so elements are not parsed here: errors inside one
+are found by its parser. Only what obscures the boundaries between elements is an error at this stage.
+Newlines inside an element become \\r: equivalent JSON (both are white space between tokens, and both are invalid inside
+a string), with every number as written, on one line. Throughput: about 0.2 GB/s.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.kinds import UTF8_BOM, WHITE
-from penstock.sources.text_rows import Giant, PartialRow, Run
+from penstock.sources.kinds import UTF8_BOM, WHITESPACE
+from penstock.sources.text.rows import HugeRow, PartialRow, RowRun
 
-QUOTE, CASE_BIT, OPEN, CLOSE = 0x22, 0x20, 0x7B, 0x7D  # with the case bit set, [ is { and ] is }
+QUOTE, CASE_BIT, OPEN, CLOSE = 0x22, 0x20, 0x7B, 0x7D  # with the case bit set, [ becomes { and ] becomes }
 
 
-def element_runs(chunks: Iterable[bytes], name: str, largest: int, limit: int) -> Iterator[Run | Giant]:
-    """The elements of the array. An element over `largest` bytes that crosses the end of a chunk comes as a giant."""
+def element_runs(chunks: Iterable[bytes], name: str, largest: int, limit: int) -> Iterator[RowRun | HugeRow]:
+    """The elements of the array. One over `largest` bytes that crosses a chunk boundary becomes a `HugeRow`."""
     reader = _ElementReader(name, largest, limit)
     for chunk, skipped in _inside_array(chunks):
         yield from reader.feed(chunk, skipped)
@@ -28,12 +28,12 @@ def element_runs(chunks: Iterable[bytes], name: str, largest: int, limit: int) -
 
 
 def _inside_array(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-    """What follows the opening bracket, with the bytes skipped before; no chunk ends within an escape."""
+    """The text after the opening bracket, with the number of bytes skipped before. No chunk ends within an escape."""
     held, skipped, inside = b"", 0, False
     for piece in chunks:
         chunk = held + piece
         if not inside:
-            text = chunk.removeprefix(UTF8_BOM).lstrip(WHITE)
+            text = chunk.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
             inside, skipped = text.startswith(b"["), len(chunk) - len(text) + 1
             held, chunk = (b"", text[1:]) if inside else (chunk, b"")
         if inside:
@@ -45,14 +45,14 @@ def _inside_array(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 class _Scanner:
-    """Finds the brackets of the elements; remembers between chunks how deep it is and whether in a string."""
+    """Finds element boundaries; tracks nesting depth and string state across chunks."""
 
     def __init__(self) -> None:
         self._depth, self._in_string = 0, False
 
     def boundaries(self, chunk: bytes) -> tuple[list[int], int | None]:
-        """Places where an element starts or has ended, in turns; and where the array is closed, if here."""
-        if b"\\" in chunk:  # of the same length, without escaped quotes; left to right, so pairs are paired rightly
+        """Alternating start and end offsets of elements, and the offset of the closing bracket, if in this chunk."""
+        if b"\\" in chunk:  # mask escaped quotes, keeping the length; backslash pairs first
             chunk = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         text = np.frombuffer(chunk, np.uint8)
         quotes = np.flatnonzero(text == QUOTE)
@@ -73,18 +73,18 @@ class _Scanner:
 
 
 class _ElementReader:
-    """Collects elements, and checks that nothing but a comma stands between two."""
+    """Collects elements, and checks that exactly one comma separates them."""
 
     def __init__(self, name: str, largest: int, limit: int) -> None:
         self._name, self._largest, self._limit = name, largest, limit
         self._scanner = _Scanner()
-        self._position = 0  # how far the text has been read
-        self._element: PartialRow | None = None  # the one we are in
+        self._position = 0  # bytes read so far
+        self._element: PartialRow | None = None  # the current one, if any
         self._start = self._previous_end = self._elements = 0
-        self._gap = b""  # what stood since the last element, white space apart
+        self._gap = b""  # text since the last element, without white space
         self._closed = False
 
-    def feed(self, chunk: bytes, skipped: int) -> Iterator[Run | Giant]:
+    def feed(self, chunk: bytes, skipped: int) -> Iterator[RowRun | HugeRow]:
         """The elements that end in this chunk."""
         self._position += skipped
         cuts, closed = ([], None) if self._closed else self._scanner.boundaries(chunk)
@@ -102,22 +102,22 @@ class _ElementReader:
                 ends.append(self._previous_end)
                 continue
             if rows:
-                yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
+                yield RowRun(rows, run_start, ends[-1], len(rows), ends=ends)
             yield row
             rows, ends, run_start = [], [], self._previous_end
         if rows:
-            yield Run(rows, run_start, ends[-1], len(rows), ends=ends)
+            yield RowRun(rows, run_start, ends[-1], len(rows), ends=ends)
         self._read_rest(chunk[done:], None if closed is None else closed - done)
 
     def end(self) -> None:
-        """The text is over: complain unless the array was closed."""
+        """Raise unless the array was closed."""
         if self._element is not None:
             raise SourceError(
                 f"{self._name}: the file ends inside element {self._elements + 1}, which starts at byte {self._start}. "
-                "A bracket or a quote is missing there, or the file is cut off."
+                "A bracket or a quote is missing there, or the file is truncated."
             )
         if not self._closed:
-            raise SourceError(f"{self._name}: the array is not closed at byte {self._position}: the file is cut off.")
+            raise SourceError(f"{self._name}: the array is not closed at byte {self._position}: the file is truncated.")
 
     def _begin(self, before: bytes) -> None:
         self._read_gap(before)
@@ -125,14 +125,14 @@ class _ElementReader:
             self._complain(self._position)
         self._gap, self._start, self._element = b"", self._position, PartialRow(self._largest, self._limit)
 
-    def _finish(self, element: PartialRow, piece: bytes) -> bytes | Giant:
+    def _finish(self, element: PartialRow, piece: bytes) -> bytes | HugeRow:
         self._read_element(element, piece)
         self._previous_end, self._element = self._position, None
         self._elements += 1
         return element.finish(self._start, self._position)
 
     def _read_rest(self, piece: bytes, closed: int | None) -> None:
-        """What follows the last boundary of a chunk."""
+        """Process the text after the last boundary of a chunk."""
         if closed is not None:
             self._read_gap(piece[:closed])
             if self._gap:
@@ -150,9 +150,9 @@ class _ElementReader:
         self._position += len(piece)
 
     def _read_gap(self, piece: bytes) -> None:
-        self._gap += piece.translate(None, WHITE)
+        self._gap += piece.translate(None, WHITESPACE)
         if self._gap not in (b"", b",") or (self._closed and self._gap):
-            self._complain(self._position + len(piece) - len(piece.lstrip(WHITE + b",")))
+            self._complain(self._position + len(piece) - len(piece.lstrip(WHITESPACE + b",")))
         self._position += len(piece)
 
     def _complain(self, position: int) -> None:
@@ -160,5 +160,5 @@ class _ElementReader:
         found = f"unexpected {self._gap[:20].decode(errors='replace')!r}" if self._gap else "no comma"
         raise SourceError(
             f"{self._name}: {found} {after}, at byte {position}. "
-            "Rows of an array are JSON objects with one comma between two."
+            "The rows of an array are JSON objects separated by commas."
         )

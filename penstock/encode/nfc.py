@@ -1,9 +1,9 @@
-"""NFC ahead of the encoder, for tokenizers that normalise to it: then byte sums hold for decomposed text too.
+"""Normalizes texts to NFC before encoding, for tokenizers that do so themselves: byte sums then hold for them too.
 
-tokenizers matches added tokens in the text as it stands and normalises what lies between them; so does this. A text
-is changed only if its segments, normalised one by one, give the same result (no mark composes across a boundary) and
-nothing is left to compose; any other text stays as it was and is served by the reference encoder and its offsets.
-Costs nothing but for the few texts that are not in NFC already.
+`tokenizers` matches added tokens in the unnormalized text and normalizes the text between them; so does this module. A
+text is changed only if normalizing its segments one by one gives the same result (no mark composes across a boundary)
+and leaves nothing to compose. Any other text stays as it is and goes to the reference encoder and its offsets.
+Texts already in NFC, nearly all of them, cost nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import replace
 from tokenizers.normalizers import NFC
 
 from penstock.encode.code_points import Findings, is_composed, may_compose
-from penstock.encode.vocabulary import Normalizer, Vocabulary
+from penstock.encode.vocabulary import NormalizerKind, Vocabulary
 from penstock.regions.segments import Segments
 
 
-class Normaliser:
-    """Brings texts to the form in which the tokenizer will look at them."""
+class NfcNormalizer:
+    """Normalizes texts as the tokenizer will."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         contents = sorted((t.content for t in vocabulary.added if t.content), key=len, reverse=True)
-        self._active = vocabulary.normalizer is Normalizer.NFC and is_composed("".join(contents))
-        self._normalise: Callable[[str], str] = NFC().normalize_str
+        self._active = vocabulary.normalizer is NormalizerKind.NFC and is_composed("".join(contents))
+        self._normalize: Callable[[str], str] = NFC().normalize_str
         self._added = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
 
     def __call__(
         self, texts: list[bytes], segments: Segments, findings: Findings
     ) -> tuple[list[bytes], Segments, Findings]:
-        """The texts to encode, with segments and findings that fit them."""
+        """The texts to encode, with segments and findings adjusted to them."""
         if not self._active or not findings.decomposed:
             return texts, segments, findings
         changed: dict[int, bytes] = {}
@@ -58,7 +58,7 @@ class Normaliser:
         return texts, replace(segments, ends=ends), left
 
     def _parts(self, text: bytes, ends: list[int]) -> list[bytes] | None:
-        """The normalised segments of one text, or None where they are not independent of each other."""
+        """The normalized segments of a text, or None if they are not independent of each other."""
         parts: list[bytes] = []
         start = 0
         for end in ends:
@@ -74,9 +74,9 @@ class Normaliser:
         return parts if is_composed(b"".join(parts).decode()) else None
 
     def _nfc(self, text: str) -> str:
-        """By the reference's own tables: Python's know marks that are newer, and reorder them."""
+        """Normalize with the reference's tables: Python's are newer, and reorder marks that the reference does not."""
         if self._added is None:
-            return self._normalise(text)
+            return self._normalize(text)
         pieces = self._added.split(text)
-        pieces[::2] = [self._normalise(piece) for piece in pieces[::2]]
+        pieces[::2] = [self._normalize(piece) for piece in pieces[::2]]
         return "".join(pieces)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import TemplateError, TokenizerError
-from penstock.sources.model_folder import load
+from penstock.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -26,13 +26,16 @@ def test_files_win_over_the_configuration(folder: Path) -> None:
     configure(
         folder, chat_template="from the configuration", bos_token={"content": "<|im_start|>"}, eos_token="<|im_end|>"
     )
-    assert load(folder).template() == {"default": "from the configuration"}
-    assert load(folder / "tokenizer.json").special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert load_tokenizer(folder).template() == {"default": "from the configuration"}
+    assert load_tokenizer(folder / "tokenizer.json").special_tokens == {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+    }
     (folder / "chat_template.jinja").write_text("from the file")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
-    assert load(folder).template() == {"default": "from the file", "tool_use": "with tools"}
-    assert load(folder).template("tool_use") == {"default": "with tools"}
+    assert load_tokenizer(folder).template() == {"default": "from the file", "tool_use": "with tools"}
+    assert load_tokenizer(folder).template("tool_use") == {"default": "with tools"}
 
 
 def test_tokens_that_only_the_configuration_declares_are_added_as_transformers_does(folder: Path) -> None:
@@ -42,7 +45,7 @@ def test_tokens_that_only_the_configuration_declares_are_added_as_transformers_d
     flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
     declared = {str(size): {"content": "<|new|>", **flags}}
     configure(folder, added_tokens_decoder=declared, bos_token="<bos>")
-    model = load(folder)
+    model = load_tokenizer(folder)
     assert "lacks 2 token(s)" in model.warnings[0]
     oracle = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
@@ -56,21 +59,21 @@ def test_tokens_that_only_the_configuration_declares_are_added_as_transformers_d
 
 
 def test_a_complete_file_is_taken_as_it_is(tokenizer: Path) -> None:
-    model = load(tokenizer)
+    model = load_tokenizer(tokenizer)
     assert model.tokenizer_json == (tokenizer / "tokenizer.json").read_bytes()
     assert model.warnings == ()
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="the folder does not exist"):
-        load(tmp_path / "nowhere")
+        load_tokenizer(tmp_path / "nowhere")
     configure(folder, chat_template=[{"name": "rag", "template": "x"}])
     with pytest.raises(TemplateError, match="several chat templates and no default: rag. Choose one with --template"):
-        load(folder).template()
+        load_tokenizer(folder).template()
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerError, match="invalid JSON"):
-        load(folder)
+        load_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("not json")
-    with pytest.raises(TokenizerError, match="can't be understood"):
-        load(folder)
+    with pytest.raises(TokenizerError, match="not a valid tokenizer.json"):
+        load_tokenizer(folder)

@@ -1,9 +1,8 @@
-"""The files of a tokenizer: from a folder, from a `tokenizer.json`, or from the hub by name.
+"""Reads a tokenizer's files from a folder, from a `tokenizer.json`, or from the Hub by name.
 
-Enters a path or a hub name; leaves the bytes of `tokenizer.json`, the named special tokens and the chat
-templates, resolved as transformers does. Only the bytes count: the name never enters a key.
-Penstock goes by `tokenizer.json`, completed by the added tokens that only `tokenizer_config.json` declares, as
-transformers completes it; classes that rebuild a tokenizer are the subject of `auto_tokenizer`.
+Special tokens and chat templates are resolved as transformers resolves them. Only the bytes count: the tokenizer's name
+never enters a key. Penstock uses `tokenizer.json`, completed as transformers completes it by the added tokens that only
+`tokenizer_config.json` declares. Tokenizer classes that rebuild the tokenizer are handled in `penstock.tokenizer.auto`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
-from penstock.sources.auto_tokenizer import VOCABULARIES
 
+VOCABULARY_FILES = (
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HUB_FILES = (
     "tokenizer.json",
@@ -33,22 +34,22 @@ HUB_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """What a tokenizer's files say."""
+class TokenizerFiles:
+    """The contents of a tokenizer's files."""
 
     name: str
     tokenizer_json: bytes
     special_tokens: Mapping[str, str]
     templates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-    folder: Path | None = None  # that AutoTokenizer would load; None where the tokenizer.json has another name
-    is_object: bool = False  # made from an object of transformers, whose ids it gives
-    end_ids: tuple[int, ...] = ()  # at which the model stops, by its generation_config.json or config.json
+    folder: Path | None = None  # what AutoTokenizer would load; None if the file is not named tokenizer.json
+    is_object: bool = False  # from an object of transformers, whose ids it gives
+    end_ids: tuple[int, ...] = ()  # the model's eos_token_id, from generation_config.json or config.json
 
     def template(self, choice: str | None = None) -> dict[str, str]:
-        """The templates to render with, under `default` and, where the tokenizer has one, `tool_use`.
+        """The templates to render with: `default` and, if the tokenizer has one, `tool_use`.
 
-        `choice` is a file (or `-`-free literal path) or the name of one of the tokenizer's templates.
+        `choice` is the name of one of the tokenizer's templates, or a file.
         """
         if choice is None:
             if not self.templates:
@@ -73,19 +74,24 @@ class ModelFolder:
             raise TemplateError(f"--template {choice}: no such file; the tokenizer's own templates: {names}") from error
 
 
-def load(spec: str | os.PathLike[str], *, revision: str | None = None, for_auto: bool = False) -> ModelFolder:
-    """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a hub name.
+def load_tokenizer(
+    spec: str | os.PathLike[str], *, revision: str | None = None, for_auto: bool = False
+) -> TokenizerFiles:
+    """Read a tokenizer's files; `spec` is a folder, a tokenizer.json, or a Hub name.
 
-    With `for_auto`, a folder may have another vocabulary that AutoTokenizer loads; then `tokenizer_json` is empty.
+    With `for_auto`, a folder may lack tokenizer.json if AutoTokenizer can convert its vocabulary; `tokenizer_json` is
+    then empty.
     """
     try:
         return _load(spec, revision, for_auto)
     except OSError as error:
         where = error.filename or spec
-        raise TokenizerError(f"{where}: the tokenizer can't be read: {error.strerror}. Run the same again.") from error
+        raise TokenizerError(
+            f"{where}: the tokenizer can't be read: {error.strerror}. Check its permissions, then run again."
+        ) from error
 
 
-def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> ModelFolder:
+def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> TokenizerFiles:
     path = local_path(spec, "--tokenizer")
     if path.is_file():
         folder = path.parent
@@ -93,7 +99,7 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     else:
         folder = path if path.is_dir() else _from_hub(str(spec), revision)
         tokenizer = folder / "tokenizer.json"
-    convertible = for_auto and any((folder / name).is_file() for name in VOCABULARIES)
+    convertible = for_auto and any((folder / name).is_file() for name in VOCABULARY_FILES)
     if not tokenizer.is_file() and not convertible:
         raise TokenizerError(_no_tokenizer_json(folder, str(spec)))
     config = _read_object(folder / "tokenizer_config.json")
@@ -101,14 +107,13 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     try:
         data, notes = _completed(tokenizer.read_bytes(), config, tokens) if tokenizer.is_file() else (b"", [])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TokenizerError(f"{tokenizer}: the tokenizer can't be understood ({error})") from error
+        raise TokenizerError(f"{tokenizer}: not a valid tokenizer.json ({error})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
-    return ModelFolder(
-        str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, end_ids=_end_ids(folder)
-    )
+    templates = _templates(folder, config)
+    return TokenizerFiles(str(spec), data, tokens, templates, tuple(notes), loadable, end_ids=_end_ids(folder))
 
 
-def from_object(tokenizer: Any) -> ModelFolder:
+def tokenizer_of_object(tokenizer: Any) -> TokenizerFiles:
     """The same from a tokenizer object of transformers (its backend, special tokens and templates) or of tokenizers."""
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -124,13 +129,13 @@ def from_object(tokenizer: Any) -> ModelFolder:
     given = getattr(tokenizer, "chat_template", None)
     templates = {"default": given} if isinstance(given, str) else dict(given or {})
     end = getattr(tokenizer, "eos_token_id", None)
-    return ModelFolder(
+    return TokenizerFiles(
         name, orjson.dumps(values), tokens, templates, is_object=True, end_ids=() if end is None else (end,)
     )
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids; a model may have several."""
+    """The model's end-of-sequence ids; some models have several."""
     for name in ("generation_config.json", "config.json"):
         given = _read_object(folder / name).get("eos_token_id")
         ids = given if isinstance(given, list) else [given]
@@ -148,7 +153,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except Exception as error:
         raise TokenizerError(
-            f"no folder {name!r} here, and the hub has not given a tokenizer of that name: {error}. "
+            f"no folder {name!r}, and no tokenizer of that name could be loaded from the Hub: {error}. "
             "Check the name, or pass the path of a folder with tokenizer.json."
         ) from error
 
@@ -156,7 +161,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 def _no_tokenizer_json(folder: Path, spec: str) -> str:
     present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     shown = ", ".join(present[:12]) or "nothing"
-    return f"{spec}: there is no tokenizer.json (found: {shown}). {_how_to_convert(present)}"
+    return f"{spec}: no tokenizer.json (found: {shown}). {_how_to_convert(present)}"
 
 
 def _how_to_convert(present: Sequence[str]) -> str:
@@ -167,15 +172,14 @@ def _how_to_convert(present: Sequence[str]) -> str:
         )
     if any(name.endswith(".tiktoken") or name == "tiktoken.model" for name in present):
         return (
-            "A tiktoken file lacks the splitting rule and the special tokens, which are in the model's own code. Build "
+            "A tiktoken file lacks the split pattern and the special tokens, which are in the model's own code. Build "
             "its tiktoken.Encoding with that code, then convert it: "
             "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, FOLDER)."
         )
-    if any(name in VOCABULARIES for name in present):
-        return "--tokenizer-as auto has transformers convert it, and takes the ids that AutoTokenizer gives."
+    if any(name in VOCABULARY_FILES for name in present):
+        return "Use --tokenizer-as auto to let transformers convert it; ids are then those of AutoTokenizer."
     return (
-        "Penstock serves tokenizers in that format only; save one with "
-        "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
+        "Penstock supports only this format; save one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)."
     )
 
 
@@ -193,7 +197,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _special_tokens(*layers: Mapping[str, Any]) -> dict[str, str]:
     tokens: dict[str, str] = {}
-    for layer in layers:  # the configuration wins over special_tokens_map.json, as in transformers
+    for layer in layers:  # tokenizer_config.json wins over special_tokens_map.json, as in transformers
         for key in NAMED_TOKENS:
             value = layer.get(key)
             content = value.get("content") if isinstance(value, dict) else value
@@ -209,7 +213,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         templates["default"] = single.read_text(encoding="utf-8")
     for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[extra.stem] = extra.read_text(encoding="utf-8")
-    if templates:  # files win over the configuration, as in transformers
+    if templates:  # files win over tokenizer_config.json, as in transformers
         return templates
     given = config.get("chat_template")
     if isinstance(given, str):
@@ -220,7 +224,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """The tokenizer.json with the added tokens that only the configuration declares, as transformers adds them."""
+    """Add the tokens that only tokenizer_config.json declares, as transformers does; returns warnings too."""
     declared = config.get("added_tokens_decoder")
     entries = [e for _, e in sorted(declared.items(), key=lambda e: int(e[0]))] if isinstance(declared, dict) else []
     known = _added_contents(data)
@@ -247,7 +251,7 @@ def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]
 
 
 def _added_contents(data: bytes) -> set[str]:
-    """The texts of the added tokens in a tokenizer.json, without parsing its vocabulary where that can be avoided."""
+    """The contents of the added tokens in a tokenizer.json, without parsing the vocabulary if possible."""
     start, end = data.find(b'"added_tokens"'), data.find(b'"normalizer"')
     part = b"{" + data[start:end].rstrip().rstrip(b",") + b"}" if 0 <= start < end else data
     try:

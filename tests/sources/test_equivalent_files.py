@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from penstock.errors import SourceError
-from penstock.sources import Kind, discover, fetch_data, read_rows
+from penstock.sources import FileKind, discover, fetch_data, read_rows
 from penstock.sources.source_set import SourceSet
 
 ROWS = [
@@ -48,15 +48,15 @@ def read_all(sources: SourceSet) -> list[bytes]:
     return rows
 
 
-def write_text(folder: Path) -> dict[Kind, Path]:
+def write_text(folder: Path) -> dict[FileKind, Path]:
     lines, array = b"\n".join(LINES), b"[" + b",\n ".join(LINES) + b"]"
     files = {
-        Kind.JSONL: ("a.jsonl", lines),
-        Kind.JSONL_GZ: ("a.jsonl.gz", gzip.compress(lines[:70_000], 1) + gzip.compress(lines[70_000:], 1)),
-        Kind.JSONL_ZST: ("a.jsonl.zst", zstandard.compress(lines[:70_000]) + zstandard.compress(lines[70_000:])),
-        Kind.JSON_ARRAY: ("a.json", array),
-        Kind.JSON_ARRAY_GZ: ("a.json.gz", gzip.compress(array, 1)),
-        Kind.JSON_ARRAY_ZST: ("a.json.zst", zstandard.compress(array)),
+        FileKind.JSONL: ("a.jsonl", lines),
+        FileKind.JSONL_GZ: ("a.jsonl.gz", gzip.compress(lines[:70_000], 1) + gzip.compress(lines[70_000:], 1)),
+        FileKind.JSONL_ZST: ("a.jsonl.zst", zstandard.compress(lines[:70_000]) + zstandard.compress(lines[70_000:])),
+        FileKind.JSON_ARRAY: ("a.json", array),
+        FileKind.JSON_ARRAY_GZ: ("a.json.gz", gzip.compress(array, 1)),
+        FileKind.JSON_ARRAY_ZST: ("a.json.zst", zstandard.compress(array)),
     }
     for name, data in files.values():
         (folder / name).write_bytes(data)
@@ -65,7 +65,7 @@ def write_text(folder: Path) -> dict[Kind, Path]:
 
 def test_text_twins(tmp_path: Path) -> None:
     paths = write_text(tmp_path)
-    digests = [part.digest for part in discover([paths[Kind.JSONL]]).slices()]
+    digests = [part.digest for part in discover([paths[FileKind.JSONL]]).slices()]
     assert len(digests) > 1
     for kind, path in paths.items():
         sources = discover([path])
@@ -77,7 +77,7 @@ def test_text_twins(tmp_path: Path) -> None:
 
 def test_data_of_a_slice_is_found_again(tmp_path: Path) -> None:
     paths = write_text(tmp_path)
-    for kind in (Kind.JSONL, Kind.JSONL_ZST, Kind.JSON_ARRAY):
+    for kind in (FileKind.JSONL, FileKind.JSONL_ZST, FileKind.JSON_ARRAY):
         sources = discover([paths[kind]], split="train[100:-200]")
         for part in sources.slices():
             assert fetch_data(part.without_data(), sources.files[0]) == part.data

@@ -1,7 +1,7 @@
-"""Parquet files: row groups as units, and in the worker the rows of a slice.
+"""Slices and reads Parquet files; a row group is a unit.
 
-Slicing reads the raw bytes once, for their digests, and decodes nothing. A worker decodes a row group in small
-batches; it remembers where it stopped, so the slices of one large row group, taken in order, decode it once.
+Slicing reads the raw bytes once for the digests and decodes nothing. A worker decodes a row group in small batches and
+keeps its position, so that consecutive slices of one large row group decode it once.
 """
 
 from __future__ import annotations
@@ -15,50 +15,53 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from penstock.errors import SourceError
-from penstock.sources.arrow_rows import BATCH_BYTES, unit_rows, with_names
-from penstock.sources.slices import Columns, FileIdentity, Rows, Slice, SourceFile, identity
-from penstock.sources.units import Unit, check_units, cut_units, trim_units
+from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, with_placeholders
+from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
+from penstock.sources.slices import Columns, FileIdentity, Slice, SliceRows, SourceFile, identity
 
 READ_BYTES = 1 << 20
 BATCH_ROWS = 4096
-MOST_UNPACKED, MOST_RATIO = 256 << 20, 200  # a column chunk beyond both is refused: a page of it may be all of it
+MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = (
+    256 << 20,
+    200,
+)  # a column chunk beyond both is refused: a page of it may be all of it
 
 
 def cut_parquet(file: SourceFile) -> Iterator[Slice]:
-    """The slices of a Parquet file."""
+    """Yield the slices of a Parquet file."""
     with _opened(file.path, file.name) as parquet, file.path.open("rb") as raw:
         units = (_unit(parquet, raw, group) for group in range(parquet.num_row_groups))
         yield from cut_units(file, units, _schema(parquet))
 
 
 def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
-    """The slice of rows first:stop of this slice."""
+    """Rows first:stop of this slice, as a slice."""
     with _opened(path, str(path)) as parquet:
         return trim_units(part, _schema(parquet), _units(part, parquet, path), first, stop)
 
 
-def head_of_parquet(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Batches from the start of a file, with the values of those of its columns that are asked for."""
+def parquet_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Batches from the start of a file, with the values of the requested columns and placeholders for the others."""
     with _opened(file.path, file.name) as parquet:
         for group in range(parquet.num_row_groups):
             for batch in _batches(file.path, parquet, range(group, group + 1), columns):
-                yield with_names(batch, parquet.schema_arrow.names)
+                yield with_placeholders(batch, parquet.schema_arrow.names)
 
 
-def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> Rows:
-    """The rows of a slice, from a file that is checked to be the one that was cut."""
+def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
+    """Read the rows of a slice, after checking that the file has not changed."""
     try:
         cursor = _cursor_for(part, path, columns)
-        rows = unit_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
+        rows = decode_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
     except (pa.ArrowException, OSError) as error:
         groups = f"row groups {part.unit} to {part.unit + part.units - 1}"
         raise SourceError(f"{path}: {groups} can't be read: {error}. Write the file again.") from error
-    _resting.append(cursor)
+    _idle_cursors.append(cursor)
     return rows
 
 
 class _Cursor:
-    """A place in some row groups of a file, from which reading goes on."""
+    """A read position in consecutive row groups of a file."""
 
     def __init__(self, part: Slice, path: Path, columns: Columns) -> None:
         self._key = _cursor_key(part, path, columns)
@@ -69,11 +72,11 @@ class _Cursor:
         self._batches = _batches(path, parquet, range(part.unit, part.unit + part.units), columns)
 
     def serves(self, part: Slice, path: Path, columns: Columns) -> bool:
-        """Whether reading on from here reaches the slice."""
+        """Whether the slice can be reached by reading on from here."""
         return self._position <= part.skip and self._key == _cursor_key(part, path, columns)
 
     def take(self, skip: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """The batches of rows skip:skip + rows."""
+        """The batches with rows skip:skip + rows."""
         stop = skip + rows
         while self._position < stop:
             batch = next(self._batches) if self._left is None else self._left
@@ -86,7 +89,7 @@ class _Cursor:
             self._position += min(last, batch.num_rows)
 
 
-_resting: list[_Cursor] = []  # at most one, of the last slice read; out of the list while it is used
+_idle_cursors: list[_Cursor] = []  # at most one, from the last slice read; removed while in use
 
 
 def _cursor_key(part: Slice, path: Path, columns: Columns) -> tuple[Path, FileIdentity, int, int, Columns]:
@@ -94,8 +97,8 @@ def _cursor_key(part: Slice, path: Path, columns: Columns) -> tuple[Path, FileId
 
 
 def _cursor_for(part: Slice, path: Path, columns: Columns) -> _Cursor:
-    cursor = _resting.pop() if _resting else None
-    _resting.clear()
+    cursor = _idle_cursors.pop() if _idle_cursors else None
+    _idle_cursors.clear()
     if cursor is None or not cursor.serves(part, path, columns):
         cursor = _Cursor(part, path, columns)
     if not check_units(part, cursor.schema, cursor.units):
@@ -108,49 +111,50 @@ def _cursor_for(part: Slice, path: Path, columns: Columns) -> _Cursor:
 
 def _opened(path: Path, name: str, **more: Any) -> pq.ParquetFile:
     try:
-        # Buffered and not read ahead: memory follows the batch, not the row group.
+        # Buffered without pre-buffering, so that memory is bounded by the batch, not the row group.
         return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{name}: not a readable Parquet file: {error}. Is it cut off? Write it again.") from error
+        what = f"not a readable Parquet file: {error}. It may be truncated; write it again."
+        raise SourceError(f"{name}: {what}") from error
 
 
 def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """The rows of row groups, decoded in small batches.
+    """Decode row groups in small batches.
 
-    Strings that are stored once for many rows stay so: a dictionary written out may be a million times as large.
+    Dictionary-encoded strings stay encoded: expanded, they may be a million times as large.
     """
     names = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
-    words: set[str] = set()
+    dictionaries: set[str] = set()
     for group in groups:
-        words |= _words(path, parquet, group, names)
-    with _opened(path, str(path), read_dictionary=sorted(words), metadata=parquet.metadata) as reader:
-        for group in groups:  # one by one: pyarrow does not join dictionaries inside of lists
+        dictionaries |= _dictionary_columns(path, parquet, group, names)
+    with _opened(path, str(path), read_dictionary=sorted(dictionaries), metadata=parquet.metadata) as reader:
+        for group in groups:  # one at a time: pyarrow can't unify dictionaries inside lists
             if names:
                 size = _batch_size(parquet, group, names)
                 for batch in reader.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     yield batch.select(names)
-            else:  # for an error that names what there is
+            else:  # so that the error can list the columns
                 nothing = pa.array([{}] * parquet.metadata.row_group(group).num_rows, pa.struct([]))
-                yield with_names(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
+                yield with_placeholders(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
 
 
-def _words(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
-    """The parts of columns that have a dictionary of strings. Refuses what unpacks to very much at once."""
-    words: set[str] = set()
+def _dictionary_columns(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
+    """The dictionary-encoded string columns of a row group. Raises for a chunk that expands to an excessive size."""
+    found: set[str] = set()
     for chunk in _chunks(parquet, group, names):
         size, packed = chunk.total_uncompressed_size, chunk.total_compressed_size
-        if size > MOST_UNPACKED and size > MOST_RATIO * packed:
+        if size > MAX_UNPACKED_BYTES and size > MAX_COMPRESSION_RATIO * packed:
             raise SourceError(
                 f"{path}: {chunk.path_in_schema} in row group {group} unpacks from {packed:,} to {size:,} bytes. "
                 "Write the file again in smaller row groups."
             )
         if chunk.physical_type == "BYTE_ARRAY" and _has_dictionary(chunk):
-            words.add(chunk.path_in_schema)
-    return words
+            found.add(chunk.path_in_schema)
+    return found
 
 
 def _batch_size(parquet: pq.ParquetFile, group: int, names: list[str]) -> int:
-    """How many rows to decode at once. JSON columns are written out whatever their dictionary, so it limits them."""
+    """Number of rows to decode at once. JSON columns are always expanded, so their dictionary size limits it."""
     meta = parquet.metadata.row_group(group)
     chunks = _chunks(parquet, group, names)
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -163,7 +167,7 @@ def _batch_size(parquet: pq.ParquetFile, group: int, names: list[str]) -> int:
 
 
 def _chunks(parquet: pq.ParquetFile, group: int, names: list[str]) -> list[pq.ColumnChunkMetaData]:
-    """Of a row group, those that belong to these columns."""
+    """The column chunks of a row group that belong to these columns."""
     meta = parquet.metadata.row_group(group)
     chunks = [meta.column(number) for number in range(meta.num_columns)]
     return [chunk for chunk in chunks if chunk.path_in_schema.startswith(tuple(names))]
@@ -174,7 +178,7 @@ def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
 
 
 def _schema(parquet: pq.ParquetFile) -> str:
-    """Names and types of the columns; other metadata, such as who wrote the file, has no part in the rows."""
+    """Names and types of the columns, without other metadata."""
     return str(parquet.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False))
 
 
@@ -184,7 +188,7 @@ def _units(part: Slice, parquet: pq.ParquetFile, path: Path) -> list[Unit]:
 
 
 def _unit(parquet: pq.ParquetFile, raw: BinaryIO, group: int) -> Unit:
-    """A row group: the hash covers its column chunks and what is needed to read them."""
+    """Describe a row group; the digest covers its column chunks and the metadata needed to read them."""
     meta = parquet.metadata.row_group(group)
     hasher = blake3(f"{meta.num_rows} rows".encode())
     starts, ends = [], []

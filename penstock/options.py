@@ -1,0 +1,233 @@
+"""How options are declared: once, as the fields of a frozen record.
+
+A record is a frozen dataclass whose fields are made with `option`. Everything else is derived from it: the flags of a
+command (`penstock.cli.flags`), the keys of a YAML file, the typed keyword arguments of the Python functions
+(`penstock.arguments`, generated), the tables in the docs. `read_options` turns names and values from any of these into
+a record. Every mistake is reported at once, each with the value, what is accepted and the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import Field, field, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, SupportsIndex, TypeVar
+
+from annotated_types import Ge
+
+from penstock.errors import UsageError
+
+Record = TypeVar("Record")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def option(
+    text: str, default: Any = None, *, panel: str = "", flag: str = "", expects: str = "", also: str = ""
+) -> Any:
+    """A field of a record of options.
+
+    `panel` groups flags in a command's help. `flag` names the flag where it differs from the field. `expects` says what
+    to give instead of a wrong value where the type alone does not. `also` is another type that callers may give.
+    """
+    metadata = {"help": text, "panel": panel, "flag": flag, "expects": expects, "also": also}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def read_options(record: type[Record], values: Mapping[str, Any], of: str) -> Record:
+    """A record from names and values; `of` names the thing that has these options, for errors."""
+    from pydantic import ValidationError
+
+    _refuse(list(_unknown_names(record, values, "")), of)
+    _refuse(list(_wrong_kinds(record, values, "")), of)
+    try:
+        options: Record = _adapter(record).validate_python(_plain_values(record, values))
+    except ValidationError as error:
+        problems = {_location(record, entry["loc"]): entry for entry in error.errors()}
+        _refuse([_explain(record, name, entry) for name, entry in problems.items()], of)
+        raise
+    return options
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """` Did you mean …?` for a name that is not known, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def bare_type(hint: Any) -> Any:
+    """The type behind `X | None` and `Annotated[X, …]`; of other unions, the first."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return bare_type(typing.get_args(hint)[0])
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return bare_type(next(part for part in typing.get_args(hint) if part is not type(None)))
+    return hint
+
+
+def _members(hint: Any) -> set[Any]:
+    """The types of a union."""
+    return {bare_type(part) for part in typing.get_args(hint)}
+
+
+def with_signature(record: type[Any]) -> Callable[[Function], Function]:
+    """Gives a function that takes `**options` a signature with the record's fields, for completion and `help()`."""
+
+    def decorate(function: Function) -> Function:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(
+                entry.name, inspect.Parameter.KEYWORD_ONLY, default=_shown_default(entry), annotation=entry.type
+            )
+            for entry in fields(record)
+        ]
+        signature = inspect.signature(function).replace(parameters=[*own, *added])
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _shown_default(entry: Field[Any]) -> Any:
+    default = entry.default_factory() if callable(entry.default_factory) else entry.default
+    return default.value if isinstance(default, StrEnum) else default
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse(problems: list[str], of: str) -> None:
+    if len(problems) == 1:
+        raise UsageError(problems[0])
+    if problems:
+        raise UsageError(f"{len(problems)} options of {of} are wrong:\n  " + "\n  ".join(problems))
+
+
+def _unknown_names(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    known = [entry.name for entry in fields(record)]
+    for name in values:
+        if name not in known:
+            hint = nearest(str(name), known) or f" There are: {', '.join(known)}."
+            yield f"unknown option {prefix + str(name)!r}.{hint}"
+    for name, inner, value in _sections(record, values, prefix):
+        if isinstance(value, Mapping):
+            yield from _unknown_names(inner, value, f"{name}.")
+        elif value is not None and not is_dataclass(value):
+            yield f"{name}={value!r}: expected a section with keys."
+
+
+def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Numbers are not truth values, and a fraction is not a count, although Python converts one to the other."""
+    hints = _hints(record)
+    for name, value in values.items():
+        kind = bare_type(hints[name])
+        if kind is bool and not isinstance(value, bool):
+            yield f"{prefix}{name}={value!r} is neither True nor False."
+            continue
+        fraction = isinstance(value, float) and value >= 1 and {int, float} <= _members(hints[name])
+        if fraction or (kind in (int, float) and isinstance(value, bool)):
+            yield f"{prefix}{name}={value!r} is not possible. Use {_expected(record, name)}."
+    for name, inner, value in _sections(record, values, prefix):
+        if isinstance(value, Mapping):
+            yield from _wrong_kinds(inner, value, f"{name}.")
+
+
+def _sections(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, type[Any], Any]]:
+    """The values that are records themselves: their full name, their type, the value."""
+    hints = _hints(record)
+    for name, value in values.items():
+        kind = hints.get(name)
+        if is_dataclass(kind):
+            yield prefix + name, typing.cast(type[Any], kind), value
+        inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
+        if is_dataclass(inner) and isinstance(value, (list, tuple)):
+            for number, entry in enumerate(value):
+                yield f"{prefix}{name}.{number}", typing.cast(type[Any], inner), entry
+
+
+def _location(record: type[Any], path: tuple[int | str, ...]) -> str:
+    """The dotted name of a wrong value; what pydantic adds for members of unions is left out."""
+    parts: list[str] = []
+    kind: Any = record
+    for step in path:
+        if is_dataclass(kind):
+            kind = _hints(typing.cast(type[Any], kind)).get(str(step))
+            parts.append(str(step))
+        elif isinstance(step, int) and typing.get_origin(kind) is tuple:
+            kind = typing.get_args(kind)[0]
+            parts.append(str(step))
+    return ".".join(parts)
+
+
+def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> str:
+    """What is wrong with a value, and what would be right."""
+    owner, name = record, location
+    for step in location.split(".")[:-1]:
+        hint = bare_type(_hints(owner).get(step)) if not step.isdigit() else owner
+        owner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    name = location.rsplit(".", 1)[-1]
+    hint = _hints(owner).get(name) if is_dataclass(owner) else None
+    value, kind = problem["input"], bare_type(hint)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        known = [member.value for member in kind]
+        close = nearest(str(value), known, 0.6).replace(" Did", "; did")
+        return f"{location}={value!r} is unknown{close or '.'} Use one of: {', '.join(known)}."
+    expected = _expected(owner, name) if hint is not None else ""
+    if expected:
+        return f"{location}={value!r} is not possible. Use {expected}."
+    return f"{location}={value!r}: {problem['msg'].removeprefix('Value error, ')}."
+
+
+def _expected(record: type[Any], name: str) -> str:
+    """What an option takes, in words; '' where its type says nothing that helps."""
+    said = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
+    if said:
+        return str(said)
+    hint = _hints(record)[name]
+    kind = bare_type(hint)
+    if kind not in (int, float):
+        return ""
+    least = [m.ge for part in (hint, *typing.get_args(hint)) for m in typing.get_args(part) if isinstance(m, Ge)]
+    words = "an integer" if kind is int else "a number"
+    optional = ", or nothing" if type(None) in typing.get_args(hint) else ""
+    return f"{words}{f' of {least[0]} or more' if least else ''}{optional}"
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _plain_values(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    hints = _hints(record)
+    return {name: _plain(value, hints[name]) for name, value in values.items()}
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Programs give paths, numpy integers and numbers where a command line gives text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, SupportsIndex) and not isinstance(value, (bool, int)):
+        return operator.index(value)
+    if isinstance(value, int) and not isinstance(value, bool) and bare_type(hint) is str:
+        return str(value)
+    return value
+
+
+def _hints(record: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(record, include_extras=True)
+
+
+_ADAPTERS: dict[type[Any], Any] = {}  # building one takes milliseconds
+
+
+def _adapter(record: type[Any]) -> Any:
+    from pydantic import TypeAdapter
+
+    if record not in _ADAPTERS:
+        _ADAPTERS[record] = TypeAdapter(record)
+    return _ADAPTERS[record]

@@ -1,0 +1,1 @@
+"""Columnar sources: Parquet and Arrow files. The modules import pyarrow; `sources.reading` loads them on demand."""

@@ -1,0 +1,1 @@
+"""Text sources: JSON lines and JSON arrays, plain or compressed, cut into slices of rows."""

@@ -1,0 +1,12 @@
+"""Reads a tokenizer's files and compares them with what `AutoTokenizer` makes of the same folder.
+
+In: a folder, a `tokenizer.json` or a Hub name. Out: `TokenizerFiles`, with the bytes of `tokenizer.json`, the named
+special tokens, the chat templates and the model's end-of-sequence ids, resolved as transformers resolves them.
+
+`penstock.tokenizer.auto` answers whether transformers would produce the same ids. It imports transformers, so builds
+run it in a process of its own; import it by its full name.
+"""
+
+from penstock.tokenizer.files import VOCABULARY_FILES, TokenizerFiles, load_tokenizer, tokenizer_of_object
+
+__all__ = ["VOCABULARY_FILES", "TokenizerFiles", "load_tokenizer", "tokenizer_of_object"]
