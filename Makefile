@@ -1,10 +1,14 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Both make their own environment in .venv.
+# Two commands for a fresh machine: `make demo` and `make test`. Both create their own environment in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test check conformance bench exits fuzz clean
+.PHONY: help demo test quick check generate graph conformance bench exits fuzz clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 COMPILED := setup.py $(wildcard penstock/native/*.c penstock/native/*.h)
 
@@ -20,27 +24,37 @@ $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/train
 
-demo: $(VENV)/train
+demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev
+test: $(VENV)/dev  ## Run all tests
 	$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/dev
+quick: $(VENV)/dev  ## Run the quick tests, under two minutes
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+generate: $(VENV)/dev  ## Rewrite the files that are generated from the options
+	$(BIN)/python -m tools.arguments > .arguments && mv .arguments penstock/arguments.py
+	$(BIN)/python -m penstock.cli.document > .reference && mv .reference docs/cli.md
+
+graph: $(VENV)/dev  ## Print the import graph; fail on a backward edge
+	$(BIN)/python -m tools.graph
+
+check: $(VENV)/dev  ## Lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-conformance: $(VENV)/dev
+conformance: $(VENV)/dev  ## Compare every template of trl with transformers
 	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
 # make bench MODELS=FOLDER, or without it for the bundled tokenizer
-bench: $(VENV)/dev
+bench: $(VENV)/dev  ## Benchmark prepare against transformers (MODELS=FOLDER)
 	$(BIN)/python -m benchmarks.prepare $(if $(MODELS),--models $(wildcard $(MODELS)/*)) $(ARGS)
 
 # The trainers' own packages, for the tests of exports: an environment apart, for they pin what they need each. Those
 # that ask for CUDA or for a package of another kind come without what they depend on; see tests/export/packages.
-exits: .exits/done
+exits: .exits/done  ## Install the trainers whose own code reads our exports in the tests
 
 .exits/done: constraints-exits.txt
 	test -x .exits/bin/python || $(PYTHON) -m venv .exits
@@ -53,8 +67,8 @@ exits: .exits/done
 	touch $@
 
 # make fuzz SECONDS=600
-fuzz: $(VENV)/dev
+fuzz: $(VENV)/dev  ## Fuzz the template machine (SECONDS=600)
 	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
-clean:
+clean:  ## Remove the environments
 	rm -rf $(VENV) .exits

@@ -1,9 +1,9 @@
-"""How fast a hit is, and what a very large dataset costs to open.
+"""Measures the time of a cache hit, and the cost of opening a very large dataset.
 
     python -m benchmarks.cache [--rows 100000] [--shards 20000] [--json FILE]
 
-A hit: in a program (median of 20) and as a command (best and median of 5). The large dataset: 20,000 shards of a
-million tokens each in sparse files; open, `len`, 100 random rows, in a fresh process, with its peak memory.
+A hit is timed in a process (median of 20) and as a command (best and median of 5). The large dataset has 20,000 shards
+of a million tokens each in sparse files: open, `len` and 100 random rows in a new process, with its peak memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(imported - began, opened - imported, done - opened, peak, count, dataset.t
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--shards", type=int, default=20_000)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def hits(work: Path, rows: int, tokenizer: str) -> dict[str, float]:
-    """Times of a hit on so many rows."""
+    """Times a hit on `rows` rows."""
     import penstock as ps
 
     data, cache = _rows(work / "rows.jsonl", rows), work / "cache"
@@ -94,7 +94,7 @@ def hits(work: Path, rows: int, tokenizer: str) -> dict[str, float]:
 
 
 def large(work: Path, shards: int) -> dict[str, float]:
-    """Open a dataset of many shards, whose data is holes."""
+    """Opens a dataset of many sparse shards."""
     path = _sparse(Cache(work / "large"), shards)
     run = [sys.executable, "-c", PROBE, str(path)]
     output = subprocess.run(
@@ -127,7 +127,7 @@ def _rows(path: Path, rows: int) -> Path:
 
 
 def _sparse(cache: Cache, shards: int) -> Path:
-    """Write the shards as holes with a head and a foot; the manifest's figures are true."""
+    """Writes sparse shards with a real header and footer, and a manifest with their true figures."""
     columns = Columns(
         ids=np.zeros(TOKENS, np.uint32),
         id_offsets=np.arange(0, TOKENS + 1, TOKENS // EXAMPLES, np.int64),

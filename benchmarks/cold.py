@@ -1,11 +1,11 @@
-"""What a command costs from a cold process: CPU seconds of `penstock prepare` on a small file.
+"""Measures the CPU seconds of `penstock prepare` on a small file, starting from a cold process.
 
     python -m benchmarks.cold --tokenizer FOLDER [--data FILE.jsonl …] [--rows 1000] [--runs 3] [--json FILE]
 
-Each run is three commands, each in a new process: `first` on an empty cache, `second` on other rows with the same
+Each run has three commands, each in a new process: `first` on an empty cache, `second` on different rows with the same
 tokenizer, template and cache, and `hit` on the first rows again. CPU seconds are user and system time of the process
-with its children; the median of the runs is printed. `floor` is a process that imports nothing, measured in the same
-run. Exit code 1 where `first` takes more than 3 CPU seconds or `second` more than 2.
+and its children; the median of the runs is printed. `floor` is a process that imports nothing, measured in the same
+run. Exits with 1 if `first` takes more than 3 CPU seconds or `second` more than 2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMAND = "from penstock.cli import main; main()"
 
 
 def cost(arguments: Sequence[str], cache: Path) -> tuple[float, float]:
-    """CPU and wall seconds of a Python process with its children."""
+    """CPU and wall seconds of a Python process and its children."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PENSTOCK_CACHE": str(cache), "HOME": str(cache)}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     run = subprocess.run([sys.executable, *arguments], env=environment, cwd=cache, capture_output=True, text=True)
@@ -43,11 +43,11 @@ def cost(arguments: Sequence[str], cache: Path) -> tuple[float, float]:
 
 
 def sample(files: Sequence[Path], rows: int, out: Path, first: int = 0) -> Path:
-    """Rows from all over the files, from number `first` on."""
+    """Writes rows spread over the files, starting at number `first`."""
     found = material(files)
     chosen = [found[(first + number * len(found) // rows) % len(found)] for number in range(rows)]
     out.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in chosen))
-    past = time.time() - 60  # a file that has just changed is not looked up by its time
+    past = time.time() - 60  # recently modified files are not looked up by mtime
     os.utime(out, (past, past))
     return out
 
@@ -82,7 +82,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
     slow = [name for name, most in LIMITS.items() if statistics.median(cpu for cpu, _ in costs[name]) > most]
-    print(f"FAILED {', '.join(slow)}: more than {LIMITS}" if slow else "all as promised")
+    print(f"FAILED {', '.join(slow)}: more than {LIMITS}" if slow else "all targets met")
     return bool(slow)
 
 

@@ -1,15 +1,15 @@
-"""Collating beside transformers' collators, and random reads beside `datasets`: equal tensors, one run.
+"""Compares collating with transformers' collators and random reads with `datasets`, on equal tensors in one run.
 
     python -m benchmarks.collate [--rows 20000] [--json FILE]
 
-padded         batches of 32 examples, beside `DataCollatorForSeq2Seq`
-packed         the same batches flattened, beside `DataCollatorWithFlattening` with all its fields
-reads          random examples as tensors, beside `datasets` with `with_format("torch")`
-hidden         how much of the collation time is hidden when a step takes as long as collating (and twice as long)
+padded         batches of 32 examples, compared with `DataCollatorForSeq2Seq`
+packed         the same batches flattened, compared with `DataCollatorWithFlattening` with all its fields
+reads          random examples as tensors, compared with `datasets` and `with_format("torch")`
+hidden         the share of the collation time that is hidden if a step takes as long as collating (and twice as long)
 
-Theirs are given Python lists that are already in memory; ours reads its examples from memory-mapped shards, builds
-labels by the loss policy, and, where a loader is measured, computes the order of rows too. Ratios are of medians, both
-sides taken in turn, block by block. Exit code 1 where one is smaller than promised or a tensor differs.
+Theirs get Python lists that are already in memory; ours reads its examples from memory-mapped shards, builds labels
+from the loss policy and, in the loader, computes the order of rows too. Ratios are of medians, with both sides measured
+alternately in blocks. Exits with 1 if a target is missed or a tensor differs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TURN: Final = [
 
 
 def shard(lengths: Int64, first_row: int, rng: np.random.Generator) -> Columns:
-    """Chats of so many tokens, with one to four turns each."""
+    """Chats of the given lengths in tokens, with one to four turns each."""
     turns = np.clip(lengths // 64, 1, 4)
     segments = turns * len(TURN)
     offsets = np.concatenate(([0], np.cumsum(segments)))
@@ -72,7 +72,7 @@ def shard(lengths: Int64, first_row: int, rng: np.random.Generator) -> Columns:
 
 
 def make_view(folder: Path, rows: int, mean: int) -> View:
-    """A view on real shard files, read through mmap."""
+    """A view over real, memory-mapped shard files."""
     rng = np.random.default_rng(mean)
     lengths = np.clip(rng.lognormal(np.log(mean) - 0.18, 0.6, rows), 16, 16 * mean).astype(np.int64)
     shards = []
@@ -84,7 +84,7 @@ def make_view(folder: Path, rows: int, mean: int) -> View:
 
 
 def in_turn(ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int) -> tuple[float, float]:
-    """Median seconds of both, in ten blocks that take turns, so that both meet the same noise."""
+    """Median seconds of both, measured in ten alternating blocks so that both see the same noise."""
     times: tuple[list[float], list[float]] = ([], [])
     block = -(-rounds // 10)
     for first in range(0, rounds, block):
@@ -96,8 +96,8 @@ def in_turn(ours: Callable[[int], object], theirs: Callable[[int], object], roun
     return float(np.median(times[0])), float(np.median(times[1]))
 
 
-def compared(ours: Callable[[int], Any], theirs: Callable[[int], Any], rounds: int) -> dict[str, float]:
-    """Equal tensors first, then the times."""
+def compare(ours: Callable[[int], Any], theirs: Callable[[int], Any], rounds: int) -> dict[str, float]:
+    """Checks that the tensors are equal, then compares the times."""
     mine, other = ours(0), theirs(0)
     for name, value in other.items():
         assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(value)), f"{name} differs"
@@ -121,10 +121,10 @@ def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
     seq2seq = DataCollatorForSeq2Seq(tokenizer)
     flattening = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     return {
-        "padded": compared(
+        "padded": compare(
             lambda at: outlet(padded(gather(order[at]), 0, Padding())[0]), lambda at: seq2seq(features[at]), rounds
         ),
-        "packed": compared(
+        "packed": compare(
             lambda at: outlet(packed(gather(order[at]), 1, 0, Padding())[0]),
             lambda at: flattening(features[at]),
             rounds,
@@ -133,7 +133,7 @@ def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def loader_speed(view: View, rounds: int) -> dict[str, float]:
-    """What a whole serial loader takes for a batch, its order included."""
+    """The speed of a complete serial loader, including the order of rows."""
     times = {}
     for collate, options in (("padded", {}), ("packed", {"capacity": int(view.lengths.max())})):
         loader = Loader(view, batch_size=ROWS, steps=rounds, collate=collate, framework="torch", ahead=0, **options)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def loader_speed(view: View, rounds: int) -> dict[str, float]:
 
 
 def stored_copy(view: View, folder: str) -> Any:
-    """The same examples as `datasets` keeps them, memory-mapped."""
+    """The same examples in a memory-mapped `datasets` folder."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -170,7 +170,7 @@ def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
 
     with tempfile.TemporaryDirectory() as folder:
         stored = stored_copy(view, folder)
-        alone = compared(one, lambda at: stored[int(order[at])], rounds)
+        alone = compare(one, lambda at: stored[int(order[at])], rounds)
         own, peer = in_turn(many, lambda at: stored[together[at]], len(together))
     return {
         "one at a time": alone,
@@ -179,14 +179,14 @@ def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def hidden(view: View, factor: float) -> dict[str, float]:
-    """How much of the collation time a loop does not wait for, when a step takes `factor` times as long.
+    """The share of the collation time that a loop doesn't wait for if a step takes `factor` times as long.
 
-    Collation is timed where it happens, in the thread; a step takes as long as the slower of the mean so far and the
-    last batch, so that it is never shorter than collating, whatever else the machine does.
+    Collation is timed in the thread where it happens; a step takes as long as the mean so far or the last batch,
+    whichever is longer, so that it is never shorter than collating, even on a busy machine.
     """
     capacity = int(view.lengths.max())
     loader = Loader(view, batch_size=64, collate="packed", capacity=capacity, steps=150, ahead=0)
-    loader.batch(0)  # the plan is made before, as in a run
+    loader.batch(0)  # build the plan first, as in a run
     taken: list[float] = []
 
     def produce(step: int) -> Batch:
@@ -222,17 +222,17 @@ def measure(rows: int) -> dict[str, Any]:
     return results
 
 
-def broken(results: dict[str, Any]) -> list[str]:
-    """Promises that the figures do not keep."""
-    promises = {"random reads 5 times": results["random reads"]["one at a time"]["times as fast"] >= 5}
+def missed_targets(results: dict[str, Any]) -> list[str]:
+    """The targets that the figures miss."""
+    targets = {"random reads 5 times": results["random reads"]["one at a time"]["times as fast"] >= 5}
     for mean in MEAN_LENGTHS:
         found = results[f"{mean} tokens a row"]
-        promises[f"padded 30 times at {mean}"] = found["padded"]["times as fast"] >= 30
-        promises[f"packed {5 if mean < 800 else 10} times at {mean}"] = found["packed"]["times as fast"] >= (
+        targets[f"padded 30 times at {mean}"] = found["padded"]["times as fast"] >= 30
+        targets[f"packed {5 if mean < 800 else 10} times at {mean}"] = found["packed"]["times as fast"] >= (
             5 if mean < 800 else 10
         )
-    promises["90% hidden"] = results["hidden, step as long as collating"]["hidden"] >= 0.9
-    return [name for name, kept in promises.items() if not kept]
+    targets["90% hidden"] = results["hidden, step as long as collating"]["hidden"] >= 0.9
+    return [name for name, kept in targets.items() if not kept]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,9 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(name)
         for figure, found in value.items():
             print(f"  {figure:30}", json.dumps(found))
-    failed = broken(results)
-    for promise in failed:
-        print(f"NOT KEPT: {promise}")
+    failed = missed_targets(results)
+    for target in failed:
+        print(f"MISSED: {target}")
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1) + "\n")
     return int(bool(failed))

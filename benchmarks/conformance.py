@@ -3,9 +3,9 @@
     python -m benchmarks.conformance --tokenizer FOLDER … --data FILE.jsonl … [--template FILE.jinja …] [--sample N]
 
 Templates default to the tokenizer's own and all of PyPI's `trl`. For each template and tokenizer it prints how many
-rows transformers renders, how many have equal tokens, how many have equal masks, what was refused, and which engines
-served. Exit code 1 unless all are equal and none is refused. The work is spread over `--processes`; a process that
-crashes or hangs costs its template, which is reported, not the run.
+rows transformers renders, how many have equal tokens and masks, how many are refused, and which engines served them.
+Exits with 1 unless all are equal and none is refused. The work is spread over `--processes`; if a process crashes or
+hangs, its template is reported and the run continues.
 
 With `--masks-against CHECKOUT`, masks and segments are compared with those of another checkout instead (`masks`).
 """
@@ -33,23 +33,23 @@ from benchmarks import models
 from benchmarks.masks import compare_masks, mask_report
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Expected, Oracle, token_hash
-from benchmarks.servers import DiedError, Server, serve
+from benchmarks.servers import Server, ServerDiedError, serve
 from penstock.tokenizer import load_tokenizer
 
-NAMED = 3  # differing rows that are printed for a template
+NAMED = 3  # differing rows to print per template
 
 
 @dataclass
-class Tally:
-    """One template with one tokenizer over all data. Sides of pairs count as rows."""
+class ConformanceTally:
+    """Counts for one template and tokenizer over all data. Each side of a pair counts as a row."""
 
     rows: int = 0
     not_rendered: int = 0  # transformers refuses the conversation
-    refused: int = 0  # transformers renders it, Penstock does not
+    refused: int = 0  # transformers renders it but Penstock doesn't
     equal: int = 0
     masks: int = 0
     masks_equal: int = 0
-    masks_theirs_wrong: int = 0  # equal once the known faults of transformers' own mask are repaired
+    masks_theirs_wrong: int = 0  # equal after fixing the known bugs of transformers' own mask
     engines: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -66,15 +66,15 @@ class Tally:
 
 
 def trl_templates() -> dict[str, str]:
-    """The chat templates that PyPI's trl carries."""
+    """The chat templates in PyPI's trl."""
     return {f"trl/{name}": text for name, text in models.trl_templates().items()}
 
 
 # -- one template with one tokenizer ------------------------------------------------------------------------------
 
 
-def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally: Tally) -> None:
-    """Prepare some files and compare every row of them."""
+def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally: ConformanceTally) -> None:
+    """Prepares files and compares every row."""
     clock = Clock(tally.seconds)
     with tempfile.TemporaryDirectory() as folder:
         file, quarantine = Path(folder) / "template.jinja", Path(folder) / "quarantine.jsonl"
@@ -93,15 +93,17 @@ def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally:
         clock.lap("rejected")
 
 
-def compare_rows(dataset: ps.Dataset, files: Files, oracle: Oracle, template: str, tally: Tally, clock: Clock) -> None:
-    """Tokens and masks of every example."""
+def compare_rows(
+    dataset: ps.Dataset, files: Files, oracle: Oracle, template: str, tally: ConformanceTally, clock: Clock
+) -> None:
+    """Compares the tokens and masks of every example."""
     has_masks = "generation %}" in template and not dataset.is_preference
     masks = view_masks(dataset) if has_masks else {}
     clock.lap("masks")
     sides = list(conversations(dataset))
     clock.lap("conversations")
     if wrong := oracle.check(sides, template, has_masks):
-        tally.errors.append(f"the reference's short cut differs from apply_chat_template on {wrong} conversations")
+        tally.errors.append(f"the batched reference differs from apply_chat_template on {wrong} conversations")
     for number, expected in enumerate(oracle.expected(sides, template, has_masks)):
         tally.rows += 1
         where = files.name(*dataset.locate(number))
@@ -118,7 +120,7 @@ def compare_rows(dataset: ps.Dataset, files: Files, oracle: Oracle, template: st
     clock.lap("reference")
 
 
-def compare_mask(ours: Any, expected: Expected, where: str, tally: Tally) -> None:
+def compare_mask(ours: Any, expected: Expected, where: str, tally: ConformanceTally) -> None:
     tally.masks += 1
     if np.array_equal(ours, expected.mask):
         tally.masks_equal += 1
@@ -129,20 +131,20 @@ def compare_mask(ours: Any, expected: Expected, where: str, tally: Tally) -> Non
 
 
 def conversations(dataset: ps.Dataset) -> Iterator[dict[str, Any]]:
-    """The conversations of all examples in order, as the template takes them; of pairs both sides."""
+    """The conversations of all examples in order, as passed to the template; for pairs, both sides."""
     for number in range(len(dataset)):
         found = dataset.conversation(number)
         yield from (found["chosen"], found["rejected"]) if dataset.is_preference else (found,)
 
 
 def view_masks(dataset: ps.Dataset) -> dict[int, Any]:
-    """Masks of all_assistant_messages by number of the example; examples without a trained token are missing."""
+    """Masks of all_assistant_messages by example number; examples without trained tokens are missing."""
     view = dataset.view(max_length=None, regions_unknown="drop")
     return {int(number): view.example(k).loss_mask for k, number in enumerate(view.numbers)}
 
 
-def compare_rejected(quarantine: Path, oracle: Oracle, template: str, tally: Tally) -> None:
-    """Rows set aside: would transformers have rendered them as they stand?"""
+def compare_rejected(quarantine: Path, oracle: Oracle, template: str, tally: ConformanceTally) -> None:
+    """Checks whether transformers would have rendered the quarantined rows as is."""
     for line in quarantine.read_text().split("\n") if quarantine.exists() else []:
         if line:
             entry = json.loads(line)
@@ -181,30 +183,32 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A template with a tokenizer."""
+class ConformanceTask:
+    """A template to compare with a tokenizer."""
 
     tokenizer: Path
     name: str
     template: str
 
 
-def families(tokenizers: list[Path], chosen: Mapping[Path, Mapping[str, str]]) -> deque[list[Task]]:
-    """Tasks in groups that render much the same text, so that one process encodes it once: `x_training` before `x`."""
-    found: dict[tuple[Path, str], list[Task]] = {}
+def families(tokenizers: list[Path], chosen: Mapping[Path, Mapping[str, str]]) -> deque[list[ConformanceTask]]:
+    """Groups tasks that render similar text, so that one process encodes it once: `x_training` before `x`."""
+    found: dict[tuple[Path, str], list[ConformanceTask]] = {}
     for tokenizer in tokenizers:
         for name, template in chosen[tokenizer].items():
-            found.setdefault((tokenizer, name.removesuffix("_training")), []).append(Task(tokenizer, name, template))
+            found.setdefault((tokenizer, name.removesuffix("_training")), []).append(
+                ConformanceTask(tokenizer, name, template)
+            )
     return deque(sorted(tasks, key=lambda task: "generation %}" not in task.template) for tasks in found.values())
 
 
-class Schedule:
-    """Processes that work through the families, from both ends of the list, so that each mostly keeps a tokenizer."""
+class ConformanceRun:
+    """Processes that take families from both ends of the list, so that each mostly stays with one tokenizer."""
 
-    def __init__(self, work: deque[list[Task]], data: list[Files], seconds: float) -> None:
+    def __init__(self, work: deque[list[ConformanceTask]], data: list[Files], seconds: float) -> None:
         self._work, self._data, self._seconds = work, data, seconds
         self._lock = threading.Lock()
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, ConformanceTally] = {}
 
     def go(self, processes: int) -> None:
         threads = [threading.Thread(target=self._drive, args=(number % 2 == 1,)) for number in range(processes)]
@@ -223,24 +227,24 @@ class Schedule:
                     print_tally(task, tally)
         server.close()
 
-    def _next(self, from_end: bool) -> list[Task] | None:
+    def _next(self, from_end: bool) -> list[ConformanceTask] | None:
         with self._lock:
             if not self._work:
                 return None
             return self._work.pop() if from_end else self._work.popleft()
 
-    def _tally(self, server: Server, task: Task) -> Tally:
+    def _tally(self, server: Server, task: ConformanceTask) -> ConformanceTally:
         request = {"tokenizer": str(task.tokenizer.absolute()), "template": task.template}
         try:
             answer = server.ask({**request, "data": [files.as_json() for files in self._data]})
-        except DiedError as died:
+        except ServerDiedError as died:
             answer = {"errors": [f"the process died: {died}"]}
-        return Tally(**{**answer, "engines": Counter(answer.get("engines"))})
+        return ConformanceTally(**{**answer, "engines": Counter(answer.get("engines"))})
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Serve one task."""
-    tally = Tally()
+    """Runs one task."""
+    tally = ConformanceTally()
     tokenizer = Path(request["tokenizer"])
     try:
         for files in request["data"]:
@@ -258,7 +262,7 @@ def oracle_of(tokenizer: Path) -> Oracle:
 HEAD = f"{'tokenizer':16} {'template':36} {'rows':>7} {'rendered':>8} {'equal':>7} {'refused':>7} {'masks':>13} why"
 
 
-def print_tally(task: Task, tally: Tally) -> None:
+def print_tally(task: ConformanceTask, tally: ConformanceTally) -> None:
     rendered = tally.rows - tally.not_rendered
     masks = f"{tally.masks_equal}+{tally.masks_theirs_wrong}/{tally.masks}" if tally.masks else "-"
     why = "; ".join(f"{reason} {n}" for reason, n in tally.engines.most_common(3)) or "fast"
@@ -280,7 +284,7 @@ def chosen_templates(arguments: argparse.Namespace, tokenizer: Path) -> dict[str
 
 
 def masks_against(arguments: argparse.Namespace, data: list[Files]) -> tuple[bool, dict[str, Any]]:
-    """Compare masks and segments with another checkout's."""
+    """Compares masks and segments with another checkout's."""
     tallies = {}
     for tokenizer in arguments.tokenizer:
         templates = chosen_templates(arguments, tokenizer)
@@ -290,11 +294,11 @@ def masks_against(arguments: argparse.Namespace, data: list[Files]) -> tuple[boo
 
 
 def conformance(arguments: argparse.Namespace, data: list[Files]) -> tuple[bool, dict[str, Any]]:
-    """Compare tokens and masks with transformers'."""
+    """Compares tokens and masks with transformers'."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if arguments.processes > 1 else "true"
     chosen = {tokenizer: chosen_templates(arguments, tokenizer) for tokenizer in arguments.tokenizer}
     print(HEAD)
-    run = Schedule(families(arguments.tokenizer, chosen), data, arguments.timeout)
+    run = ConformanceRun(families(arguments.tokenizer, chosen), data, arguments.timeout)
     run.go(arguments.processes)
     spent: Counter[str] = Counter()
     for tally in run.tallies.values():
@@ -313,11 +317,11 @@ def main() -> int:
     parser.add_argument("--tokenizer", nargs="+", type=Path, required=True, help="folders with tokenizer.json")
     parser.add_argument("--data", nargs="+", type=Path, required=True)
     parser.add_argument("--template", nargs="*", type=Path, help="templates; default: the tokenizer's own and trl's")
-    parser.add_argument("--own", action="store_true", help="the tokenizer's own templates alone")
+    parser.add_argument("--own", action="store_true", help="only the tokenizer's own templates")
     parser.add_argument("--sample", type=int, help="rows per file; default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--masks-against", type=Path, help="compare masks with this other checkout's instead")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds a process may take for one template")
+    parser.add_argument("--masks-against", type=Path, help="compare masks with those of this checkout instead")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds per template")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     begin = time.perf_counter()

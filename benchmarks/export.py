@@ -1,15 +1,15 @@
-"""Exports beside a plain copy of the same bytes: tokens/s and MB/s of one core, and memory from 1× to 10× the tokens.
+"""Compares exports with a plain copy of the same bytes: tokens/s and MB/s on one core, and memory at 1× and 10× tokens.
 
     python -m benchmarks.export [--tokens 40000000] [--folder FOLDER] [--json FILE]
 
-The data: chat-like rows of random ids of DeepSeek's vocabulary (129k: 4 bytes an id), a third of them trained. Each
-format is written by one worker, then its files are copied by one thread, read and written in pieces and synced as the
-export syncs them. Export and copy take turns; the best of five rounds counts for both. Speed is by processor time, what
-one core does: the wait for a disk is the same for both, and stands beside it (`wall_of_copy`). For memory a process of
-its own exports 1× and 10× the tokens (1× is a quarter of `--tokens`) and reports its anonymous memory with the view
-open, and how much more the export takes at its peak; mapped shards are the kernel's to drop.
+The data are chat-like rows of random ids from DeepSeek's vocabulary (129k, so 4 bytes per id), a third of them trained.
+Each format is written by one worker, then its files are copied by one thread and synced as the export syncs them.
+Export and copy alternate; the best of five rounds counts for both. Speed is measured in CPU time; wall time relative to
+the copy, which includes the disk, is `wall_of_copy`. For memory, a separate process exports 1× and 10× the tokens (1×
+is a quarter of `--tokens`) and reports its anonymous memory with the view open, and the additional peak of the export;
+memory-mapped shards don't count, since the kernel can drop them.
 
-Exit code 1 where a raw format is slower than half the copy, or where 10× takes 20% and 16 bytes a row more than 1×.
+Exits with 1 if a raw format is slower than half the copy, or if 10× takes 20% plus 16 bytes per row more than 1×.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_rows(path: Path, tokens: int, seed: int = 0) -> None:
 
 
 def prepared(folder: Path, tokens: int) -> ps.Dataset:
-    """A dataset of so many tokens, made once."""
+    """A dataset of this many tokens, created once."""
     source = folder / f"rows-{tokens}.parquet"
     if not source.exists():
         make_rows(source, tokens)
@@ -69,14 +69,14 @@ def prepared(folder: Path, tokens: int) -> ps.Dataset:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Processor and wall seconds."""
+    """CPU and wall seconds."""
     began = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - began[0], time.perf_counter() - began[1]
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy all files of a folder through memory, each synced."""
+    """Copies all files of a folder, syncing each."""
     target.mkdir()
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         with path.open("rb") as old, (target / path.name).open("wb") as new:
@@ -87,7 +87,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def speed(view: Any, to: str, folder: Path) -> dict[str, Any]:
-    """The better of some rounds, export and copy in turns."""
+    """The best of several rounds, alternating export and copy."""
     exports, copies = [], []
     for _ in range(ROUNDS):
         exports.append(timed(lambda: view.export(to, folder / "out", workers=1)))
@@ -113,9 +113,9 @@ def anonymous() -> int:
 
 
 def memory(path: str, to: str, target: str) -> None:
-    """Export in this process and print its anonymous memory before, and the peak above that."""
+    """Exports in this process and prints its anonymous memory before, and the additional peak."""
     view = ps.open(path).view(train_on="customized")
-    view.export(to, f"{target}-warm", part_tokens=1 << 18)  # all that is imported and made once
+    view.export(to, f"{target}-warm", part_tokens=1 << 18)  # one-time imports and allocations
     shutil.rmtree(f"{target}-warm")
     start = peak = anonymous()
     done = threading.Event()

@@ -1,11 +1,11 @@
-"""Grows conversations to any size: real rows in, as many rows as wanted out, with the words of each message shuffled.
+"""Grows a dataset to any size by repeating its conversations with the words of each message shuffled.
 
     python -m benchmarks.grow --data FILE.jsonl … --megabytes 500 --out grown.jsonl
 
-Plain copies would flatter every cache on the way; shuffled words keep the statistics of the text (lengths, roles, tool
-calls, scripts) and are new text all the same. Words are what spaces separate; in text with few spaces (Chinese), what
-punctuation separates. Rows with preference columns are left out, so that the result has one format. The same seed gives
-the same bytes. Costs about 40 MB/s.
+Plain copies would flatter every cache; shuffled words keep the statistics of the text (lengths, roles, tool calls,
+scripts) but are new text. Words are separated by spaces or, in text with few spaces (Chinese), by punctuation.
+Preference rows are omitted, so that the result has a single format. The same seed gives the same bytes. Runs at about
+40 MB/s.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import orjson
 
 MATERIAL = Path(__file__).parent.parent / "examples" / "data"
-FEW_SPACES = 20  # characters to a space
+FEW_SPACES = 20  # characters per space
 CLAUSE = re.compile("(?=[，。！？；：、])")
 
 
 def material(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """The rows of the files that are conversations."""
+    """The rows of the files that are single conversations."""
     rows = [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
     return [row for row in rows if "messages" in row and "chosen" not in row]
 
@@ -42,7 +42,7 @@ def shuffled_text(text: str, random: np.random.Generator) -> str:
 
 
 def shuffled_row(row: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
-    """A row with the words of each message shuffled; all else stays."""
+    """A row with the words of each message shuffled and everything else unchanged."""
     messages = [
         {**message, "content": shuffled_text(message["content"], random)}
         if isinstance(message.get("content"), str)
@@ -53,7 +53,7 @@ def shuffled_row(row: dict[str, Any], random: np.random.Generator) -> dict[str, 
 
 
 def grown(rows: Sequence[dict[str, Any]], size: int, seed: int = 0) -> Iterator[bytes]:
-    """JSON lines made from the rows, in ever new order, until they have `size` bytes."""
+    """Yields JSON lines made from the rows, reshuffled on each pass, until they have `size` bytes."""
     random = np.random.default_rng(seed)
     written = 0
     while True:
@@ -66,12 +66,12 @@ def grown(rows: Sequence[dict[str, Any]], size: int, seed: int = 0) -> Iterator[
 
 
 def grow(files: Sequence[Path], size: int, out: Path, seed: int = 0) -> Path:
-    """Write a file grown from the conversations of others."""
+    """Writes a file grown from the conversations in `files`."""
     return grow_rows(material(files), size, out, seed)
 
 
 def grow_rows(rows: Sequence[dict[str, Any]], size: int, out: Path, seed: int = 0) -> Path:
-    """Write a file grown from rows."""
+    """Writes a file grown from `rows`."""
     with out.open("wb") as file:
         file.writelines(grown(rows, size, seed))
     return out

@@ -2,11 +2,10 @@
 
     python -m benchmarks.conformance --masks-against CHECKOUT --tokenizer FOLDER --data FILE.jsonl … [--sample 20]
 
-Both checkouts prepare the same rows at the same time, each in a process of its own (`segments`); a process that dies
-or hangs costs its template, not the run. Per template the report counts the rows with equal tokens, with equal masks
-under each loss policy and with equal segments (role, part, message number, weight of every token), sums up what
-changed, and shows the first row of each kind of change with the text around it. Masks of a row are compared only where
-its tokens are equal.
+Both checkouts prepare the same rows at the same time, each in its own process (`segments`); if a process dies or hangs,
+its template is reported and the run continues. Per template the report counts the rows with equal tokens, with equal
+masks under each loss policy and with equal segments (role, part, message number and weight of every token), summarises
+the changes, and shows the first row of each kind of change in context. Masks are compared only if the tokens are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 
 from benchmarks.material import Files
 from benchmarks.segments import POLICIES
-from benchmarks.servers import ROOT, DiedError, Server
+from benchmarks.servers import ROOT, Server, ServerDiedError
 
 ROLES = ("none", "system", "user", "assistant", "tool", "other")  # numbers of the file format
 PARTS = ("glue", "header", "body", "stop", "tail")
@@ -34,7 +33,7 @@ Arrays = Mapping[str, Any]
 
 
 class Checkout:
-    """A process that runs one checkout's code; started again after a crash or a time-out."""
+    """A process that runs a checkout's code; restarted after a crash or time-out."""
 
     def __init__(self, folder: Path, name: str, seconds: float) -> None:
         self.name = name
@@ -45,10 +44,10 @@ class Checkout:
             raise SystemExit(f"{folder} has no penstock package: {module} would be used instead")
 
     def dump(self, request: dict[str, Any]) -> str | None:
-        """Have a request served; returns the error, if any."""
+        """Serves a request; returns the error, if any."""
         try:
             error: str | None = self._server.ask(request).get("error")
-        except DiedError as died:
+        except ServerDiedError as died:
             error = str(died)
         return error
 
@@ -58,9 +57,9 @@ class Checkout:
 
 @dataclass
 class MaskTally:
-    """One template over all data."""
+    """Counts for one template over all data."""
 
-    rows: int = 0  # in both, sides of pairs counted apart
+    rows: int = 0  # in both; each side of a pair counts
     only_here: int = 0
     only_there: int = 0
     tokens: int = 0
@@ -75,15 +74,15 @@ class MaskTally:
         return not (self.changes or self.errors or self.only_here or self.only_there)
 
 
-class Comparison:
-    """Two dumps of the same files."""
+class MaskComparison:
+    """Compares two dumps of the same files."""
 
     def __init__(self, here: Arrays, there: Arrays, files: Files, decoder: Any, tally: MaskTally) -> None:
         self._here, self._there, self._files = here, there, files
         self._decoder, self._tally = decoder, tally
 
     def run(self) -> None:
-        """Compare every row that both have."""
+        """Compares every row that both have."""
         if self._all_equal():
             rows = len(self._here["row"])
             self._tally.rows += rows
@@ -107,7 +106,7 @@ class Comparison:
                 self._note(f"refused {missing}", f"refused {missing}: {self._name(place)}")
 
     def _all_equal(self) -> bool:
-        """The usual case, without a look at single rows."""
+        """Whether everything is equal, which is the usual case, without looking at single rows."""
         return all(
             np.array_equal(values, self._there[name], equal_nan=name == "weight") for name, values in self._here.items()
         )
@@ -138,7 +137,7 @@ class Comparison:
             tally.segments += 1
 
     def _show(self, place: tuple[int, int, int], here: Arrays, there: Arrays, differs: Any, what: str) -> None:
-        """Count each kind of change once for the row, and show the first of each kind."""
+        """Counts each kind of change once per row, and shows the first of each kind."""
         kinds = _kinds(here, there)
         starts = np.flatnonzero(differs & ~np.concatenate(([False], differs[:-1] & (kinds[1:] == kinds[:-1]))))
         seen = set()
@@ -197,7 +196,7 @@ def _origin(arrays: Arrays, token: int) -> str:
 def compare_masks(
     against: Path, tokenizer: Path, templates: Mapping[str, str], data: Sequence[Files], seconds: float
 ) -> dict[str, MaskTally]:
-    """Compare this checkout with another over all templates; prints as it goes."""
+    """Compares this checkout with another over all templates, printing results as they arrive."""
     from tokenizers import Tokenizer
 
     decoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -222,7 +221,7 @@ def compare_masks(
                         _note_errors(errors, tally)
                         continue
                     here, there = (dict(np.load(out)) for out in outs)
-                    Comparison(here, there, files, decoder, tally).run()
+                    MaskComparison(here, there, files, decoder, tally).run()
                 _print(name, tally)
         finally:
             for side in sides:
@@ -231,7 +230,7 @@ def compare_masks(
 
 
 def _note_errors(errors: Sequence[str | None], tally: MaskTally) -> None:
-    """Both refusing in the same words is agreement."""
+    """Records errors, unless both checkouts refuse with the same message."""
     if errors[0] != errors[1]:
         tally.errors += [f"{where}: {e}" for where, e in zip(("here", "there"), errors, strict=True) if e]
 

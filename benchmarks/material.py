@@ -1,4 +1,4 @@
-"""The files that a comparison runs on: all their rows, or a seeded sample that keeps its line numbers."""
+"""The files used in a comparison: all rows, or a seeded sample that keeps the original line numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Files:
-    """Files that are read the same way, so that one `prepare` serves them."""
+    """Files with the same row format, so that one `prepare` can read them."""
 
     paths: list[str]
-    lines: list[list[int]]  # per file, the line numbers that its rows had originally, from 1
+    lines: list[list[int]]  # per file, the original line numbers of its rows, from 1
 
     def name(self, source: int, row: int) -> str:
-        """A row as file:line of the original."""
+        """The original file:line of a row."""
         return f"{Path(self.paths[source]).name}:{self.lines[source][row]}"
 
     def as_json(self) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class Files:
 
 
 def sampled(data: Sequence[Path], sample: int | None, folder: Path) -> list[Files]:
-    """Copies of the files in a folder, cut to a sample of their rows; preference data apart."""
+    """Copies samples of the files to a folder, with preference data separate."""
     kinds: dict[bool, Files] = {}
     for path in data:
         rows = path.read_bytes().splitlines(keepends=True)

@@ -1,10 +1,10 @@
-"""How much memory `penstock.prepare` takes: the parent and its workers, on some rows, on ten times as many, on noise.
+"""Measures the memory of `penstock.prepare`, parent and workers: on real rows, on ten times as many, and on noise.
 
     python -m benchmarks.memory --tokenizer FOLDER --data FILE.jsonl … [--megabytes 400] [--identifiers 300]
 
-Peaks are the system's own record of resident memory (VmHWM), read of every process while it lives. The noise is random
-identifiers: no two alike, so that no cache that keeps what it has seen can win by it. Targets: ten times the rows, and
-no peak grows by 10% or more; a worker stays under 600 MB, on noise too. Exit code 1 if one is missed.
+Peaks are the kernel's record of resident memory (VmHWM) of every process. The noise consists of random, distinct
+identifiers, which no cache can exploit. Targets: with ten times the rows no peak grows by 10% or more, and a worker
+stays under 600 MB, even on noise. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import orjson
 
 from benchmarks.grow import MATERIAL, grow
 
-LIMIT = 600  # MiB of a worker
+LIMIT = 600  # MiB per worker
 GROWTH = 1.1
 ROW_BYTES = 4000
 ALPHABET = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", np.uint8)
@@ -37,7 +37,7 @@ ps.prepare(source, tokenizer=tokenizer, cache=cache, workers=workers, dropped_to
 
 
 def identifiers(size: int, seed: int = 0) -> Iterator[bytes]:
-    """Rows of random identifiers, of 4 to 24 characters, until they have `size` bytes."""
+    """Yields rows of random identifiers of 4 to 24 characters until they have `size` bytes."""
     random = np.random.default_rng(seed)
     written = 0
     while written < size:
@@ -51,7 +51,7 @@ def identifiers(size: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def peaks(source: Path, tokenizer: Path, workers: int) -> dict[str, Any]:
-    """Peak memory of one run, in MiB: the parent's, and each worker's."""
+    """Peak memory of one run in MiB, of the parent and of each worker."""
     cache = Path(tempfile.mkdtemp(prefix="memory-", dir=source.parent))
     command = [sys.executable, "-c", PREPARE, str(source), str(tokenizer), str(cache), str(workers)]
     begin = time.perf_counter()
@@ -71,7 +71,7 @@ def peaks(source: Path, tokenizer: Path, workers: int) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The child processes of a process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -80,7 +80,7 @@ def children(pid: int) -> list[int]:
 
 
 def peak(pid: int) -> float:
-    """The peak of a process so far, in MiB."""
+    """The peak memory of a process so far, in MiB."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

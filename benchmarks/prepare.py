@@ -1,20 +1,21 @@
-"""How fast `penstock.prepare` is on a grid of models, beside transformers and beside the fast encoder alone.
+"""Measures the speed of `penstock.prepare` on a grid of models, relative to transformers and to the fast encoder alone.
 
     python -m benchmarks.prepare --models FOLDER … --data FILE.jsonl … [--traces FILE.jsonl …] [--megabytes 200]
 
 A model is a folder with tokenizer.json and a chat template; `benchmarks.models` builds them. For each, data is grown
-by seeded word shuffles from the rows that its template accepts. While one worker prepares it, the run stops the clock
-every few slices and lets transformers (row by row, with masks) and gigatoken (alone, warm, on rendered text) work on a
-stretch of the same file: so all three see the same noise. Every row that transformers encoded is compared token by
-token, always under the model's own template. Start-up (interpreter, imports, engines, calibration, all until the first
-slice) is reported apart, and so are the long tool traces of `--traces`, of a quarter of the size. The first model also
-shows how the cost scales with workers and with the length of conversations (`scaling`; `--rounds 0` leaves it out).
+from the rows that its template accepts, with seeded word shuffles. While one worker prepares it, the run stops the
+clock every few slices and lets transformers (row by row, with masks) and gigatoken (alone, warm, on rendered text)
+process a range of the same file, so that all three see the same noise. Every row that transformers encoded is compared
+token by token, always with the model's own template. Start-up (interpreter, imports, engines, calibration, up to the
+first slice) is reported separately, and so are the long tool traces of `--traces`, at a quarter of the size. The first
+model also shows how the cost scales with workers and with the length of conversations (`scaling`; skip it with
+`--rounds 0`).
 
-Speeds and ratios are in CPU time, user and system, all threads of a process included: what one core can do. The JSON
-has wall time beside it. Targets: 30 times transformers on byte-level models that gigatoken serves and 8 times on the
-others, on traces too; 0.3 of the encoder alone (gigatoken, or splintr where it serves); two
-workers 0.8 of what two copies of a plain loop reach; 400-message conversations at most 1.3 times the cost per byte of
-4-message ones. Exit code 1 if one is missed or a token differs.
+Speeds and ratios are in CPU time, user and system, over all threads of a process: what one core can do. The JSON also
+has wall time. Targets: 30 times transformers on byte-level models that gigatoken supports and 8 times on the others, on
+traces too; 0.3 of the encoder alone (gigatoken, or splintr in its place); two workers reach 0.8 of the speed-up of two
+copies of a plain loop; 400-message conversations cost at most 1.3 times as much per byte as 4-message ones. Exits with
+1 if a target is missed or a token differs.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from benchmarks.scaling import long_conversations, speed_up
 from penstock.tokenizer import load_tokenizer
 
 PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
-TIMES, SHARE = 30.0, 0.3  # targets: of transformers' speed, of the encoder's
-SLOWER = ("gemma3", "mistral_v0_1", "yi", "command_r_plus", "t5")  # whose encoders are
+TIMES, SHARE = 30.0, 0.3  # targets, relative to transformers and to the encoder
+SLOWER = ("gemma3", "mistral_v0_1", "yi", "command_r_plus", "t5")  # models with slower encoders
 SLOWER_TIMES = 8.0
 Row = dict[str, Any]
 
@@ -58,10 +59,9 @@ def accepted(model: Path, rows: Sequence[Row], folder: Path) -> tuple[list[Row],
 
 
 def tagged_template(oracle: Oracle, own: str, conversations: Sequence[Row]) -> tuple[str, str]:
-    """A template with {% generation %} that prints what the model's own prints for every conversation, and its name.
+    """A template with {% generation %} that renders every conversation like the model's own, and its name.
 
-    It is the model's own, one of trl's, or its own with an empty tag: transformers then does the work of masks all
-    the same.
+    It is the model's own, one of trl's, or its own with an empty tag, for which transformers does the same mask work.
     """
     expected = [oracle.render(conversation, own)[0] for conversation in conversations]
     for name, template in {"own": own, **trl_templates()}.items():
@@ -72,12 +72,12 @@ def tagged_template(oracle: Oracle, own: str, conversations: Sequence[Row]) -> t
             if all(oracle.render(conversation, template)[0] == text for conversation, text in pairs):
                 return name, template
         except (TemplateError, TypeError):
-            continue  # a template of another model refuses what it does not know
+            continue  # another model's template may reject the conversation
     return "own, with an empty tag", own + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
 
 
 def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -> dict[str, Any]:
-    """One worker on a file, transformers and gigatoken on stretches of it in between."""
+    """Runs one worker on a file, with transformers and gigatoken on ranges of it in between."""
     size = file.stat().st_size
     theirs: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
@@ -116,18 +116,18 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
 
 
 def same_tokens(dataset: ps.Dataset, file: Path, theirs: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Of the rows that transformers encoded: how many have its tokens here, and how many there are."""
-    wanted = {line: ids for answer in theirs for line, ids in answer["rows"]}
+    """The number of rows encoded by transformers that have the same tokens here, and their total."""
+    expected = {line: ids for answer in theirs for line, ids in answer["rows"]}
     with file.open("rb") as lines:
         hashes = enumerate(xxhash.xxh3_128_hexdigest(line.rstrip(b"\n")) for line in lines)
-        rows = {number: wanted[line] for number, line in hashes if line in wanted}
+        rows = {number: expected[line] for number, line in hashes if line in expected}
     found = {row: k for k in range(len(dataset)) if (row := dataset.locate(k).row) in rows}
     equal = sum(token_hash(dataset.input_ids(k)).hex() == rows[row] for row, k in found.items())
     return equal, len(rows)
 
 
 def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, pauses: int) -> dict[str, Any]:
-    """One model, on mixed rows and on traces."""
+    """Measures one model on mixed rows and on traces."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         kept, conversations = accepted(model, rows, folder)
@@ -157,7 +157,7 @@ def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, 
 
 
 def scaling(model: Path, rows: Sequence[Row], size: int, rounds: int) -> dict[str, Any]:
-    """Workers and lengths."""
+    """Measures scaling with workers and with conversation length."""
     with tempfile.TemporaryDirectory() as scratch:
         mixed = grow_rows(rows, size, Path(scratch) / "mixed.jsonl")
         workers = speed_up(mixed, model, rounds)
@@ -202,7 +202,7 @@ def verdicts(models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
 
 
 def report(models: dict[str, Any], scaled: dict[str, Any], met: dict[str, bool]) -> None:
-    """Worst and best, how it scales, and what is missed."""
+    """Prints the worst and best model, the scaling, and missed targets."""
     for figure, label in (("times_transformers", "× transformers"), ("share_of_gigatoken", "of gigatoken")):
         order = sorted((result["mixed"][figure]["cpu"], name) for name, result in models.items())
         (low, worst), (high, best) = order[0], order[-1]
@@ -218,10 +218,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", type=Path, default=[MATERIAL.parent / "tokenizer"], help="folders")
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
-    parser.add_argument("--traces", nargs="*", type=Path, default=[], help="long tool traces, measured by themselves")
+    parser.add_argument("--traces", nargs="*", type=Path, default=[], help="long tool traces, measured separately")
     parser.add_argument("--megabytes", type=float, default=200)
-    parser.add_argument("--pauses", type=int, default=10, help="how often the others are measured in between")
-    parser.add_argument("--rounds", type=int, default=3, help="of workers, loops and turns, on the first model")
+    parser.add_argument("--pauses", type=int, default=10, help="number of pauses in which the others are measured")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the scaling measurements, on the first model")
     parser.add_argument("--scratch", type=Path, help="folder for the grown data; default: the system's")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
-"""How the cost of `prepare` scales: with a second worker, and with the length of conversations.
+"""Measures how `prepare` scales with a second worker, and with the length of conversations.
 
-Two workers are compared with one, and two copies of a plain loop with one, all by turns (`turns`): what two cores give
-on a shared machine is what the loops reach. Conversations of 400 messages are compared with conversations of four that
-hold the same messages.
+Two workers are compared with one, and two copies of a plain loop with one, all interleaved (`interleave`): the loops
+show what two cores of a shared machine can deliver. Conversations of 400 messages are compared with conversations of
+four that contain the same messages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 
 from benchmarks.grow import grown
+from benchmarks.interleave import rates
 from benchmarks.meters import timed
-from benchmarks.turns import rates
 
 TURN_BYTES = 30_000_000
 WARM_BYTES = 50_000_000
@@ -26,9 +26,9 @@ LOOPS = 60_000_000
 
 
 def speed_up(file: Path, model: Path, rounds: int) -> dict[str, Any]:
-    """Two workers against one, and two copies of a loop against one.
+    """Compares two workers with one, and two copies of a loop with one.
 
-    The encoder of each worker has to meet the words of the data first: the clock starts after `WARM_BYTES` per worker.
+    Each worker's encoder must first see the words of the data: the clock starts after `WARM_BYTES` per worker.
     """
     warm = min(WARM_BYTES, file.stat().st_size / 4)
     loop = ("loop", str(LOOPS))
@@ -48,7 +48,7 @@ def speed_up(file: Path, model: Path, rounds: int) -> dict[str, Any]:
 
 
 def turns(rows: Sequence[dict[str, Any]], length: int, size: int) -> Iterator[bytes]:
-    """Conversations of `length` messages, made of the questions and answers of others."""
+    """Conversations of `length` messages, assembled from questions and answers of other conversations."""
     messages: list[dict[str, str]] = []
     for line in grown(rows, size, seed=5):
         for before, after in pairwise(orjson.loads(line)["messages"]):
@@ -60,7 +60,7 @@ def turns(rows: Sequence[dict[str, Any]], length: int, size: int) -> Iterator[by
 
 
 def long_conversations(rows: Sequence[dict[str, Any]], model: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """CPU time per byte of long conversations against short ones with the same messages."""
+    """CPU time per byte of long conversations relative to short ones with the same messages."""
     files = {length: folder / f"turns_{length}.jsonl" for length in (4, 400)}
     for length, file in files.items():
         with file.open("wb") as out:

@@ -2,17 +2,17 @@
 
     PYTHONPATH=CHECKOUT python -P benchmarks/segments.py
 
-Run by path, so that `benchmarks` of one checkout can drive `penstock` of another; only the public API is used. First it
-says where its `penstock` is. Then it reads requests from standard input, one JSON object a line: {"data": [files],
-"tokenizer", "template", "out"}, writes an .npz file to `out` for each, and answers {} or {"error": …}. Arrays:
+Run by path, so that `benchmarks` of one checkout can drive `penstock` of another; only the public API is used. It first
+prints the location of its `penstock`. Then it reads requests from standard input, one JSON object per line: {"data":
+[files], "tokenizer", "template", "out"}, writes an .npz file to `out` for each, and answers {} or {"error": …}. Arrays:
 
-    source, row, side      per example: where it comes from
-    offsets                examples' first tokens, and the total
+    source, row, side      per example: its origin
+    offsets                first token of each example, and the total
     ids                    per token
     role, part, message    per token: its segment
-    weight                 per token: the weight its row gave the message; NaN where none is given
+    weight                 per token: the weight of its message; NaN if the row has none
     POLICY                 per token: the loss mask under this policy
-    POLICY served          per example: whether the view serves it (regions known, something trained)
+    POLICY served          per example: whether the view includes it (regions known, something trained)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 POLICIES = ("all_assistant_messages", "all_messages", "all_user_and_system_messages")
-DATE = "2026-01-01"  # the same on every side
+DATE = "2026-01-01"  # the same for both checkouts
 
 
 def dump(request: dict[str, Any]) -> None:
-    """Prepare some files and write what became of each token."""
+    """Prepares files and writes the mask and origin of each token."""
     import penstock as ps
 
     with tempfile.TemporaryDirectory() as cache:
@@ -46,7 +46,7 @@ def dump(request: dict[str, Any]) -> None:
 
 
 def segments(dataset: Any) -> dict[str, Any]:
-    """The shards' columns, joined; segments repeated for each of their tokens."""
+    """The concatenated columns of all shards, with segments repeated for each of their tokens."""
     parts: dict[str, list[Any]] = {}
     table = dataset.manifest.shards
     for shard in range(len(dataset.shard_examples)):
@@ -72,7 +72,7 @@ def segments(dataset: Any) -> dict[str, Any]:
 
 
 def run_lengths(columns: Any) -> Any:
-    """Tokens of each segment; `segment_ends` count from the start of their example."""
+    """The number of tokens in each segment; `segment_ends` are relative to their example."""
     ends = columns.segment_ends.astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     first = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) > 0]
@@ -81,7 +81,7 @@ def run_lengths(columns: Any) -> Any:
 
 
 def masks(dataset: Any, policy: str, offsets: Any) -> tuple[Any, Any]:
-    """The loss mask of every token, and which examples the view serves."""
+    """The loss mask of every token, and which examples the view includes."""
     mask, served = np.zeros(offsets[-1], bool), np.zeros(len(offsets) - 1, bool)
     view = dataset.view(train_on=policy, max_length=None, regions_unknown="drop")
     for item, number in enumerate(view.numbers.tolist()):
@@ -94,7 +94,7 @@ def masks(dataset: Any, policy: str, offsets: Any) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    out, sys.stdout = sys.stdout, sys.stderr  # keeps whatever a library prints out of the answers
+    out, sys.stdout = sys.stdout, sys.stderr  # keep library output out of the answers
     warnings.simplefilter("ignore")
     print(json.dumps({"penstock": importlib.util.find_spec("penstock").origin}), file=out, flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Processes that answer requests, one JSON object a line: what they do to their memory or clock stays their own."""
+"""Processes that answer requests as JSON lines, to isolate memory, timing and crashes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Answer = dict[str, Any]
 ROOT = Path(__file__).parent.parent
 
 
-class DiedError(Exception):
-    """The process ended or did not answer in time; the next request starts another."""
+class ServerDiedError(Exception):
+    """The process died or timed out; the next request starts a new one."""
 
 
 class Server:
-    """The client's side of such a process."""
+    """The client of such a process."""
 
     def __init__(self, command: Sequence[str], folder: Path = ROOT, seconds: float | None = None) -> None:
         self._command, self._folder, self._seconds = [sys.executable, *command], folder.resolve(), seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Answer:
-        """Start the process, with the folder's packages on its path; returns the line it says first."""
+        """Starts the process with the folder's packages on its path; returns its first line."""
         environment = {**os.environ, "PYTHONPATH": str(self._folder)}
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self._folder, env=environment
@@ -35,7 +35,7 @@ class Server:
         return self._read(self._process)
 
     def ask(self, request: Answer) -> Answer:
-        """Send a request and wait for the answer."""
+        """Sends a request and waits for the answer."""
         if self._process is None:
             self.start()
         process = self._process
@@ -59,13 +59,13 @@ class Server:
             if ready:
                 process.wait()
             self.close()
-            raise DiedError(f"exit code {process.returncode}" if ready else f"no answer in {self._seconds:.0f} s")
+            raise ServerDiedError(f"exit code {process.returncode}" if ready else f"no answer in {self._seconds:.0f} s")
         answer: Answer = json.loads(line)
         return answer
 
 
 def answers() -> Callable[[Answer], None]:
-    """How a server answers; whatever libraries print goes to standard error from now on."""
+    """Returns a function that writes answers, and redirects other output to standard error."""
     stdout, sys.stdout = sys.stdout, sys.stderr
 
     def answer(value: Answer) -> None:
@@ -75,7 +75,7 @@ def answers() -> Callable[[Answer], None]:
 
 
 def serve(work: Callable[[Answer], Answer]) -> None:
-    """Answer requests until standard input ends. An exception becomes an answer: {"error": …}."""
+    """Answers requests until standard input is closed. An exception becomes the answer {"error": …}."""
     answer = answers()
     answer({})
     for line in sys.stdin:

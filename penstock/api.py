@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress, Progress
-    from penstock.export.export import Exported
-    from penstock.export.export import OnProgress as OnExportProgress
+    from penstock.export.exporter import Exported
+    from penstock.export.exporter import OnProgress as OnExportProgress
     from penstock.store.conversations import ConversationReader
 
 
@@ -88,7 +88,7 @@ def _export(
     on_progress: OnExportProgress | None,
     options: ExportArguments,
 ) -> Exported:
-    from penstock.export.export import export  # needs pyarrow's writers, which training does without
+    from penstock.export.exporter import export  # needs pyarrow's writers, which training does without
 
     return export(served, to, folder, on_progress, **options)
 
@@ -105,7 +105,7 @@ class Dataset(StoredDataset):
     @with_signature(ViewSettings)
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
-        return View(self, view_settings(options)).scanned()
+        return View(self, view_settings(options)).filled()
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.

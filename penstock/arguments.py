@@ -96,8 +96,8 @@ class LoaderArguments(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     tail: Tail | str
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
     micro_batch: int | None
     ahead: int
     side: Side | str

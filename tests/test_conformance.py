@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import penstock as ps
-from benchmarks.conformance import Clock, Tally, compare, compare_rows, trl_templates
+from benchmarks.conformance import Clock, ConformanceTally, compare, compare_rows, trl_templates
 from benchmarks.masks import Comparison, MaskTally
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Oracle
@@ -94,7 +94,7 @@ def oracle(tokenizer: Path) -> Oracle:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tokens_and_masks_equal_transformers(name: str, data: list[Files], tokenizer: Path, oracle: Oracle) -> None:
-    tally = Tally()
+    tally = ConformanceTally()
     for files in data:
         compare(files, tokenizer, oracle, TEMPLATES[name], tally)
     assert tally.rows >= len(HOSTILE) + 30
@@ -108,11 +108,11 @@ def test_other_tokens_and_masks_are_noticed(data: list[Files], tokenizer: Path, 
         *data[0].paths, tokenizer=tokenizer, template=template, cache=tmp_path / "cache", on_bad_row="quarantine",
         dropped_tool_calls="keep",
     )  # fmt: skip
-    tally = Tally()
+    tally = ConformanceTally()
     compare_rows(dataset, data[0], oracle, TEMPLATES["trl/qwen3_training"], tally, Clock({}))
     assert not tally.perfect
     assert "tokens of chats.jsonl:1" in tally.differing
-    untagged, tally = TEMPLATES["trl/qwen2_5_training"].replace("generation %}", "if true %}"), Tally()
+    untagged, tally = TEMPLATES["trl/qwen2_5_training"].replace("generation %}", "if true %}"), ConformanceTally()
     untagged = (
         untagged.replace("endif true %}", "endif %}") + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
     )

@@ -1,1 +1,6 @@
-"""Tools for contributors: they look for bugs, and are no part of the package."""
+"""Tools for contributors, not part of the package: fuzzing, fault injection, mutation testing, an NFS test machine.
+
+Each module is a command (`python -m tools.NAME --help`): `fuzz` compares the template machine with its references,
+`faults` fails system calls, `bit_flips` damages cache files, `mutation_test` checks that every small bug is caught,
+`nfs` runs a command on real NFS mounts. The tests run small versions of them.
+"""

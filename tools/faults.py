@@ -1,11 +1,11 @@
-"""Fails every system call of a build in turn, once and lastingly, and looks at what becomes of it.
+"""Fails each system call of a build in turn, once or persistently, and checks how the build ends.
 
     python -m tools.faults [--errors EIO ENOSPC ESTALE EINTR] [--every 1] [--jobs 2]
 
-Counts the calls of a small build on the files of its cache, its source and its tokenizer (see faults.c), then repeats
-the build in a new cache for each of them, with that call failing. It must end well, with the very bytes of an
-undisturbed build, or with a clear error (no traceback, exit code 1). Either way no shard that is there may differ, and
-the same command, run again without a fault, must end well and leave nothing behind.
+Counts the calls of a small build on the files of its cache, source and tokenizer (see faults.c), then repeats the build
+in a new cache for each of them, with that call failing. It must either succeed with the same bytes as an undisturbed
+build or fail with a clear error (no traceback, exit code 1). Either way no existing shard may differ, and the same
+command without a fault must then succeed and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from tests.cache.conftest import ROOT, Forks, leftovers, result
 
 ERRORS = ("EIO", "ENOSPC", "ESTALE", "EINTR")
 ROWS = 24
-LASTING = {"EINTR": 20}  # in a row: Python itself repeats an interrupted call until it is not interrupted
+LASTING = {"EINTR": 20}  # in a row: Python itself retries interrupted calls
 
 
 class Fault(NamedTuple):
-    """The `at`-th call fails, and with `lasting` those after it."""
+    """The `at`-th call fails; with `lasting`, so do all later ones."""
 
     at: int
     error: str
     lasting: bool
 
 
-class Wrong(Exception):
-    """A build ended as it must not."""
+class FaultFailure(Exception):
+    """A build ended in a way it must not."""
 
 
 class Faults:
-    """A build, and the calls it makes. Not for two threads at once."""
+    """A build and the calls it makes. Not thread-safe."""
 
     def __init__(self, work: Path, shim: Path) -> None:
         work.mkdir()
@@ -61,7 +61,7 @@ class Faults:
         code, output = self._build(Fault(0, "EIO", False))
         found = re.search(r"^calls: (\d+)$", output, re.MULTILINE)
         if code != 0 or found is None:
-            raise Wrong(f"the undisturbed build failed: {output}")
+            raise FaultFailure(f"the undisturbed build failed: {output}")
         self.calls = int(found[1])
         self._expected = result(self._cache)
 
@@ -81,19 +81,19 @@ class Faults:
         )
 
     def try_one(self, fault: Fault) -> str:
-        """What a fault led to: `done` or `error`; Wrong with all that is known, if to anything else."""
+        """Returns how a build with a fault ended, `done` or `error`; raises FaultFailure for anything else."""
         shutil.rmtree(self._cache, ignore_errors=True)
         code, output = self._build(fault)
         kind = {0: "done", 1: "error"}.get(code, "crash")
         if kind == "crash" or "Traceback" in output:
-            raise Wrong(f"{fault}: exit code {code}\n{output}")
+            raise FaultFailure(f"{fault}: exit code {code}\n{output}")
         left = result(self._cache)
         damaged = [name for name, data in left.items() if self._expected.get(name) != data]
         if damaged or (kind == "done" and left != self._expected):
-            raise Wrong(f"{fault}: {kind}, but {damaged or 'files are missing'}\n{output}")
+            raise FaultFailure(f"{fault}: {kind}, but {damaged or 'files are missing'}\n{output}")
         code, again = self._build(None)
         if code != 0 or result(self._cache) != self._expected or leftovers(self._cache):
-            raise Wrong(f"{fault}: {output}\nthen, run again: {again}\nleft: {leftovers(self._cache)}")
+            raise FaultFailure(f"{fault}: {output}\nthen, run again: {again}\nleft: {leftovers(self._cache)}")
         return kind
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Faults:
 
 
 def compiled(folder: Path) -> Path:
-    """The library to preload."""
+    """Compiles the library to preload."""
     shim = folder / "faults.so"
     command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(shim), str(Path(__file__).with_suffix(".c")), "-ldl"]
     subprocess.run(command, check=True)
@@ -109,16 +109,16 @@ def compiled(folder: Path) -> Path:
 
 
 def faults(calls: int, errors: Iterable[str], every: int) -> Iterator[Fault]:
-    """All of them, or each `every`-th."""
+    """All faults, or every n-th."""
     each = itertools.product(range(1, calls + 1), errors, (False, True))
     return itertools.islice(itertools.starmap(Fault, each), 0, None, every)
 
 
 def main() -> None:
-    """Try all faults; exit code 1 if one led to what must not be."""
+    """Tries all faults; exits with 1 if a build ended in a way it must not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--errors", nargs="+", default=ERRORS, choices=ERRORS)
-    parser.add_argument("--every", type=int, default=1, help="try each n-th fault only")
+    parser.add_argument("--every", type=int, default=1, help="try only every n-th fault")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="penstock-faults-"))
@@ -147,7 +147,7 @@ def _try_all(side: Faults, todo: list[Fault]) -> list[tuple[Fault, str]]:
     for fault in todo:
         try:
             found.append((fault, side.try_one(fault)))
-        except Wrong as wrong:
+        except FaultFailure as wrong:
             found.append((fault, str(wrong)))
     side.close()
     return found

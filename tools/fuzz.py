@@ -1,18 +1,19 @@
-"""Looks for inputs on which the template machine differs from its references, or reads memory that is not its own.
+"""Fuzzes the template machine: differences from its references, and memory errors.
 
     python -m tools.fuzz --seconds 60 [--seed N] [--part rows|templates|sanitizer] [--data FOLDER]
     python -m tools.fuzz --replay FIND.json
 
 Three parts share the time:
 
-rows        good rows of every format, damaged at random, through the templates of PyPI's trl. What the machine makes
-            of a row's bytes must be what `RowReader`, `Adapter` and the reference make of them, or be left to those.
-templates   random templates on odd values. The machine must print what transformers prints and refuse what it refuses,
-            with the pieces that the reference finds, or give up.
-sanitizer   both again in a process of its own with the C compiled for AddressSanitizer and UBSan, without references.
+rows        valid rows of every format, mutated at random, rendered with the templates of PyPI's trl. The machine must
+            agree with `RowReader`, `Adapter` and the reference, or leave the row to them.
+templates   random templates on unusual values. The machine must render or refuse exactly as transformers does, with
+            the same pieces as the reference, or give up.
+sanitizer   both again in a separate process, with the C core compiled for AddressSanitizer and UBSan, without
+            references.
 
-Whatever is found is written as JSON with its seed to --finds, ready for --replay; exit code 1. Keep it as a regression
-test: move the file to tests/template/fuzz_corpus.
+Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
+regression test, move its file to tests/template/fuzz_corpus.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 NATIVE = "penstock.native._native"
-DATE = datetime.date.today()  # what transformers prints
+DATE = datetime.date.today()  # transformers renders today's date
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
 
 
 def use_native(path: str) -> None:
-    """Take the compiled core from this file; before anything of Penstock is imported."""
+    """Loads the compiled core from this file; call it before importing Penstock."""
     loader = importlib.machinery.ExtensionFileLoader(NATIVE, path)
     spec = importlib.util.spec_from_file_location(NATIVE, path, loader=loader)
     assert spec is not None
@@ -70,11 +71,11 @@ from penstock.template.rendered import Rendered  # noqa: E402
 from penstock.template.renderer import TemplateRenderer  # noqa: E402
 from penstock.template.trial import rows as regions_of  # noqa: E402
 from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
-from tools.fuzz_templates import Templates, conversations  # noqa: E402
+from tools.fuzz_templates import TemplateGenerator, conversations  # noqa: E402
 
 
 class Facts(NamedTuple):
-    """All that a rendered row is compared by."""
+    """Everything that is compared about a rendered row."""
 
     text: bytes = b""
     known: bool = True
@@ -89,7 +90,7 @@ class Facts(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What the machine and a reference make of one input."""
+    """An input on which the machine and a reference differ."""
 
     number: int
     what: str
@@ -101,12 +102,12 @@ class Difference(NamedTuple):
 
 
 def _flags(roles: Sequence[int], flags: Sequence[int]) -> tuple[int, ...]:
-    """Whether content is printed matters for what assistants and system prompts say alone; the machine skips others."""
+    """Normalises flags: the machine tracks whether content is printed only for assistant and system messages."""
     return tuple(f if role in (1, 3) or f & 1 else 4 for role, f in zip(roles, flags, strict=True))
 
 
 def facts_of(rendered: Rendered) -> list[Facts]:
-    """The facts of every row of a batch."""
+    """The facts of each row in a batch."""
     offsets = rendered.message_offsets.tolist()
     weights = rendered.message_weights
     found = []
@@ -133,8 +134,8 @@ def facts_of(rendered: Rendered) -> list[Facts]:
     return found
 
 
-def compared(number: int, machine: Facts, reference: Facts) -> Iterator[Difference]:
-    """The first fact that differs, if any."""
+def compare(number: int, machine: Facts, reference: Facts) -> Iterator[Difference]:
+    """Yields the first fact that differs, if any."""
     for what, one, other in zip(Facts._fields, machine, reference, strict=True):
         if one != other:
             yield Difference(number, what, one, other)
@@ -142,7 +143,7 @@ def compared(number: int, machine: Facts, reference: Facts) -> Iterator[Differen
 
 
 class RowCheck:
-    """One template and one row format."""
+    """Compares the engines on rows of one format with one template."""
 
     def __init__(self, template: str, name: str) -> None:
         self.mapping = seeds()[name][0]
@@ -161,7 +162,7 @@ class RowCheck:
         return self.renderer.adapter.adapt(self.reader.conversations(row)[0])
 
     def differences(self, rows: list[bytes], counts: Counter[str]) -> Iterator[Difference]:
-        """What differs; every row of the batch is compared."""
+        """Yields the differences; every row of the batch is compared."""
         found = self.renderer.render_rows(rows, lambda row: self.reader.conversations(row)[0])
         places: dict[int, int] = {}
         read: list[Conversation] = []
@@ -177,7 +178,7 @@ class RowCheck:
         for number, own in zip(found.rows, facts_of(found.rendered), strict=True):
             counts["served by the machine"] += 1
             if number in places:
-                yield from compared(number, own, expected[places[number]])
+                yield from compare(number, own, expected[places[number]])
             else:
                 yield Difference(number, "reading", own, "refused by the reader")
         left = [number for number in found.left if number in places]
@@ -186,14 +187,14 @@ class RowCheck:
             rendered = self.renderer.render([read[places[number]] for number in left])
             counts["served by the reference"] += sum(rendered.reference.values())
             for number, own in zip(left, facts_of(rendered), strict=True):
-                yield from compared(number, own, expected[places[number]])
+                yield from compare(number, own, expected[places[number]])
 
 
 # ---- templates
 
 
 def machine_facts(batch: RenderedBatch, number: int) -> Facts:
-    """What a machine made of one conversation, less what only rows have."""
+    """The facts of one conversation rendered by the machine, without those that only rows have."""
     if batch.status[number]:
         return Facts(refusal=batch.reasons[number])
     pieces = memoryview(batch.pieces).cast("i").tolist()
@@ -213,7 +214,7 @@ def machine_facts(batch: RenderedBatch, number: int) -> Facts:
 
 
 class TemplateCheck:
-    """One template on conversations that were read already. Raises NotCompiled."""
+    """Compares the engines on parsed conversations with one template. Raises NotCompiled."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -222,11 +223,11 @@ class TemplateCheck:
         self._machine = Machine(self.reference.parse(template), base, DATE, conversation_layout([]))
 
     def render(self, chats: list[Conversation]) -> RenderedBatch:
-        """By the machine alone."""
+        """Renders with the machine alone."""
         return self._machine.render([encoded(chat) or b"" for chat in chats])
 
     def differences(self, chats: list[Conversation], counts: Counter[str]) -> Iterator[Difference]:
-        """What differs from transformers, or from the reference."""
+        """Yields the differences from transformers and from the reference."""
         batch = self.render(chats)
         served = [number for number, status in enumerate(batch.status) if status in (0, 3)]
         expected = facts_of(self.reference.render([chats[number] for number in served]))
@@ -235,13 +236,13 @@ class TemplateCheck:
             own = machine_facts(batch, number)
             if batch.status[number] == 3:
                 counts["refused"] += 1
-                said = facts.refusal or "rendered"
-                words = f"the chat template refused the conversation: {own.refusal}"
-                if not said.startswith(words):
-                    yield Difference(number, "refusal", own.refusal, said)
+                actual = facts.refusal or "rendered"
+                expected_prefix = f"the chat template refused the conversation: {own.refusal}"
+                if not actual.startswith(expected_prefix):
+                    yield Difference(number, "refusal", own.refusal, actual)
                 continue
             counts["equal"] += 1
-            if differing := next(compared(number, own, facts), None):
+            if differing := next(compare(number, own, facts), None):
                 yield differing
             elif (theirs := self._transformers(chats[number])) != own.text:
                 yield Difference(number, "text (transformers)", own.text, theirs)
@@ -257,7 +258,7 @@ class TemplateCheck:
             return repr(error)
 
 
-# ---- cases: what is found, replayed, and kept
+# ---- cases: found, replayed and kept
 
 
 def text_of(row: bytes) -> Any:
@@ -276,7 +277,7 @@ def chat_as_json(chat: Conversation) -> dict[str, Any]:
 
 
 def replay(case: dict[str, Any]) -> list[Difference]:
-    """What differs on a case that was written down."""
+    """The differences on a recorded case."""
     counts: Counter[str] = Counter()
     if case["part"] == "rows":
         check = RowCheck(case["template"], case["format"])
@@ -291,7 +292,7 @@ def replay(case: dict[str, Any]) -> list[Difference]:
     return list(check_template.differences(chats, counts))
 
 
-class Run:
+class FuzzRun:
     """One run of the fuzzer."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -304,19 +305,17 @@ class Run:
         self.finds.mkdir(parents=True, exist_ok=True)
 
     def report(self, case: dict[str, Any], difference: Difference) -> None:
-        """Write a case down."""
+        """Writes a case to a file."""
         self.found += 1
         case = {**case, "seed": self.seed, "what": difference.what}
         case |= {"machine": repr(difference.machine)[:2000], "reference": repr(difference.reference)[:2000]}
         data = json.dumps(case, indent=1, ensure_ascii=False).encode("utf-8", "replace")
         path = self.finds / f"find-{case['part']}-{hashlib.sha256(data).hexdigest()[:12]}.json"
         path.write_bytes(data)
-        print(
-            f"{path}: {difference.what}: {difference.machine!r:.300} beside {difference.reference!r:.300}", flush=True
-        )
+        print(f"{path}: {difference.what}: {difference.machine!r:.300} vs {difference.reference!r:.300}", flush=True)
 
     def begin(self, case: dict[str, Any]) -> None:
-        """Leave the case behind where the process dies of it."""
+        """Records the case, in case the process dies of it."""
         if not self.compares:
             (self.finds / "running.json").write_text(json.dumps(case))
 
@@ -353,7 +352,7 @@ class Run:
 
     def templates(self, seconds: float) -> None:
         rnd = random.Random(f"{self.seed} templates {self.compares}")  # noqa: S311
-        maker = Templates(rnd)
+        maker = TemplateGenerator(rnd)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             template = maker.make()
@@ -374,7 +373,7 @@ class Run:
                 self.report({**case, "chats": [chat_as_json(chats[difference.number])]}, difference)
 
     def sanitizer(self, seconds: float) -> None:
-        """Both parts in a process of their own."""
+        """Runs both parts in a separate process with sanitizers."""
         begun = time.monotonic()
         library = build_sanitized(ROOT / "build" / "asan")
         if library is None:
@@ -413,7 +412,7 @@ def _gcc_file(name: str) -> str:
 
 
 def build_sanitized(folder: Path) -> Path | None:
-    """Compile the core with sanitizers, unless that was done; None without a compiler that has them."""
+    """Compiles the core with sanitizers if it is outdated; None if the compiler doesn't support them."""
     sources = sorted((ROOT / "penstock" / "native").glob("*.[ch]"))
     library = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     if library.exists() and all(library.stat().st_mtime > source.stat().st_mtime for source in sources):
@@ -435,17 +434,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--part", choices=("rows", "templates", "sanitizer"))
-    parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are damaged, too")
+    parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are mutated too")
     parser.add_argument("--finds", default=str(ROOT / "build" / "fuzz"))
-    parser.add_argument("--native", help="use this compiled core, and compare nothing")
-    parser.add_argument("--replay", type=Path, help="a find to try again")
+    parser.add_argument("--native", help="use this compiled core and skip comparisons")
+    parser.add_argument("--replay", type=Path, help="a recorded case to run again")
     options = parser.parse_args()
     if options.replay is not None:
         found = replay(json.loads(options.replay.read_text()))
         print("\n".join(map(str, found)) or "no difference")
         return 1 if found else 0
-    warnings.simplefilter("ignore", SyntaxWarning)  # of Python, about the code that jinja2 makes of odd templates
-    run = Run(options)
+    warnings.simplefilter("ignore", SyntaxWarning)  # raised for the code that jinja2 generates from unusual templates
+    run = FuzzRun(options)
     print(f"seed {run.seed}", flush=True)
     shares = {"rows": 0.5, "templates": 0.5} if options.native else {"rows": 0.4, "templates": 0.3, "sanitizer": 0.3}
     for part, share in shares.items():

@@ -1,4 +1,4 @@
-"""Rows for the fuzzer: good ones of every format that the machine reads, and ways to damage them."""
+"""Rows for the fuzzer: valid ones of every format that the machine reads, and mutations of them."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _answers(query: str, response: str) -> list[dict[str, Any]]:
 
 
 def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[Mapping, list[bytes]]]:
-    """Good rows by format, with the mapping that reads them; `folder` adds rows of its JSON-lines files."""
+    """Valid rows by format, with the mapping that reads them; `folder` adds rows from its JSON-lines files."""
     made: dict[str, list[Any]] = {
         "messages": _messages(),
         "sharegpt": _sharegpt(),
@@ -136,7 +136,7 @@ def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[Mappin
 
 
 def odd_value(rnd: random.Random) -> Any:
-    """A value that rows seldom hold."""
+    """A value that is unusual in rows."""
     kind = rnd.random()
     if kind < 0.5:
         return rnd.choice(TEXTS)
@@ -146,7 +146,7 @@ def odd_value(rnd: random.Random) -> Any:
 
 
 def mutated_value(rnd: random.Random, value: Any) -> Any:
-    """A copy of a JSON value with a few of its parts replaced, removed, added, repeated or lengthened."""
+    """A copy of a JSON value with a few parts replaced, removed, added, repeated or lengthened."""
     value = copy.deepcopy(value)
     for _ in range(rnd.choice((1, 1, 2, 3, 5))):
         places = _places(value)
@@ -171,7 +171,7 @@ def mutated_value(rnd: random.Random, value: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place of a value that can be assigned to: (its container, its key)."""
+    """Every assignable place in a value, as (container, key)."""
     found: list[tuple[Any, Any]] = []
     todo = [value]
     while todo:
@@ -184,7 +184,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def mutated_bytes(rnd: random.Random, row: bytes) -> bytes:
-    """A row with some of its bytes flipped, removed, added or repeated."""
+    """A row with some bytes changed, removed, added or repeated."""
     data = bytearray(row)
     for _ in range(rnd.choice((1, 1, 2, 4))):
         at, how = rnd.randrange(len(data)), rnd.random()
@@ -207,7 +207,7 @@ def mutated_bytes(rnd: random.Random, row: bytes) -> bytes:
 
 
 def mutated_row(rnd: random.Random, row: bytes, *, bytes_share: float = 0.3) -> bytes:
-    """A damaged row: mostly still JSON."""
+    """A mutated row, usually still valid JSON."""
     if rnd.random() >= 0.5 * bytes_share:
         value = mutated_value(rnd, orjson.loads(row))
         row = json.dumps(value, ensure_ascii=rnd.random() < 0.3).encode("utf-8", "surrogatepass")

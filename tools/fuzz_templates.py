@@ -1,4 +1,4 @@
-"""Random chat templates: expressions and statements over messages, of everything that the compiler knows and more."""
+"""Random chat templates: expressions and statements over messages, using everything the compiler supports and more."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONSTANTS: Final = (
     "' '",
 )
 _NAMES: Final = ("role", "content", "v", "w", "tool_calls", "items", "get", "type", "text", "name", "a", "zz", "count")
-# What can be made of each kind of value. t text, l list, n number, c condition, e anything, s constant text, i integer.
+# Expressions by the kind of value they yield: t text, l list, n number, c condition, e anything, s constant, i integer.
 _FORMS: Final = {
     "t": (
         *("{t}.strip()", "{t}.lstrip()", "{t}.rstrip()", "{t}.strip({s})", "{t}.rstrip({s})", "{t}.lstrip({s})", "{t}.upper()"),
@@ -67,7 +67,7 @@ _FORMS: Final = {
         *("{m}.{k}", "{m}['{k}']", "{d}.get({s})", "{d}.get({t}, {e})", "v.{k}", "v['{k}']", "v[0]", "v[{e}]", "{d}[{t}]", "nope"),
     ),
 }  # fmt: skip
-# These may well fail: operations on whatever there is, and what the compiler does not know.
+# Expressions that often fail: operations on arbitrary values, and what the compiler doesn't support.
 _WILD: Final = (
     *("({e}).strip()", "({e}).items()", "({e})|length", "({e})|first", "({e}) + ({e})", "({e})[1:]", "({e}) < ({e})", "-({e})"),
     *("({e})|join", "({e})|sort", "({e})|int", "({e})|min", "({e})|map('upper')|list", "({e}).get({e})", "({e})[{e}]"),
@@ -78,8 +78,8 @@ _WILD: Final = (
 )  # fmt: skip
 
 
-class Templates:
-    """Makes random templates. Most render on most conversations; some don't even compile."""
+class TemplateGenerator:
+    """Generates random templates. Most render on most conversations; some don't even compile."""
 
     def __init__(self, rnd: random.Random) -> None:
         self._rnd = rnd
@@ -88,7 +88,7 @@ class Templates:
         self._loops = self._macros = self._number = 0
 
     def make(self) -> str:
-        """A template."""
+        """Generates a template."""
         self._names, self._messages, self._loops, self._number = ["v", "w"], [], 0, 0
         head = "{% set v = messages[0].v %}{% set w = messages[-1].content %}{% set ns = namespace(a=v, b=0, c='') %}"
         self._macros = 0
@@ -184,7 +184,7 @@ class Templates:
         return "{% for " + target + " in " + items + test + " %}" + body + "{% endfor %}"
 
     def expression(self, kind: str, depth: int) -> str:
-        """Something that is of this kind on most conversations."""
+        """An expression that yields this kind of value on most conversations."""
         if depth <= 0:
             return self._leaf(kind)
         form = self._rnd.choice(_FORMS[kind]) if self._rnd.random() < 0.95 else self._rnd.choice(_WILD)
@@ -245,7 +245,7 @@ class Templates:
 
 
 def conversations(rnd: random.Random, count: int) -> list[Conversation]:
-    """Messages with odd values under `v` and `content`, some with tools and variables."""
+    """Conversations with unusual values under `v` and `content`, some with tools and variables."""
     base: list[dict[str, Any]] = [
         {"role": "system", "content": "be", "v": "a b"},
         {"role": "user", "content": " ask a\n", "v": {"a": "x", "b": ["y"]}},

@@ -1,4 +1,4 @@
-"""One-line mistakes in the machine and its compiler: (file, the line's text, what it becomes)."""
+"""One-line bugs in the machine and its compiler for mutation testing: (file, original text, mutated text)."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Runs a command where a real NFS server and the kernel's own NFS client are: in a machine that is one process.
+"""Runs a command with a real NFS server and the kernel's own NFS client, inside User-Mode Linux.
 
     python -m tools.nfs [--version 3] python -m benchmarks.crash --kills 200 --cache /mnt/a
 
-The machine is User-Mode Linux, a kernel that runs as an ordinary program and needs neither root's help nor hardware. It
-sees the files of this host read-only, and starts NFS-Ganesha, a server in user space, on a file system in its memory.
-`/mnt/a` and `/mnt/b` are mounts of it with caches of their own, as two hosts have them. NFS 3 is the harder test: its
-server knows nothing of open files, so a file that one host deletes is gone for a reader on the other, whereas a server
-of NFS 4.1 may keep it. Debian: `apt install user-mode-linux nfs-ganesha-vfs rpcbind kmod`.
+User-Mode Linux is a kernel that runs as an ordinary program, without root or special hardware. It sees the files of
+this host read-only and starts NFS-Ganesha, a user-space server, on an in-memory file system. `/mnt/a` and `/mnt/b` are
+mounts of it with separate caches, like two hosts. NFS 3 is the harder test: its server doesn't track open files, so a
+file that one host deletes vanishes for a reader on the other, whereas an NFS 4.1 server may keep it. On Debian, run
+`apt install user-mode-linux nfs-ganesha-vfs rpcbind kmod`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ OPTIONS = {
 }
 
 
-class Done(NamedTuple):
-    """How a command ended; `code` is None where the machine did not come so far, or it took too long."""
+class CommandResult(NamedTuple):
+    """The result of a command; `code` is None if the machine failed to run it, or it timed out."""
 
     code: int | None
     output: str
@@ -77,13 +77,13 @@ class Done(NamedTuple):
 
 
 def missing() -> str | None:
-    """Why the machine can't be started here, or None."""
+    """Why the machine can't be started, or None if it can."""
     absent = [package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None]
     return f"needs Debian's {' '.join(absent)}" if absent else None
 
 
-def run(command: list[str], *, timeout: float, version: str = "3", memory: str = "2G") -> Done:
-    """Run a command in a new machine."""
+def run(command: list[str], *, timeout: float, version: str = "3", memory: str = "2G") -> CommandResult:
+    """Runs a command in a new machine."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-nfs-"))
     try:
         (folder / "ganesha.conf").write_text(SERVER)
@@ -99,35 +99,35 @@ def run(command: list[str], *, timeout: float, version: str = "3", memory: str =
             too_long = _finish(started, timeout)
         code, output = folder / "code", folder / "output"
         if not output.exists() or not code.exists():
-            told = [path for path in (folder / "console", folder / "ganesha.log", output) if path.exists()]
-            return Done(None, "\n".join(path.read_text(errors="replace")[-3000:] for path in told), too_long)
-        return Done(int(code.read_text()), output.read_text(errors="replace"))
+            logs = [path for path in (folder / "console", folder / "ganesha.log", output) if path.exists()]
+            return CommandResult(None, "\n".join(path.read_text(errors="replace")[-3000:] for path in logs), too_long)
+        return CommandResult(int(code.read_text()), output.read_text(errors="replace"))
     finally:
         shutil.rmtree(folder)
 
 
 def _finish(machine: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Wait for the machine to end; whether that took too long."""
+    """Waits for the machine to end; returns whether it timed out."""
     try:
         machine.wait(timeout)
         return False
     except subprocess.TimeoutExpired:
         return True
-    finally:  # the processes of the machine are processes of its group
+    finally:  # the machine's processes are in its process group
         if machine.poll() is None:
             os.killpg(machine.pid, signal.SIGKILL)
         machine.wait()
 
 
 def main() -> None:
-    """Run the command that is given; `python` is this interpreter."""
+    """Runs the given command; `python` is replaced by this interpreter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", choices=OPTIONS, default="3")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     why = missing()
     if why is not None:
-        sys.exit(f"there is no NFS here: {why}")
+        sys.exit(f"NFS is not available: {why}")
     command = [sys.executable if word == "python" else word for word in args.command]
     done = run(command, timeout=24 * 3600, version=args.version)
     print(done.output)

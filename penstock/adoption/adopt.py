@@ -1,7 +1,7 @@
-"""Adopts tokenized data: chunks of rows become shards, named by their content, and a manifest commits them.
+"""Adopts tokenized data: chunks of rows become content-addressed shards, and a manifest commits them.
 
-Killed and run again, it finds the shards it has made. The tokenizer is checked: every id must be in its vocabulary, and
-a sample is decoded and encoded again, which a wrong tokenizer does not survive.
+If it is killed, the next run reuses the shards it wrote. The tokenizer is checked: every id must be in its vocabulary,
+and a sample is decoded and re-encoded, which reveals a wrong tokenizer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from penstock.store.manifest import dataset_key, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, encode_shard
 from penstock.tokenizer import TokenizerFiles, load_tokenizer
 
-SAMPLE: Final = 256  # sequences that are decoded and encoded again, a few of each shard
+SAMPLE: Final = 256  # sequences to decode and re-encode, a few from each shard
 PER_SHARD: Final = 8
 
 
 class _Slice(NamedTuple):
-    """One chunk, as the manifest places it."""
+    """A chunk's position and digest, for the manifest."""
 
     file: int
     first_row: int
@@ -54,14 +54,14 @@ class Adopted:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The result as JSON-compatible values."""
         dataset = self.dataset
         counts = {"shards": len(dataset.shards), "made": self.made, "examples": len(dataset), "tokens": dataset.tokens}
         return {"key": dataset.key, "path": str(dataset.path), **counts, "warnings": list(self.warnings)}
 
 
 def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> Adopted:
-    """Make a dataset of tokenized rows."""
+    """Creates a dataset from tokenized rows."""
     model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision)
     vocabulary = Vocabulary(model.tokenizer_json)
     paths = [Path(source).expanduser() for source in sources]
@@ -74,7 +74,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
             sample.check(chunk)
             preference.add(chunk.prompts is not None)
             if len(preference) > 1:
-                raise SourceError(f"{chunk.where}: some rows are pairs and some are not. Adopt them apart.")
+                raise SourceError(f"{chunk.where}: some rows are pairs and some are not. Adopt them separately.")
             part = _Slice(number, chunk.first_row, chunk.rows, chunk.digest)
             name = shard_name(made_by, part.digest)
             if not cache.has_shard(name):
@@ -85,7 +85,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
             slices.append(part)
             names.append(name)
     if not slices:
-        raise SourceError(f"{', '.join(map(str, paths))}: there are no rows.")
+        raise SourceError(f"{', '.join(map(str, paths))}: no rows.")
     warnings = sample.verdict(options.check_tokenizer)
     cache.store_tokenizer(model.tokenizer_json)
     key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
@@ -108,7 +108,7 @@ def _recipe(model: TokenizerFiles) -> dict[str, Any]:
 
 
 def _chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterator[Chunk]:
-    """The rows of a source, by what it is."""
+    """The chunks of a source, whose format is detected."""
     where = str(path)
     if path.suffix in (".idx", ".bin") and path.with_suffix(".idx").exists():
         return megatron_chunks(where, path.with_suffix(""))
@@ -134,7 +134,7 @@ def _folder_chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterat
         if found:
             return _file_chunks(where, found, options)
     raise SourceError(
-        f"{where} holds nothing that can be adopted: a save_to_disk folder, Parquet, JSON lines, "
+        f"{where} contains nothing to adopt. Expected a save_to_disk folder, Parquet, JSON lines, "
         "token_ids_part_*.npy or .bin/.idx."
     )
 
@@ -172,12 +172,12 @@ def _commit(cache: Cache, name: str, chunk: Chunk, vocabulary: Vocabulary) -> No
 def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: TokenizerFiles) -> None:
     files = [{"path": str(path.absolute()), "name": path.name, "kind": "adopted"} for path in paths]
     notes = canonical({"files": files, "slices": [], "tokenizer": model.name})
-    with contextlib.suppress(StoreError):  # a convenience
+    with contextlib.suppress(StoreError):  # notes are optional
         cache.tree.write(cache.dataset_path(key) / "notes.json", notes, "notes", durable=False)
 
 
 class _Sample:
-    """Checks ids against a tokenizer."""
+    """Checks ids against a tokenizer on a sample of sequences."""
 
     def __init__(self, model: TokenizerFiles, vocabulary: Vocabulary) -> None:
         from tokenizers import Tokenizer
@@ -189,22 +189,22 @@ class _Sample:
         self._first: str | None = None
 
     def check(self, chunk: Chunk) -> None:
-        """All ids must be known; a few sequences are tried."""
+        """Raises an error for an unknown id, and re-encodes a few sequences."""
         wrong = np.flatnonzero((chunk.ids < 0) | (chunk.ids >= self._size))
         ends = np.cumsum(chunk.lengths)
         if len(wrong):
             row = chunk.first_row + int(chunk.owners[np.searchsorted(ends, wrong[0], side="right")])
             raise TokenizerError(
-                f"{chunk.where}: row {row} has the id {chunk.ids[wrong[0]]}, and the tokenizer {self._name!r} ends at "
-                f"{self._size - 1}. Give the tokenizer that the rows were made with."
+                f"{chunk.where}: row {row} has the id {chunk.ids[wrong[0]]}, but the largest id of the tokenizer "
+                f"{self._name!r} is {self._size - 1}. Pass the tokenizer that the rows were made with."
             )
         for number in range(min(PER_SHARD, len(ends), SAMPLE - self._tried)):
             ids = chunk.ids[ends[number] - chunk.lengths[number] : ends[number]].tolist()
             self._tried += 1
-            self._equal += self._survives(ids)
+            self._equal += self._round_trips(ids)
 
-    def _survives(self, ids: list[int]) -> bool:
-        """Whether the text of ids encodes to the same ids; some decoders drop a space, which is tried both ways."""
+    def _round_trips(self, ids: list[int]) -> bool:
+        """Whether decoding and re-encoding gives the same ids, with or without the tokenizer's own decoder."""
         spelled = b"".join([self._bytes[token] for token in ids]).decode("utf-8", "replace")
         for text in (spelled, self._tokenizer.decode(ids, skip_special_tokens=False)):
             if self._tokenizer.encode(text, add_special_tokens=False).ids == ids:
@@ -213,16 +213,16 @@ class _Sample:
         return False
 
     def verdict(self, check: Check) -> tuple[str, ...]:
-        """Refuse a tokenizer that most of the sample does not survive; say how many did not."""
+        """Returns a warning if some sampled rows differ, and raises an error if most of them do."""
         different = self._tried - self._equal
         if not different:
             return ()
         what = (
-            f"{different} of {self._tried} sampled rows encode to other ids with the tokenizer {self._name!r}, "
-            f"the first being {self._first!r}"
+            f"{different} of {self._tried} sampled rows re-encode to different ids with the tokenizer {self._name!r}; "
+            f"the first is {self._first!r}"
         )
         if 2 * different > self._tried and check is Check.ERROR:
             raise TokenizerError(
-                f"{what}. Give the tokenizer that the rows were made with, or --check-tokenizer warn if it is."
+                f"{what}. Pass the tokenizer that the rows were made with, or --check-tokenizer warn if this is it."
             )
         return (what,)

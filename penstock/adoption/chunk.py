@@ -1,7 +1,7 @@
-"""Tokenized rows on their way in, and the columns of a shard that they become.
+"""A chunk of tokenized rows, and the shard columns it becomes.
 
-What was trained is all that is known: trained runs are kept as an assistant's body, everything else as nobody's. Views
-of adopted data serve this mask as `customized`, and refuse policies that ask who wrote what.
+Only the loss mask is known, not who wrote what: trained runs are stored as the body of an assistant message, everything
+else with no role. Views of adopted data offer this mask as `customized` and refuse policies that depend on roles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.view.runs import Float32
 
 
 class Chunk(NamedTuple):
-    """Sequences one after the other; of pairs the chosen and the rejected side in turn."""
+    """Concatenated sequences; for pairs, the chosen and rejected sides alternate."""
 
     where: str  # the file, for messages
     first_row: int
@@ -27,18 +27,18 @@ class Chunk(NamedTuple):
     ids: Int64
     lengths: Int64  # per sequence
     owners: Int64  # per sequence: its row, from 0
-    weights: Float32 | None  # per token; None where no mask is known
-    prompts: Int64 | None  # of pairs, per sequence: tokens before its answer
+    weights: Float32 | None  # per token; None if there is no mask
+    prompts: Int64 | None  # for pairs, per sequence: tokens before its answer
 
     @property
     def digest(self) -> str:
-        """The digest of the content; neither the file nor the place in it matters."""
+        """A digest of the content, independent of the file and the position in it."""
         arrays = (self.ids, self.lengths, self.owners, self.weights, self.prompts)
         return digest(b"adopted", *(b"" if array is None else array.tobytes() for array in arrays))
 
 
 def columns_of(chunk: Chunk, dtype: Any) -> Columns:
-    """The columns of a shard with these rows."""
+    """Converts a chunk to the columns of a shard."""
     starts = np.cumsum(chunk.lengths) - chunk.lengths
     runs = _Runs.of(chunk, starts)
     counts = np.bincount(runs.owners, minlength=len(chunk.lengths))
@@ -60,18 +60,18 @@ def columns_of(chunk: Chunk, dtype: Any) -> Columns:
 
 
 class _Runs(NamedTuple):
-    """Tokens of one weight, inside one sequence."""
+    """Runs of tokens with equal weight within a sequence."""
 
     owners: Int64
     ends: Int64
     weights: Float32
     trained: Bool
-    answer: Bool  # part of an answer: trained, or behind the prompt of a pair
+    answer: Bool  # part of an answer: trained, or after the prompt of a pair
 
     @classmethod
     def of(cls, chunk: Chunk, starts: Int64) -> _Runs:
         total = len(chunk.ids)
-        if chunk.weights is None:  # unknown: a single run each, that nobody wrote
+        if chunk.weights is None:  # no mask: one run per sequence, with no role
             owners = np.arange(len(chunk.lengths))
             none = np.zeros(len(owners), np.bool_)
             return cls(owners, starts + chunk.lengths, np.zeros(len(owners), np.float32), none, none)
@@ -84,12 +84,12 @@ class _Runs(NamedTuple):
         ends = np.append(firsts[1:], total)
         owners = np.searchsorted(starts + chunk.lengths, firsts, side="right")
         weights = chunk.weights[firsts]
-        behind = np.zeros(len(firsts), np.bool_) if chunk.prompts is None else firsts >= answers[owners]
-        found = cls(owners, ends, weights, weights > 0, (weights > 0) | behind)
-        return found._with_known_empty(chunk, starts)
+        after_prompt = np.zeros(len(firsts), np.bool_) if chunk.prompts is None else firsts >= answers[owners]
+        found = cls(owners, ends, weights, weights > 0, (weights > 0) | after_prompt)
+        return found._with_empty_answers(chunk, starts)
 
-    def _with_known_empty(self, chunk: Chunk, starts: Int64) -> _Runs:
-        """An empty answer for sequences without any: their mask is known, there is just nothing trained in it."""
+    def _with_empty_answers(self, chunk: Chunk, starts: Int64) -> _Runs:
+        """Adds an empty answer to sequences without one: their mask is known, it just trains nothing."""
         some = np.bincount(self.owners, weights=self.answer, minlength=len(starts))
         bare = np.flatnonzero(some == 0)
         if not len(bare):
@@ -112,7 +112,7 @@ def _parts(runs: _Runs) -> npt.NDArray[np.uint8]:
 
 
 def _row_hashes(chunk: Chunk, offsets: Int64) -> npt.NDArray[np.uint64]:
-    """A hash per row, of its ids and weights: equal rows share a side of the hold-out."""
+    """Hashes the ids and weights of each row, so that equal rows land on the same side of a hold-out."""
     import xxhash
 
     weights = chunk.weights if chunk.weights is not None else np.zeros(0, np.float32)
@@ -120,8 +120,8 @@ def _row_hashes(chunk: Chunk, offsets: Int64) -> npt.NDArray[np.uint64]:
     hashes = np.empty(len(chunk.lengths), np.uint64)
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         own = slice(int(offsets[first]), int(offsets[last]))
-        made = xxhash.xxh3_64(chunk.lengths[first:last].tobytes())
-        made.update(chunk.ids[own].tobytes())
-        made.update(weights[own].tobytes())
-        hashes[first:last] = made.intdigest()
+        hasher = xxhash.xxh3_64(chunk.lengths[first:last].tobytes())
+        hasher.update(chunk.ids[own].tobytes())
+        hasher.update(weights[own].tobytes())
+        hashes[first:last] = hasher.intdigest()
     return hashes

@@ -1,4 +1,4 @@
-"""The options of `penstock adopt`."""
+"""Options of `penstock adopt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.options import option, read_options
 
 
 class Check(StrEnum):
-    """What happens when most of the sample does not survive decoding and encoding."""
+    """What to do if most of the sample re-encodes to different ids."""
 
     ERROR = "error"
     WARN = "warn"
@@ -21,21 +21,21 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptOptions:
-    """Options of `adopt`, besides the sources."""
+    """Options of `adopt` other than the sources."""
 
     tokenizer: str = option(
         "Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]"
     )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
-    mask: str | None = option("Column that says what is trained, where there are several")
+    mask: str | None = option("Column with the loss mask, if there are several")
     dtype: str | None = option("Type of the ids in OLMo-core's numpy parts; default: the smallest for the vocabulary")
-    check_tokenizer: Check = option("Most of a sample encodes differently: error, warn", Check.ERROR)
+    check_tokenizer: Check = option("If most of a sample re-encodes differently: error, warn", Check.ERROR)
     cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
 
 
 def adopt_options(values: Mapping[str, Any]) -> AdoptOptions:
-    """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
+    """Validates options; unknown names and invalid values are errors that name what is accepted."""
     options = read_options(AdoptOptions, values, "adopt")
     if not options.tokenizer:
-        raise UsageError("no tokenizer given: name the one that the rows were made with, with --tokenizer")
+        raise UsageError("no tokenizer: pass the one that the rows were made with, with --tokenizer")
     return options

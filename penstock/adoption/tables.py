@@ -1,7 +1,7 @@
-"""Tokenized rows from tables: `save_to_disk` folders, Parquet and JSON lines, with the columns that trainers use.
+"""Reads tokenized rows from tables: `save_to_disk` folders, Parquet and JSON lines with the columns trainers use.
 
-Ids are `input_ids` or `tokens`. What is trained is told by `labels` (-100 where not), or by one of the masks. Packed
-rows are taken apart again (`seq_lengths`, `seq_start_id`). Pairs are `prompt_ids`, `chosen_ids` and `rejected_ids`.
+Ids are in `input_ids` or `tokens`, the loss mask in `labels` (-100 for untrained tokens) or one of the mask columns.
+Packed rows (`seq_lengths`, `seq_start_id`) are unpacked. Pairs are `prompt_ids`, `chosen_ids` and `rejected_ids`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.errors import SourceError, UsageError
 from penstock.view.example import IGNORED
 from penstock.view.runs import Float32
 
-ROWS: Final = 1024  # of a shard
+ROWS: Final = 1024  # per shard
 IDS: Final = ("input_ids", "tokens")
 MASKS: Final = ("loss_weights", "labels", "loss_mask", "assistant_masks", "completion_mask")
 
 
 def arrow_tables(folder: Path) -> Iterator[pa.Table]:
-    """The rows of a `save_to_disk` folder, mapped."""
+    """Yields the rows of a `save_to_disk` folder, memory-mapped."""
     state = orjson.loads((folder / "state.json").read_bytes())
     for entry in state["_data_files"]:
         with pa.memory_map(str(folder / entry["filename"])) as mapped:
@@ -38,7 +38,7 @@ def arrow_tables(folder: Path) -> Iterator[pa.Table]:
 
 
 def parquet_tables(paths: Iterable[Path]) -> Iterator[pa.Table]:
-    """The rows of Parquet files, a piece at a time."""
+    """Yields the rows of Parquet files in batches."""
     for path in paths:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS):
@@ -46,12 +46,12 @@ def parquet_tables(paths: Iterable[Path]) -> Iterator[pa.Table]:
 
 
 def jsonl_tables(paths: Iterable[Path]) -> Iterator[pa.Table]:
-    """The rows of JSON lines; a bad line is named."""
+    """Yields the rows of JSON lines files in batches; an invalid line is an error that names it."""
     for path in paths:
         with path.open("rb") as file:
             lines = enumerate(file, 1)
-            while some := list(islice(lines, ROWS)):
-                yield pa.Table.from_pylist([_parsed(path, number, line) for number, line in some if line.strip()])
+            while batch := list(islice(lines, ROWS)):
+                yield pa.Table.from_pylist([_parsed(path, number, line) for number, line in batch if line.strip()])
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def table_chunks(where: str, tables: Iterable[pa.Table], mask: str | None) -> Iterator[Chunk]:
-    """Chunks of all tables; empty ones are left out."""
+    """Yields a chunk per table, skipping empty ones."""
     first_row = 0
     for table in tables:
         if len(table):
@@ -78,7 +78,7 @@ def table_chunks(where: str, tables: Iterable[pa.Table], mask: str | None) -> It
 
 
 def _column(where: str, table: pa.Table, name: str) -> tuple[Any, Int64]:
-    """The values of a list column one after the other, and how many each row has."""
+    """The concatenated values of a list column, and the length of each list."""
     column = table.column(name).combine_chunks()
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
@@ -94,8 +94,8 @@ def _singles(where: str, first_row: int, table: pa.Table, mask: str | None) -> C
     ids_name = next((name for name in IDS if name in names), None)
     if ids_name is None:
         raise SourceError(
-            f"{where}: no column {' or '.join(IDS)}, so its rows are not tokenized. It has: {', '.join(names)}. "
-            "Conversations are for `penstock prepare`."
+            f"{where}: no column {' or '.join(IDS)}, so its rows are not tokenized. Columns: {', '.join(names)}. "
+            "Use `penstock prepare` for conversations."
         )
     ids, row_lengths = _column(where, table, ids_name)
     ids = ids.astype(np.int64)
@@ -105,7 +105,7 @@ def _singles(where: str, first_row: int, table: pa.Table, mask: str | None) -> C
 
 
 def _sequences(where: str, table: pa.Table, row_lengths: Int64) -> tuple[Int64, Int64]:
-    """The sequences of each row; of packed rows several."""
+    """The lengths of all sequences, and the row of each; packed rows have several."""
     rows = np.arange(len(row_lengths))
     if "seq_lengths" in table.column_names:
         lengths, counts = _column(where, table, "seq_lengths")
@@ -118,15 +118,15 @@ def _sequences(where: str, table: pa.Table, row_lengths: Int64) -> tuple[Int64, 
         return row_lengths, rows
     owners = rows.repeat(counts)
     if (np.bincount(owners, weights=lengths, minlength=len(rows)) != row_lengths).any():
-        raise SourceError(f"{where}: the lengths of packed sequences do not add up to their rows'.")
+        raise SourceError(f"{where}: the lengths of packed sequences do not add up to the lengths of their rows.")
     return lengths, owners
 
 
 def mask_column(where: str, names: list[str], chosen: str | None) -> str | None:
-    """The column that says what is trained."""
+    """The column with the loss mask."""
     if chosen is not None:
         if chosen not in names:
-            raise UsageError(f"--mask {chosen}: {where} has no such column. It has: {', '.join(names)}.")
+            raise UsageError(f"--mask {chosen}: {where} has no such column. Columns: {', '.join(names)}.")
         return chosen
     found = [name for name in MASKS if name in names]
     if not found or found[0] in ("loss_weights", "labels") or len(found) == 1:
@@ -137,7 +137,7 @@ def mask_column(where: str, names: list[str], chosen: str | None) -> str | None:
 def _weights(
     where: str, first_row: int, table: pa.Table, ids: Int64, row_lengths: Int64, chosen: str | None
 ) -> Float32 | None:
-    """How much each token counts; None where no column tells."""
+    """The loss weight of each token; None if there is no mask column."""
     name = mask_column(where, table.column_names, chosen)
     if name is None:
         return None
@@ -152,7 +152,7 @@ def _weights(
         )
     if name == "labels":
         return _labelled(where, first_row, ids, values, row_lengths)
-    if "seq_start_id" in table.column_names:  # Megatron's mask says which predictions count: one token earlier
+    if "seq_start_id" in table.column_names:  # Megatron's mask is for predictions: shifted by one token
         values = np.append(0, values[:-1])
         values[np.cumsum(row_lengths)[:-1]] = 0
     return np.asarray(values, np.float32)
@@ -172,14 +172,14 @@ def _labelled(where: str, first_row: int, ids: Int64, labels: Any, row_lengths: 
     if len(wrong):
         row = int(np.searchsorted(np.cumsum(row_lengths), wrong[0], side="right"))
         raise SourceError(
-            f"{where}: row {first_row + row}: the label {labels[wrong[0]]} stands at the token {ids[wrong[0]]}. Labels "
-            "must be the ids themselves or -100, not shifted."
+            f"{where}: row {first_row + row}: token {ids[wrong[0]]} has the label {labels[wrong[0]]}. "
+            "Labels must equal the ids or be -100; they must not be shifted."
         )
     return np.asarray(trained, np.float32)
 
 
 def _pairs(where: str, first_row: int, table: pa.Table) -> Chunk:
-    """Prompt and answer of both sides, in turn."""
+    """A chunk of pairs: for each row, the chosen sequence and then the rejected one."""
     prompts, prompt_lengths = _column(where, table, "prompt_ids")
     prompt_ends = np.cumsum(prompt_lengths)
     ids, weights, lengths = [], [], []

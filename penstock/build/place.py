@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.build.options import PrepareOptions
+from penstock.build.ranks import launched
 from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache
 from penstock.store.files import digest, explain_os_errors
-
-POSITIONS = (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,10 @@ def spare_place(place: Place) -> Place:
 
 
 def position(options: PrepareOptions) -> tuple[int, int]:
-    """Rank and world size: as given, or as Slurm or torchrun say."""
+    """Rank and world size: as given, or as the launcher says."""
     rank, size = options.rank, options.world_size
-    if rank is None and size is None:
-        for rank_name, size_name in POSITIONS:
-            if os.environ.get(rank_name, "").isdigit() and os.environ.get(size_name, "").isdigit():
-                rank, size = int(os.environ[rank_name]), int(os.environ[size_name])
-                break
+    if rank is None and size is None and (found := launched()) is not None:
+        return found.rank, found.world_size
     rank, size = rank or 0, size or 1
     if not 0 <= rank < size:
         raise UsageError(f"--rank {rank} --world-size {size}: the rank must be from 0 to world size - 1")

@@ -31,7 +31,7 @@ from penstock.build.sharing import Sharing
 from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
-from penstock.errors import CorruptError, RowError, StoreError
+from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.sources import KeepData, Slice, SourceSet, discover
 from penstock.store.cache import Cache
@@ -388,6 +388,15 @@ class Builder:
         (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
+    def _nothing_kept(self, manifest: Manifest, quarantine: Path) -> SourceError:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.ledger["rejected"].items())
+        parts = zip(manifest.shards.names, self._slices, strict=True)
+        first = next(self._first_rejected(name, part) for name, part in parts if self._meta(name).rejected)
+        return SourceError(
+            f"no row is left: on_bad_row=quarantine set all {manifest.ledger['rows']:,} of them aside ({kinds}). "
+            f"The first: {first}. All are in {quarantine}."
+        )
+
     # -- finishing ------------------------------------------------------------------------------------------------
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
@@ -399,6 +408,8 @@ class Builder:
         if manifest.ledger["rejected"]:
             target = self.options.quarantine_file
             quarantine = write_quarantine(self.cache, manifest, self.sources, self._slices, target)
+            if not manifest.ledger["kept"]:
+                raise self._nothing_kept(manifest, quarantine)
         compared = "" if self._auto is None else self._auto.summary
         if self._auto is not None and self._auto.warning:
             self._notice(self._auto.warning)

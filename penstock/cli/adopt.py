@@ -1,4 +1,4 @@
-"""`penstock adopt`: tokenized data in, a dataset like any other out."""
+"""`penstock adopt`: turns tokenized data into a dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def adopt(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Make a dataset of rows that are tokenized already: hf, Parquet, JSON lines, OLMo-core numpy, Megatron."""
+    """Create a dataset from tokenized rows: hf, Parquet, JSON lines, OLMo-core numpy, Megatron."""
     from penstock.adoption.adopt import adopt as run
 
     adopted = run(sources, adopt_options(given))
@@ -31,4 +31,4 @@ def adopt(
     for warning in adopted.warnings:
         console.print(f"[yellow]warning[/] {warning}", highlight=False)
     console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
-    console.print("\n[dim]what the rows came with as trained is train_on='customized'[/]", highlight=False)
+    console.print("\n[dim]the rows' own loss mask is train_on='customized'[/]", highlight=False)

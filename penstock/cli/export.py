@@ -17,7 +17,7 @@ from penstock.report.live import LiveProgress, amount, duration
 
 if TYPE_CHECKING:
     from penstock.api import Mixture, View
-    from penstock.export.export import Exported, ExportProgress
+    from penstock.export.exporter import Exported, ExportProgress
 
 Datasets = Annotated[
     list[str],
@@ -38,10 +38,10 @@ def export(
     given: dict[str, Any],
 ) -> None:
     """Write a prepared dataset in another trainer's format; nothing is tokenized again."""
-    from penstock.export.export import export as run
+    from penstock.export.exporter import export as run
     from penstock.export.format import find_format
 
-    find_format(to)  # a wrong name is told before anything is read
+    find_format(to)  # report a wrong name before reading anything
     options = read_options(ExportOptions, given, "export")
     served = _served(datasets, options, cache)
     with LiveProgress(Console(stderr=True), progress_line) as live:
@@ -110,9 +110,9 @@ def summary(console: Console, exported: Exported) -> None:
         f"{statistics['documents']:,} documents, {statistics['tokens']:,} tokens, {statistics['trained']:,} trained"
     )
     if exported.reused:
-        console.print(f"this export is there already: {counts}", highlight=False)
+        console.print(f"this export already exists: {counts}", highlight=False)
     else:
-        found = f", {progress.parts_reused} found from before" if progress.parts_reused else ""
+        found = f", {progress.parts_reused} from an earlier run" if progress.parts_reused else ""
         console.print(f"{counts}\n{progress.parts_done} parts written{found}", highlight=False)
         console.print(f"{amount(size, 'B')} in {duration(progress.seconds)}", highlight=False)
     console.print(f"\n{exported.path}", highlight=False, soft_wrap=True, markup=False)

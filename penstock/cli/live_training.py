@@ -1,4 +1,4 @@
-"""How a training run goes: a live line in a terminal, plain lines elsewhere."""
+"""Shows the progress of a training run: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.report.live import PLAIN_EVERY, amount, duration
-from penstock.train.journal import EvalReport, Report, StepReport
+from penstock.train.metrics import EvalReport, Report, StepReport
 
 
 class LiveTraining:

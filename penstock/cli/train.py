@@ -1,4 +1,4 @@
-"""`penstock train sft|dpo|kto CONFIG.yaml [section.key=value …]`: train, and see how it goes."""
+"""`penstock train sft|dpo|kto CONFIG.yaml [section.key=value …]`: trains and shows progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 from penstock.report.live import LiveProgress, progress_line
 
 if TYPE_CHECKING:
-    from penstock.train.run import Outcome
+    from penstock.train.run import TrainResult
 
 train_app = typer.Typer(
     help="Train a model on conversations, on preference pairs or on labelled answers.", no_args_is_help=True
@@ -24,7 +24,7 @@ train_app = typer.Typer(
 Config = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="section.key=value …", help="Values that replace those of the file", show_default=False),
+    typer.Argument(metavar="section.key=value …", help="Values that override the file's", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
 
@@ -54,12 +54,12 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     except ImportError as error:
         raise UsageError(f"training needs more packages ({error}): pip install 'penstock[train]'") from error
     from penstock.cli.live_training import LiveTraining
-    from penstock.train.promises import Method
     from penstock.train.run import train as run
+    from penstock.train.validation import Method
     from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    first = os.environ.get("RANK", "0") == "0"  # other ranks work in silence
+    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
     messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
     watched = first_steps(method, config, overrides)
@@ -71,7 +71,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
         sys.exit(128 + outcome.signal)
 
 
-def _finish(outcome: Outcome, json: bool) -> None:
+def _finish(outcome: TrainResult, json: bool) -> None:
     if json:
         print(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2).decode())
         return
@@ -80,8 +80,8 @@ def _finish(outcome: Outcome, json: bool) -> None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
     if outcome.signal:
-        told = f"stopped after step {outcome.steps}, which is saved; the same command goes on from there"
-        console.print(told, highlight=False)
+        message = f"stopped after step {outcome.steps}, which is saved; the same command resumes from there"
+        console.print(message, highlight=False)
     for path in (outcome.model, outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
         if path is not None:
             console.print(str(path), highlight=False, soft_wrap=True, markup=False)

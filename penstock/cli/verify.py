@@ -1,4 +1,4 @@
-"""`penstock verify`: evidence that what a configuration promises really happens."""
+"""`penstock verify`: checks that what a configuration promises really happens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def verify(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[section.key=value …]", help="Values that replace its own", show_default=False),
+        typer.Argument(metavar="[section.key=value …]", help="Values that override the file's", show_default=False),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="sft or dpo; default: told by the dpo section", show_default=False)
+        str | None, typer.Option(help="sft or dpo; default: inferred from the dpo section", show_default=False)
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="module:function that makes a transformers or TRL trainer, a model, or a step",
+            help="module:function that returns a transformers or TRL trainer, a model, or a step",
             show_default=False,
         ),
     ] = None,
@@ -36,32 +36,31 @@ def verify(
         list[str] | None,
         typer.Option(help="Promises that must be engaged, such as liger.rms_norm,packing.isolated", show_default=False),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the certificate there", show_default=False)] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds that all probes together may take")] = 600.0,
-    layers: Annotated[int, typer.Option(help="Layers that are kept where there is no GPU")] = 2,
-    tokens: Annotated[int, typer.Option(help="Tokens of a row where there is no GPU")] = 16,
+    output: Annotated[Path | None, typer.Option(help="Write the certificate to this file", show_default=False)] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds for all probes together")] = 600.0,
+    layers: Annotated[int, typer.Option(help="Layers to keep if there is no GPU")] = 2,
+    tokens: Annotated[int, typer.Option(help="Tokens per row if there is no GPU")] = 16,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
 ) -> None:
-    """Run a short smoke of the target and certify its promises: engaged, not engaged or unknown."""
+    """Run a few training steps and certify each promise as engaged, not engaged or unknown."""
     from rich.console import Console
 
-    from penstock.verify.certificate import required_promises
+    from penstock.verify import VerifyOptions, required_promises
+    from penstock.verify import verify as verify_target
     from penstock.verify.table import print_certificate
-    from penstock.verify.verifying import Wanted
-    from penstock.verify.verifying import verify as verified
 
     required = required_promises(require or ())
     if output is not None:
         local_path(output, "--output")
     if config is None and target is None:
-        raise UsageError("nothing to verify: give a configuration, or --target module:function.")
+        raise UsageError("nothing to verify: pass a configuration, or --target module:function.")
     if target is None and config is not None and not Path(config).is_file():
-        raise UsageError(f"{config}: no such file. Give a YAML file, or --target module:function.")
+        raise UsageError(f"{config}: no such file. Pass a YAML file, or --target module:function.")
     if method not in (None, "sft", "dpo", "kto"):
         raise UsageError(f"--method {method}: expected sft, dpo or kto.")
     messages = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    wanted = Wanted(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
-    certificate = verified(wanted, lambda what: messages.print(f"verify: {what}", highlight=False))
+    options = VerifyOptions(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
+    certificate = verify_target(options, lambda what: messages.print(f"verify: {what}", highlight=False))
     broken = certificate.broken(required)
     values = orjson.dumps({**certificate.to_json(), "broken": broken}, option=orjson.OPT_INDENT_2)
     if output is not None:

@@ -1,4 +1,14 @@
-"""A prepared dataset in the formats of other trainers, written once, resumed after any kill.
+"""Writes prepared datasets in the formats of other trainers.
 
-`export` runs an export; `formats/` holds one file per format; a new file there is a new format.
+In: a view or mixture, a format name and a folder. Out: the folder, committed by a single rename; an export that was
+killed resumes and ends in the same bytes.
+
+`exporter.export` runs an export: `rows` reads the tokens in blocks, a format in `formats/` writes them part by part,
+`folder` records finished parts and commits, `statistics` summarises them. To add a format, add a module to `formats/`.
+`lazy.lazy_dataset` wraps a view as a `datasets.Dataset` without copying. Only `options` is imported here, so that the
+command line starts fast.
 """
+
+from penstock.export.options import ExportOptions, Weights, WriteOptions
+
+__all__ = ["ExportOptions", "Weights", "WriteOptions"]

@@ -1,4 +1,4 @@
-"""What a format is: one small protocol. A module in `formats/` with a `FORMAT` that satisfies it is a new `--to`."""
+"""The protocol of export formats. A module in `formats/` whose `FORMAT` implements it is a value of `--to`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import UsageError
 from penstock.export import formats
-from penstock.export.folder import Folder
+from penstock.export.folder import ExportFolder
 from penstock.export.rows import Block, ExportRows
 from penstock.options import nearest
 
 
-class Part(NamedTuple):
-    """Rows that are written, recorded and resumed together. Cut by tokens alone, whoever writes them."""
+class ExportPart(NamedTuple):
+    """A range of rows that is written, recorded and resumed as a unit. Parts depend on token counts alone."""
 
     number: int
-    of: int  # how many parts there are
+    of: int  # the number of parts
     first: int  # rows first:last
     last: int
     first_token: int
@@ -27,43 +27,45 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Takes:
-    """What rows a format can hold."""
+class Supports:
+    """The kinds of rows that a format supports."""
 
     pairs: bool = False
     packed: bool = False
     weights: bool = False  # loss weights other than 0 and 1
 
 
-class Format(Protocol):
-    """How rows become the files of a trainer."""
+class ExportFormat(Protocol):
+    """Writes rows as the files of a trainer."""
 
-    summary: str  # one line for people
-    takes: Takes
-    part_tokens: int  # of a part, unless the user says otherwise
+    summary: str  # one line of help
+    supports: Supports
+    part_tokens: int  # default size of a part
 
     def check(self, rows: ExportRows) -> None:
-        """Refuse rows that the format can't hold, before anything is written."""
+        """Raises an error for rows that the format can't express, before anything is written."""
         ...
 
-    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
-        """Write the files of a part; gives their names with the sizes they have (or reach at least)."""
+    def write(
+        self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
+    ) -> dict[str, int]:
+        """Writes the files of a part; returns their names and (minimum) sizes."""
         ...
 
-    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
-        """Write what describes all parts together; gives facts for the manifest."""
+    def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
+        """Writes files that describe all parts; returns facts for the manifest."""
         ...
 
 
 def format_names() -> list[str]:
-    """All formats there are."""
+    """The names of all formats."""
     return sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 
 
-def find_format(name: str) -> Format:
-    """A format by its name."""
+def find_format(name: str) -> ExportFormat:
+    """Looks up a format by name."""
     known = format_names()
     if name not in known:
-        raise UsageError(f"--to {name}: no such format.{nearest(name, known)} There are: {', '.join(known)}.")
-    found: Format = import_module(f"penstock.export.formats.{name}").FORMAT
+        raise UsageError(f"--to {name}: no such format.{nearest(name, known)} Available: {', '.join(known)}.")
+    found: ExportFormat = import_module(f"penstock.export.formats.{name}").FORMAT
     return found

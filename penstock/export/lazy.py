@@ -1,4 +1,4 @@
-"""A view as a `datasets.Dataset` that copies nothing: it holds row numbers and reads the mapped shards when asked."""
+"""A view as a lazy `datasets.Dataset`, which holds row numbers and reads the memory-mapped shards on access."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 
 def lazy_dataset(served: View | Mixture, capacity: int | None = None) -> datasets.Dataset:
-    """Rows with the columns of `--to hf`; trainers need `remove_unused_columns=False` with it."""
+    """Wraps a view as a dataset with the columns of `--to hf`; trainers need `remove_unused_columns=False`."""
     try:
         import datasets
     except ImportError:
-        raise UsageError(
-            "a datasets.Dataset needs the package datasets. Install it: pip install 'penstock[hub]'."
-        ) from None
+        raise UsageError("to_hf() needs the datasets package. Install it with: pip install 'penstock[hub]'.") from None
     rows = ExportRows(served, capacity=capacity)
     numbers = datasets.Dataset.from_dict({"row": np.arange(len(rows))})
     return numbers.with_transform(_Reader(served, capacity))
 
 
 class _Reader:
-    """Columns for a batch of row numbers; pickles as the view it reads."""
+    """Reads the columns of a batch of row numbers; pickles as the view it reads."""
 
     def __init__(self, served: View | Mixture, capacity: int | None) -> None:
         self._arguments = served, capacity

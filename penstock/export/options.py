@@ -1,4 +1,4 @@
-"""The options of `penstock export`."""
+"""Options of `penstock export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.view.settings import ViewSettings
 
 
 class Weights(StrEnum):
-    """What happens to loss weights other than 0 and 1 in a format that only has a mask."""
+    """What to do with loss weights other than 0 and 1 in a format that only has a mask."""
 
     ERROR = "error"
     MASK = "mask"
@@ -21,26 +21,26 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)  # without slots: ExportOptions has two bases
 class WriteOptions:
-    """How a view or a mixture is written."""
+    """How a view or mixture is written."""
 
-    epoch: Annotated[int, Ge(0)] = option("Epoch of a mixture with fractions of its parts", 0)
-    capacity: Annotated[int, Ge(1)] | None = option("Pack rows of that many tokens, where the format takes packed rows")
-    part_tokens: Annotated[int, Ge(1)] | None = option(
-        "Tokens of a part: the unit of files, of resuming and of parallel work"
+    epoch: Annotated[int, Ge(0)] = option("Epoch to export, of a mixture with fractions", 0)
+    capacity: Annotated[int, Ge(1)] | None = option(
+        "Pack sequences into rows of this many tokens, if the format supports it"
     )
+    part_tokens: Annotated[int, Ge(1)] | None = option("Tokens per part, the unit of files, resuming and parallel work")
     weights: Weights = option(
-        "Loss weights other than 0 and 1 where a format only has a mask: error, mask", Weights.ERROR
+        "Loss weights other than 0 and 1 in a format that only has a mask: error, mask", Weights.ERROR
     )
-    workers: Annotated[int, Ge(1)] | None = option("Threads that write; default: one per core, up to 8")
+    workers: Annotated[int, Ge(1)] | None = option("Writer threads; default: one per core, at most 8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(WriteOptions, ViewSettings):
-    """Options of the command, besides the datasets, the format and the folder."""
+    """Options of the command other than the datasets, the format and the folder."""
 
     seed: Annotated[int, Ge(0)] = option("Seed of a mixture", 0)
 
     @property
     def view(self) -> ViewSettings:
-        """Those that a view takes."""
+        """The options of the view."""
         return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})

@@ -1,8 +1,8 @@
-"""The rows of an export in their order, and their tokens in blocks of bounded size.
+"""The rows of an export in order, read as blocks of bounded size.
 
-A row is an item of a view or of one epoch of a mixture, or, with a capacity, a packed row. Items are read in dataset
-order with no work per sequence: the items of one shard are read together, neighbours with a single copy. Packed rows
-take their sequences from anywhere, which costs some microseconds each.
+A row is an item of a view or of one epoch of a mixture or, with a capacity, a packed row. Items are read in dataset
+order with no work per sequence: the items of a shard are read together, adjacent ones with a single copy. Packed rows
+take sequences from all over the dataset, which costs a few microseconds each.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from penstock.view.runs import Float32, Runs
 from penstock.view.view import View
 
 Ids = npt.NDArray[Any]  # of any unsigned type, or int64
-BLOCK_TOKENS: Final = 1 << 20  # some megabytes at a time
+BLOCK_TOKENS: Final = 1 << 20  # a few megabytes
 BLOCK_ROWS: Final = 1 << 15
 
 
 class Block(NamedTuple):
-    """Some rows, their sequences one after the other. Of n pairs come n chosen sequences, then n rejected ones."""
+    """Some rows with their sequences concatenated. For n pairs: n chosen sequences, then n rejected ones."""
 
     ids: Ids
     trained: Bool  # per token
-    weights: Float32 | None  # per token, where some are neither 0 nor 1
+    weights: Float32 | None  # per token; None if all are 0 or 1
     lengths: Int64  # per sequence
-    counts: Int64  # per row: its sequences (of pairs: 1)
+    counts: Int64  # per row: the number of its sequences (1 for pairs)
     prompts: Int64  # per pair: tokens of the common prompt
     sources: Int64  # per sequence (per pair): the source file, or the part of the mixture
 
     @property
     def row_tokens(self) -> Int64:
-        """Tokens per row; of pairs, of both sides."""
+        """Tokens per row; for pairs, of both sides."""
         if len(self.prompts):
             return np.asarray(self.lengths.reshape(2, -1).sum(axis=0), np.int64)
         return np.add.reduceat(self.lengths, np.cumsum(self.counts) - self.counts)
 
     @property
     def starts(self) -> Int64:
-        """Per sequence, where its tokens begin."""
+        """The offset of each sequence."""
         return np.cumsum(self.lengths) - self.lengths
 
 
@@ -60,7 +60,7 @@ class ExportRows:
 
     def __init__(self, served: View | Mixture, *, capacity: int | None = None, epoch: int = 0) -> None:
         if not len(served):
-            raise ViewError("the view has no examples, so there is nothing to export. Its ledger says where they went.")
+            raise ViewError("the view has no examples, so there is nothing to export. See its ledger for the reasons.")
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
         self.is_labelled = served.is_labelled
@@ -72,7 +72,7 @@ class ExportRows:
 
     @cached_property
     def ends(self) -> Int64:
-        """Per row, the tokens of all rows up to and with it."""
+        """The cumulative number of tokens up to and including each row."""
         if self._plan is not None:
             count = self._plan.steps_in(self.epoch)
             firsts = range(0, count, BLOCK_ROWS)
@@ -82,7 +82,7 @@ class ExportRows:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows."""
+        """The total number of tokens."""
         return int(self.ends[-1])
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class ExportRows:
 
     @cached_property
     def weighted(self) -> bool:
-        """Whether some trained token's weight in the loss is neither 0 nor 1; such weights are rare."""
+        """Whether any loss weight is neither 0 nor 1; such weights are rare."""
         return any(_has_fractions(view) for view in self.views)
 
     @cached_property
@@ -103,7 +103,7 @@ class ExportRows:
         return max(int(dataset.columns(shard).ids.max(initial=0)) for dataset, shard in parts)
 
     def blocks(self, first: int, last: int) -> Iterator[Block]:
-        """The rows first:last in blocks of at most `BLOCK_TOKENS` (or one row)."""
+        """Yields the rows first:last in blocks of at most `BLOCK_TOKENS` tokens (or one row)."""
         while first < last:
             before = int(self.ends[first - 1]) if first else 0
             upto = int(np.searchsorted(self.ends, before + BLOCK_TOKENS, side="right"))
@@ -129,14 +129,14 @@ class ExportRows:
         return places[:, 0]
 
     def _gathered(self, items: Int64, counts: Int64) -> Block:
-        """Sequences from anywhere."""
+        """A block of sequences from all over the dataset."""
         found = self._gather(items)
         weights = found.weights if self.weighted else None
         sources = self._sources(items, found.places)
         return Block(found.ids, found.weights > 0, weights, found.lengths, counts, found.prompts, sources)
 
     def _swept(self, items: Int64) -> Iterator[Block]:
-        """Sequences in dataset order, those of one shard together: a block each, of pairs one for all."""
+        """Sequences in dataset order: one block per shard, or a single block for pairs."""
         sequences, prompts = self._gather.locate(items)
         changes = (np.diff(sequences.shards) != 0) | (np.diff(sequences.parts) != 0)
         cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(sequences.shards)]
@@ -151,7 +151,7 @@ class ExportRows:
             yield Block(ids, trained, weights if self.weighted else None, run.lengths, ones, prompts, sources)
 
     def _pairs(self, items: Int64, runs: list[Located], prompts: Int64) -> Block:
-        """All chosen sides, then all rejected ones; nothing is trained in their common prompt."""
+        """All chosen sides, then all rejected ones; their common prompt is not trained."""
         found = [self._shard_run(run) for run in runs]
         ids, trained, weights, places = (_joined([run[n] for run in found]) for n in range(4))
         lengths = np.concatenate([run.lengths for run in runs])
@@ -165,7 +165,7 @@ class ExportRows:
         return Block(ids, trained, weights if self.weighted else None, lengths, ones, prompts, sources)
 
     def _shard_run(self, sequences: Located) -> tuple[Ids, Bool, Float32, Int64]:
-        """Ids, trained or not, weights (if any are fractions) and places of sequences of one shard."""
+        """Ids, loss mask, weights (if any are fractions) and places of sequences from one shard."""
         part = self._gather.parts[int(sequences.parts[0])]
         columns, source, _ = part.shard(int(sequences.shards[0]))
         numbers = sequences.numbers

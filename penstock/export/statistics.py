@@ -1,4 +1,4 @@
-"""What an export holds: documents, tokens and trained tokens per source, the longest, a histogram of lengths."""
+"""Statistics of an export: documents, tokens and trained tokens per source, and a histogram of lengths."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from penstock.view.mixture import Mixture
 COUNTS = ("documents", "tokens", "trained")
 
 
-class Tally:
-    """Counts the blocks of a part on their way to a format."""
+class PartStatistics:
+    """Counts the documents and tokens of a part while a format writes it."""
 
     def __init__(self) -> None:
         self.sources: dict[int, list[int]] = {}
         self.longest = 0
-        self.histogram = np.zeros(64, np.int64)  # by bits: entry b counts lengths of 2**(b-1) to 2**b - 1
+        self.histogram = np.zeros(64, np.int64)  # entry b counts lengths from 2**(b-1) to 2**b - 1
 
-    def watch(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The same blocks, counted."""
+    def count(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Yields the blocks unchanged while counting them."""
         for block in blocks:
             self._add(block)
             yield block
@@ -41,7 +41,7 @@ class Tally:
         self.histogram += np.bincount(np.frexp(block.lengths)[1], minlength=64)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, for a part's record."""
+        """The counts as JSON-compatible values, for the part's record."""
         histogram = {str(bits): int(count) for bits, count in enumerate(self.histogram) if count}
         sources = {str(source): counts for source, counts in sorted(self.sources.items())}
         return {"sources": sources, "longest": self.longest, "histogram": histogram}
@@ -49,7 +49,7 @@ class Tally:
 
 def _by_source(block: Block, sources: list[int]) -> list[tuple[int, int, int]]:
     """Documents, tokens and trained tokens of each source."""
-    trained = np.add.reduceat(block.trained, block.starts, dtype=np.int64)  # a served sequence has a token
+    trained = np.add.reduceat(block.trained, block.starts, dtype=np.int64)  # no sequence is empty
     lengths = block.lengths
     if len(block.prompts):
         lengths, trained = (array.reshape(2, -1).sum(axis=0) for array in (lengths, trained))
@@ -57,8 +57,8 @@ def _by_source(block: Block, sources: list[int]) -> list[tuple[int, int, int]]:
     return [(int(own.sum()), int(lengths[own].sum()), int(trained[own].sum())) for own in chosen]
 
 
-def summed(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, Any]:
-    """The statistics of an export: the sum over its parts."""
+def sum_statistics(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, Any]:
+    """Adds up the statistics of all parts."""
     sources: dict[int, list[int]] = {}
     histogram: dict[int, int] = {}
     longest = 0
@@ -76,7 +76,7 @@ def summed(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> dict[str, 
 
 
 def _name(rows: ExportRows, source: int) -> str:
-    """A part of a mixture by its name, a source file by its own name: paths stay out of an export."""
+    """The name of a mixture's part, or of a source file without its path, which must not be exported."""
     if isinstance(rows.served, Mixture) and len(rows.served.shares) > 1:
         return list(rows.served.shares)[source]
     files = getattr(rows.views[0].dataset, "notes", {}).get("files", [])
@@ -86,8 +86,8 @@ def _name(rows: ExportRows, source: int) -> str:
     return names[source] if names.count(names[source]) == 1 else f"{names[source]} (source {source})"
 
 
-def readable(statistics: Mapping[str, Any]) -> str:
-    """The statistics as a text for people."""
+def format_statistics(statistics: Mapping[str, Any]) -> str:
+    """Formats the statistics as text."""
     lines = [
         f"documents       {statistics['documents']:,}",
         f"tokens          {statistics['tokens']:,}",

@@ -1,7 +1,7 @@
-"""Rows as tables: the columns that trainers ask for, and the Arrow or Parquet files that hold them.
+"""Rows as tables: the columns that trainers expect, and the Arrow or Parquet files that hold them.
 
-Ids and labels are int32, masks int8. Labels stand at their own token and are -100 where it is not trained; the first
-token of each sequence in a packed row is never trained, for nothing of its own sequence predicts it.
+Ids and labels are int32, masks int8. Labels are not shifted and are -100 for untrained tokens. The first token of each
+sequence in a packed row is never trained, because no token of its own sequence predicts it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.arrays import Bool, Int64
-from penstock.export.folder import Folder
-from penstock.export.format import Part, Takes
+from penstock.export.folder import ExportFolder
+from penstock.export.format import ExportPart, Supports
 from penstock.export.rows import Block, ExportRows
 from penstock.pack.bins import ranges
 from penstock.view.example import IGNORED
@@ -27,13 +27,13 @@ Columns = dict[str, pa.Array]
 
 
 def lists(values: npt.NDArray[Any], lengths: Int64, dtype: Any) -> pa.Array:
-    """A list per row."""
+    """An Arrow array with one list per row."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values, dtype)))
 
 
 def trained(block: Block, rows: ExportRows) -> Bool:
-    """Which tokens are trained, of packed rows never the first of a sequence."""
+    """The loss mask; in packed rows without the first token of each sequence."""
     if rows.capacity is None:
         return block.trained
     mask = block.trained.copy()
@@ -42,18 +42,18 @@ def trained(block: Block, rows: ExportRows) -> Bool:
 
 
 def input_ids(block: Block) -> pa.Array:
-    """The tokens of each row."""
+    """The token ids of each row."""
     return lists(block.ids, block.row_tokens, np.int32)
 
 
 def labels(block: Block, rows: ExportRows) -> pa.Array:
-    """The ids where trained, -100 elsewhere."""
+    """The id of each trained token, -100 elsewhere."""
     found = np.where(trained(block, rows), block.ids.astype(np.int32), np.int32(IGNORED))
     return lists(found, block.row_tokens, np.int32)
 
 
 def loss_mask(block: Block, rows: ExportRows) -> pa.Array:
-    """1 where trained."""
+    """1 for trained tokens."""
     return lists(trained(block, rows).view(np.int8), block.row_tokens, np.int8)
 
 
@@ -63,12 +63,12 @@ def attention_mask(block: Block) -> pa.Array:
 
 
 def seq_lengths(block: Block) -> pa.Array:
-    """Of packed rows, the length of each sequence."""
+    """The length of each sequence in a packed row."""
     return lists(block.lengths, block.counts, np.int32)
 
 
 def plain_columns(block: Block, rows: ExportRows) -> Columns:
-    """`input_ids` and `labels`; of packed rows `seq_lengths`; `loss_weights` where some are fractions."""
+    """`input_ids` and `labels`; `seq_lengths` for packed rows; `loss_weights` if some are fractions."""
     if rows.is_preference:
         return pair_columns(block)
     columns = {"input_ids": input_ids(block), "labels": labels(block, rows)}
@@ -81,7 +81,7 @@ def plain_columns(block: Block, rows: ExportRows) -> Columns:
 
 
 def pair_columns(block: Block) -> Columns:
-    """`prompt_ids`, then `chosen_ids` and `rejected_ids` behind the prompt with a mask of what is trained of them."""
+    """`prompt_ids`, then `chosen_ids` and `rejected_ids` without the prompt, each with its loss mask."""
     count = len(block.prompts)
     starts, ends = block.starts, np.cumsum(block.lengths)
     tokens, _ = ranges(starts[:count], starts[:count] + block.prompts)
@@ -97,38 +97,38 @@ def pair_columns(block: Block) -> Columns:
 
 
 class Container(Protocol):
-    """Files that hold tables."""
+    """A kind of file that holds tables."""
 
-    def name(self, part: Part) -> str:
-        """The file of a part."""
+    def name(self, part: ExportPart) -> str:
+        """The file name of a part."""
         ...
 
     def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
-        """All batches of a part; there is at least one."""
+        """Writes all batches of a part; there is at least one."""
         ...
 
-    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
-        """What describes all files together."""
+    def finish(self, parts: list[ExportPart], schema: pa.Schema, digest: str, folder: ExportFolder) -> None:
+        """Writes files that describe all parts."""
         ...
 
 
 class ArrowFolder:
-    """What `Dataset.save_to_disk` writes and `load_from_disk` reads, without needing `datasets`."""
+    """The layout of `Dataset.save_to_disk`, written without `datasets`."""
 
-    def name(self, part: Part) -> str:
-        """As `datasets` names it."""
+    def name(self, part: ExportPart) -> str:
+        """The name that `datasets` uses."""
         return f"data-{part.number:05}-of-{part.of:05}.arrow"
 
     def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
-        """An Arrow stream."""
+        """Writes an Arrow stream."""
         first = next(batches)
         with pa.ipc.new_stream(file, first.schema) as writer:
             writer.write_batch(first)
             for batch in batches:
                 writer.write_batch(batch)
 
-    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
-        """`dataset_info.json` and `state.json`."""
+    def finish(self, parts: list[ExportPart], schema: pa.Schema, digest: str, folder: ExportFolder) -> None:
+        """Writes `dataset_info.json` and `state.json`."""
         features = {field.name: _feature(field.type) for field in schema}
         info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
         state: dict[str, Any] = {
@@ -147,28 +147,28 @@ class ArrowFolder:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
-    """Parquet files where `load_dataset(FOLDER)` looks for them."""
+    """Parquet files in the layout that `load_dataset(FOLDER)` expects."""
 
     suffix: str = ".parquet"
 
-    def name(self, part: Part) -> str:
-        """As the hub names it."""
+    def name(self, part: ExportPart) -> str:
+        """The name that the Hub uses."""
         return f"data/train-{part.number:05}-of-{part.of:05}{self.suffix}"
 
     def write(self, file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
-        """A row group per block."""
+        """Writes one row group per block."""
         first = next(batches)
         with pq.ParquetWriter(file, first.schema, compression="zstd", compression_level=1) as writer:
             writer.write_batch(first)
             for batch in batches:
                 writer.write_batch(batch)
 
-    def finish(self, parts: list[Part], schema: pa.Schema, digest: str, folder: Folder) -> None:
-        """The files describe themselves."""
+    def finish(self, parts: list[ExportPart], schema: pa.Schema, digest: str, folder: ExportFolder) -> None:
+        """Does nothing: the files describe themselves."""
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """A column's type as `datasets` says it."""
+    """A column's type in the notation of `datasets`."""
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     return {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"}
@@ -176,30 +176,32 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TableFormat:
-    """A format whose rows are those of a table."""
+    """A format that writes rows as a table."""
 
     summary: str
     columns: Callable[[Block, ExportRows], Columns]
     container: Container
-    takes: Takes = Takes()
-    checked: Callable[[ExportRows], None] | None = None
+    supports: Supports = Supports()
+    check_rows: Callable[[ExportRows], None] | None = None
     part_tokens: int = 1 << 26
 
     def check(self, rows: ExportRows) -> None:
-        """Refuse rows that the columns can't hold."""
-        if self.checked is not None:
-            self.checked(rows)
+        """Raises an error for rows that the columns can't express."""
+        if self.check_rows is not None:
+            self.check_rows(rows)
 
-    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
-        """One file."""
+    def write(
+        self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
+    ) -> dict[str, int]:
+        """Writes the part as one file."""
         name = self.container.name(part)
         with folder.new(name) as file:
             self.container.write(file, (self._batch(block, rows) for block in blocks))
             size = file.tell()
         return {name: size}
 
-    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
-        """What the container needs beside its files."""
+    def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
+        """Writes the container's description files."""
         schema = self._batch(next(rows.blocks(0, 1)), rows).schema
         self.container.finish(parts, schema, rows.served.digest, folder)
         return {"rows": len(rows), "columns": {field.name: str(field.type) for field in schema}}

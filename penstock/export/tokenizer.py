@@ -1,15 +1,15 @@
-"""The `tokenizer/` of an export: the very tokenizer.json of the dataset, and what transformers needs beside it."""
+"""The `tokenizer/` folder of an export: the dataset's own tokenizer.json, plus the files that transformers needs."""
 
 from __future__ import annotations
 
 import orjson
 
-from penstock.export.folder import Folder
+from penstock.export.folder import ExportFolder
 from penstock.view.examples import Examples
 
 
-def write_tokenizer(dataset: Examples, folder: Folder) -> None:
-    """Write the tokenizer, where the dataset has one (examples in memory have none)."""
+def write_tokenizer(dataset: Examples, folder: ExportFolder) -> None:
+    """Writes the tokenizer, if the dataset has one (in-memory examples don't)."""
     tokenizer_json: bytes | None = getattr(dataset, "tokenizer_json", None)
     if tokenizer_json is None:
         return

@@ -37,7 +37,7 @@ class Assembler:
             multiple = math.lcm(multiple, settings.plan.align)
         token = pad_token(served) if settings.pad_id is None else settings.pad_id
         self._padding = Padding(token, settings.side, multiple)
-        self._step: tuple[StepRows, list[list[int]]] | None = None
+        self._step: tuple[StepRows, list[list[int]], float] | None = None
 
     @property
     def micros(self) -> int:
@@ -47,7 +47,7 @@ class Assembler:
     def __call__(self, index: int) -> Batch:
         """The batch with this number."""
         step, micro = divmod(index, self.micros)
-        rows, cells = self._share(step)
+        rows, cells, weight = self._share(step)
         cell = cells[micro]
         own = np.array([row for row in cell if row >= 0], np.int64)
         items = _items(rows, own)
@@ -55,16 +55,22 @@ class Assembler:
         arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
         if not self._settings.loss_weights:
             del arrays["loss_weights"]
-        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts)
+        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight)
 
-    def _share(self, step: int) -> tuple[StepRows, list[list[int]]]:
-        """The rows of a step, and which of them are in this rank's micro-batches."""
+    def _share(self, step: int) -> tuple[StepRows, list[list[int]], float]:
+        """The rows of a step, which of them are in this rank's micro-batches, and the weight of all."""
         kept = self._step
         if kept is None or kept[0].step != step:
             rows, chosen = self.plan.at(step), self._settings
             cells = shares(self._work(rows), chosen.plan.batch_size, chosen.world_size, chosen.micro_batch)
-            kept = self._step = rows, cells[chosen.rank]
+            kept = self._step = rows, cells[chosen.rank], self._weight(rows)
         return kept
+
+    def _weight(self, rows: StepRows) -> float:
+        """What a step trains: the weights of all tokens that are predicted; of pairs, how many there are."""
+        if self._settings.collate is Collate.PAIRS:
+            return float(len(rows.items))
+        return float(self._served.trained_weights[rows.items].sum(dtype=np.float64))
 
     def _work(self, rows: StepRows) -> Work:
         lengths = self._served.lengths[rows.items].astype(np.float64)

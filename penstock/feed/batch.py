@@ -32,6 +32,7 @@ class Batch:
     items: Int64  # numbers of the sequences (or pairs) in the view or mixture
     places: Int64 = field(repr=False)  # source and row of each
     counts: Counts
+    step_weight: float  # of all that the step trains, over its micro-batches and ranks: the mean loss divides by it
 
     @property
     def rows(self) -> tuple[RowLocation, ...]:

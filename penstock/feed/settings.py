@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
+from penstock.build.ranks import Ranks, launched
 from penstock.errors import UsageError
 from penstock.feed.collate import Side
 from penstock.options import option, read_options
@@ -17,6 +20,8 @@ from penstock.view.view import Served, View
 
 if TYPE_CHECKING:
     from penstock.arguments import LoaderArguments
+
+log = logging.getLogger("penstock")
 
 
 class Collate(StrEnum):
@@ -50,8 +55,8 @@ class LoaderOptions:
     epochs: Count | None = option("Passes over the data [default: 1, unless steps is given]")
     steps: Count | None = option("Steps, instead of epochs")
     tail: Tail = option("Where an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
-    rank: Annotated[int, Ge(0)] = option("Number of this process among the data-parallel ranks", 0)
-    world_size: Count = option("Number of data-parallel ranks", 1)
+    rank: Annotated[int, Ge(0)] | None = option("Number of this data-parallel rank; default: the launcher's, else 0")
+    world_size: Count | None = option("Number of data-parallel ranks; default: the launcher's, else 1")
     micro_batch: Count | None = option("Rows at a time; default: all of a rank's rows of a step")
     ahead: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
     side: Side = option("Padded and pairs: where padding goes", Side.RIGHT)
@@ -90,10 +95,7 @@ def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSetting
     """Validated settings for feeding this view or mixture."""
     options = read_options(LoaderOptions, arguments, "a loader")
     collate = _collate(served, options)
-    if options.rank >= options.world_size:
-        raise UsageError(
-            f"rank={options.rank} of world_size={options.world_size}: ranks count from 0 to world_size - 1."
-        )
+    rank, world_size = _ranks(options)
     if options.framework is Framework.NUMPY and (options.pin_memory or options.device is not None):
         raise UsageError("pin_memory and device are for tensors of torch. Add framework='torch'.")
     if options.pad_to_capacity and collate is not Collate.PACKED:
@@ -104,8 +106,8 @@ def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSetting
         collate=collate,
         epochs=epochs,
         steps=steps,
-        rank=options.rank,
-        world_size=options.world_size,
+        rank=rank,
+        world_size=world_size,
         micro_batch=options.micro_batch,
         ahead=options.ahead,
         side=options.side,
@@ -145,6 +147,33 @@ def _collate(served: Served, options: LoaderOptions) -> Collate:
         )
         raise UsageError(f"collate={collate.value!r} does not fit: the view serves {kind}. Use {wanted}.")
     return collate
+
+
+def _ranks(options: LoaderOptions) -> tuple[int, int]:
+    """Rank and world size, as given or as the launcher says: two ranks must never serve the same rows unasked."""
+    rank, world_size = options.rank, options.world_size
+    if rank is None or world_size is None:
+        found = launched()
+        if rank is None and world_size is None and found is not None:
+            _say(found)
+        elif rank is None and world_size is not None and found is not None and found.world_size != world_size:
+            raise UsageError(
+                f"world_size={world_size}, but {found.said_by} say {found.world_size}. Give the rank, too."
+            )
+        elif rank is None and found is None and (world_size or 1) > 1:
+            raise UsageError(f"world_size={world_size} without a rank. Give the rank, from 0 on.")
+        given = found or Ranks(0, 1, "")
+        rank = given.rank if rank is None else rank
+        world_size = given.world_size if world_size is None else world_size
+    if rank >= world_size:
+        raise UsageError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1.")
+    return rank, world_size
+
+
+@cache
+def _say(found: Ranks) -> None:
+    """Once per process; a warning where only Slurm says it: a batch script may ask for tasks that it never starts."""
+    log.log(logging.WARNING if found.is_outer else logging.INFO, "loaders serve rank %d of %d, as %s say", *found[:3])
 
 
 def _max_length(served: Served) -> int:

@@ -1,7 +1,7 @@
-"""What became of keys that trainers used to accept.
+"""Keys that TRL and transformers used to accept, and what replaced them.
 
-One entry per key that a released version removed, found by reading the fields of the released wheels; the words
-about what replaced it come from the projects' release notes. `last` is the newest release read that still had the key.
+One entry per removed key, found by comparing the fields of released wheels; the remarks come from the projects' release
+notes. `last` is the newest release examined that still had the key.
 """
 
 from __future__ import annotations
@@ -9,98 +9,102 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Past(NamedTuple):
-    """A key that was accepted once: by which class, up to which release, and what to write instead."""
+class RemovedKey(NamedTuple):
+    """A key that a class used to accept: up to which release, and what to use instead."""
 
     owner: str  # package.Class
     key: str
     last: str
-    instead: str | None  # a key that replaced it
+    instead: str | None  # the key that replaced it
     remark: str = ""
 
 
 SFT, DPO, ARGS = "trl.SFTConfig", "trl.DPOConfig", "transformers.TrainingArguments"
 
-PAST = (
-    Past(SFT, "max_seq_length", "0.19", "max_length"),
-    Past(SFT, "use_liger", "0.17", "use_liger_kernel"),
-    Past(SFT, "chars_per_token", "0.17", None, "packing works on tokens, no estimate is needed"),
-    Past(SFT, "num_of_sequences", "0.17", None, "packing works on tokens, no buffer is needed"),
-    Past(SFT, "dataset_batch_size", "0.17", None, "datasets are mapped with the default batch size"),
-    Past(DPO, "max_target_length", "0.13", "max_length", "max_completion_length replaced it until 0.28"),
-    Past(DPO, "max_prompt_length", "0.28", "max_length", "prompts are no longer cut on their own; filter long ones"),
-    Past(DPO, "max_completion_length", "0.28", "max_length", "prompt and completion share one limit"),
-    Past(DPO, "use_num_logits_to_keep", "0.16", None, "use_logits_to_keep replaced it until 0.28"),
-    Past(DPO, "use_logits_to_keep", "0.28", None, "logits are computed where needed without a flag"),
-    Past(DPO, "padding_value", "0.25", "pad_token"),
-    Past(DPO, "label_pad_token_id", "0.28", None, "it is always -100"),
-    Past(DPO, "is_encoder_decoder", "0.14", None, "it is read from the model"),
-    Past(
+REMOVED_KEYS = (
+    RemovedKey(SFT, "max_seq_length", "0.19", "max_length"),
+    RemovedKey(SFT, "use_liger", "0.17", "use_liger_kernel"),
+    RemovedKey(SFT, "chars_per_token", "0.17", None, "packing works on tokens, no estimate is needed"),
+    RemovedKey(SFT, "num_of_sequences", "0.17", None, "packing works on tokens, no buffer is needed"),
+    RemovedKey(SFT, "dataset_batch_size", "0.17", None, "datasets are mapped with the default batch size"),
+    RemovedKey(DPO, "max_target_length", "0.13", "max_length", "max_completion_length replaced it until 0.28"),
+    RemovedKey(
+        DPO, "max_prompt_length", "0.28", "max_length", "prompts are no longer truncated separately; filter long ones"
+    ),
+    RemovedKey(DPO, "max_completion_length", "0.28", "max_length", "prompt and completion share one limit"),
+    RemovedKey(DPO, "use_num_logits_to_keep", "0.16", None, "use_logits_to_keep replaced it until 0.28"),
+    RemovedKey(DPO, "use_logits_to_keep", "0.28", None, "logits are computed where needed without a flag"),
+    RemovedKey(DPO, "padding_value", "0.25", "pad_token"),
+    RemovedKey(DPO, "label_pad_token_id", "0.28", None, "it is always -100"),
+    RemovedKey(DPO, "is_encoder_decoder", "0.14", None, "it is read from the model"),
+    RemovedKey(
         DPO,
         "use_liger_loss",
         "0.27",
         None,
         "use_liger_kernel switched the fused loss on from 0.28 to 1.12; from 1.13 on TRL has no Liger DPO loss",
     ),
-    Past(DPO, "base_model_attribute_name", "0.28", None, "it served use_liger_loss"),
-    Past(DPO, "generate_during_eval", "0.28", None, "log completions with a callback"),
-    Past(DPO, "model_adapter_name", "0.28", None, "adapters are chosen on the model"),
-    Past(DPO, "ref_adapter_name", "0.28", None, "adapters are chosen on the model"),
-    Past(DPO, "ref_model_init_kwargs", "0.28", None, "load the reference yourself and pass ref_model to the trainer"),
-    Past(DPO, "force_use_ref_model", "0.28", None, "passing ref_model to the trainer suffices"),
-    Past(DPO, "reference_free", "0.28", None, "CPOTrainer trains without a reference"),
-    Past(DPO, "rpo_alpha", "0.28", "loss_type", "loss_type: [sigmoid, sft] with loss_weights: [1.0, alpha]"),
-    Past(DPO, "tools", "0.28", None, "tools are a column of the dataset"),
-    Past(ARGS, "evaluation_strategy", "4.49", "eval_strategy"),
-    Past(ARGS, "dispatch_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
-    Past(ARGS, "split_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
-    Past(ARGS, "tp_size", "4.51", "parallelism_config"),
-    Past(ARGS, "sharded_ddp", "4.31", "fsdp"),
-    Past(ARGS, "xpu_backend", "4.31", "ddp_backend"),
-    Past(ARGS, "use_ipex", "4.55", None, "PyTorch has it built in"),
-    Past(ARGS, "adafactor", "4.57", "optim", "optim: adafactor"),
-    Past(ARGS, "fp16_backend", "4.57", None, "PyTorch's own is used"),
-    Past(ARGS, "half_precision_backend", "4.57", None, "PyTorch's own is used"),
-    Past(ARGS, "fp16_opt_level", "4.57", None, "it was apex's"),
-    Past(ARGS, "fsdp_min_num_params", "4.57", "fsdp_config", "min_num_params of fsdp_config"),
-    Past(
+    RemovedKey(DPO, "base_model_attribute_name", "0.28", None, "it served use_liger_loss"),
+    RemovedKey(DPO, "generate_during_eval", "0.28", None, "log completions with a callback"),
+    RemovedKey(DPO, "model_adapter_name", "0.28", None, "adapters are chosen on the model"),
+    RemovedKey(DPO, "ref_adapter_name", "0.28", None, "adapters are chosen on the model"),
+    RemovedKey(
+        DPO, "ref_model_init_kwargs", "0.28", None, "load the reference yourself and pass ref_model to the trainer"
+    ),
+    RemovedKey(DPO, "force_use_ref_model", "0.28", None, "pass ref_model to the trainer"),
+    RemovedKey(DPO, "reference_free", "0.28", None, "CPOTrainer trains without a reference"),
+    RemovedKey(DPO, "rpo_alpha", "0.28", "loss_type", "loss_type: [sigmoid, sft] with loss_weights: [1.0, alpha]"),
+    RemovedKey(DPO, "tools", "0.28", None, "tools are a column of the dataset"),
+    RemovedKey(ARGS, "evaluation_strategy", "4.49", "eval_strategy"),
+    RemovedKey(ARGS, "dispatch_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
+    RemovedKey(ARGS, "split_batches", "4.49", "accelerator_config", "a key of accelerator_config"),
+    RemovedKey(ARGS, "tp_size", "4.51", "parallelism_config"),
+    RemovedKey(ARGS, "sharded_ddp", "4.31", "fsdp"),
+    RemovedKey(ARGS, "xpu_backend", "4.31", "ddp_backend"),
+    RemovedKey(ARGS, "use_ipex", "4.55", None, "PyTorch has it built in"),
+    RemovedKey(ARGS, "adafactor", "4.57", "optim", "optim: adafactor"),
+    RemovedKey(ARGS, "fp16_backend", "4.57", None, "PyTorch's own is used"),
+    RemovedKey(ARGS, "half_precision_backend", "4.57", None, "PyTorch's own is used"),
+    RemovedKey(ARGS, "fp16_opt_level", "4.57", None, "it was apex's"),
+    RemovedKey(ARGS, "fsdp_min_num_params", "4.57", "fsdp_config", "min_num_params of fsdp_config"),
+    RemovedKey(
         ARGS,
         "fsdp_transformer_layer_cls_to_wrap",
         "4.57",
         "fsdp_config",
         "transformer_layer_cls_to_wrap of fsdp_config",
     ),
-    Past(ARGS, "include_inputs_for_metrics", "4.57", "include_for_metrics", "include_for_metrics: [inputs]"),
-    Past(ARGS, "include_tokens_per_second", "4.57", "include_num_input_tokens_seen"),
-    Past(ARGS, "jit_mode_eval", "4.57", None),
-    Past(ARGS, "no_cuda", "4.57", "use_cpu"),
-    Past(ARGS, "use_mps_device", "4.57", None, "MPS is used where it is there"),
-    Past(
+    RemovedKey(ARGS, "include_inputs_for_metrics", "4.57", "include_for_metrics", "include_for_metrics: [inputs]"),
+    RemovedKey(ARGS, "include_tokens_per_second", "4.57", "include_num_input_tokens_seen"),
+    RemovedKey(ARGS, "jit_mode_eval", "4.57", None),
+    RemovedKey(ARGS, "no_cuda", "4.57", "use_cpu"),
+    RemovedKey(ARGS, "use_mps_device", "4.57", None, "MPS is used if available"),
+    RemovedKey(
         ARGS,
         "overwrite_output_dir",
         "4.57",
         None,
         "outputs are overwritten; resume_from_checkpoint decides on resuming",
     ),
-    Past(ARGS, "per_gpu_train_batch_size", "4.57", "per_device_train_batch_size"),
-    Past(ARGS, "per_gpu_eval_batch_size", "4.57", "per_device_eval_batch_size"),
-    Past(ARGS, "push_to_hub_model_id", "4.57", "hub_model_id"),
-    Past(ARGS, "push_to_hub_organization", "4.57", "hub_model_id"),
-    Past(ARGS, "push_to_hub_token", "4.57", "hub_token"),
-    Past(ARGS, "save_safetensors", "4.57", None, "safetensors is the only format"),
-    Past(ARGS, "torchdynamo", "4.57", "torch_compile_backend"),
-    Past(ARGS, "past_index", "4.57", None),
-    Past(ARGS, "mp_parameters", "4.57", None, "it was SageMaker's"),
-    Past(ARGS, "ray_scope", "4.57", None),
-    Past(ARGS, "tpu_num_cores", "4.57", None, "the launcher decides"),
-    Past(ARGS, "tpu_metrics_debug", "4.57", "debug"),
-    Past(ARGS, "use_legacy_prediction_loop", "4.57", None),
-    Past(ARGS, "group_by_length", "5.0", "train_sampling_strategy", "train_sampling_strategy: group_by_length"),
-    Past(ARGS, "logging_dir", "5.10", None, "set the environment variable TENSORBOARD_LOGGING_DIR"),
-    Past(ARGS, "warmup_ratio", "5.10", "warmup_steps", "a warmup_steps below 1 is a ratio"),
+    RemovedKey(ARGS, "per_gpu_train_batch_size", "4.57", "per_device_train_batch_size"),
+    RemovedKey(ARGS, "per_gpu_eval_batch_size", "4.57", "per_device_eval_batch_size"),
+    RemovedKey(ARGS, "push_to_hub_model_id", "4.57", "hub_model_id"),
+    RemovedKey(ARGS, "push_to_hub_organization", "4.57", "hub_model_id"),
+    RemovedKey(ARGS, "push_to_hub_token", "4.57", "hub_token"),
+    RemovedKey(ARGS, "save_safetensors", "4.57", None, "safetensors is the only format"),
+    RemovedKey(ARGS, "torchdynamo", "4.57", "torch_compile_backend"),
+    RemovedKey(ARGS, "past_index", "4.57", None),
+    RemovedKey(ARGS, "mp_parameters", "4.57", None, "it was SageMaker's"),
+    RemovedKey(ARGS, "ray_scope", "4.57", None),
+    RemovedKey(ARGS, "tpu_num_cores", "4.57", None, "the launcher decides"),
+    RemovedKey(ARGS, "tpu_metrics_debug", "4.57", "debug"),
+    RemovedKey(ARGS, "use_legacy_prediction_loop", "4.57", None),
+    RemovedKey(ARGS, "group_by_length", "5.0", "train_sampling_strategy", "train_sampling_strategy: group_by_length"),
+    RemovedKey(ARGS, "logging_dir", "5.10", None, "set the environment variable TENSORBOARD_LOGGING_DIR"),
+    RemovedKey(ARGS, "warmup_ratio", "5.10", "warmup_steps", "a warmup_steps below 1 is a ratio"),
 )
 
-# Arguments of trainers, which people write into configurations of their settings.
+# Arguments of trainers that are often written into configurations by mistake.
 TRAINER_ARGUMENTS = {
     "tokenizer": "now processing_class, an argument of the trainer (TRL 0.12, transformers 4.46), not a setting",
     "processing_class": "an argument of the trainer, not a setting",
@@ -117,11 +121,11 @@ TRAINER_ARGUMENTS = {
 }
 
 
-def became(key: str, owners: set[str], accepted: set[str]) -> str | None:
-    """What replaced a key that is not accepted, for the classes given (`package.Class`) or their bases."""
+def replacement(key: str, owners: set[str], accepted: set[str]) -> str | None:
+    """Says what replaced an unaccepted key of the classes in `owners` (`package.Class`), or of their package."""
     packages = {owner.partition(".")[0] for owner in owners}
-    own = [past for past in PAST if past.key == key and past.owner in owners]
-    others = [past for past in PAST if past.key == key and past.owner.partition(".")[0] in packages]
+    own = [past for past in REMOVED_KEYS if past.key == key and past.owner in owners]
+    others = [past for past in REMOVED_KEYS if past.key == key and past.owner.partition(".")[0] in packages]
     for past in (*own, *others):
         package, _, name = past.owner.partition(".")
         parts = [f"last seen in {package} {past.last} ({name})"]

@@ -1,7 +1,7 @@
-"""Files of modules and versions of packages, found without importing anything.
+"""Finds the source file of a module and the version of its package without importing anything.
 
-Enters: dotted names and folders to look in first. Leaves: paths of source files, and versions as the packages' own
-metadata (or a `__version__` in their source) state them. Costs a few directory look-ups.
+Versions come from the package's metadata, or from a `VERSION` file or `__version__` in its source. Costs a few
+directory look-ups.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module's source: its dotted name, its file, and whether it is a package."""
+    """A module's dotted name and source file."""
 
     name: str
     file: Path
 
     @property
     def is_package(self) -> bool:
-        """Whether relative names in it start at the module itself."""
+        """Whether this is a package, so that relative imports start at the module itself."""
         return self.file.name == "__init__.py"
 
     @property
     def root(self) -> Path:
-        """The folder or file of the top-level package."""
+        """The folder that contains the top-level package or module."""
         return self.file.parents[self.name.count(".") + (1 if self.is_package else 0)]
 
 
 def find_module(name: str, search: tuple[Path, ...]) -> Module | None:
-    """The source of a module: in the given folders first, then where Python would look. None: there is none."""
+    """Finds a module in the `search` folders, then where Python would look; None if it has no source."""
     relative = Path(*name.split("."))
     top = name.partition(".")[0]
     for folder in search:
@@ -44,7 +44,7 @@ def find_module(name: str, search: tuple[Path, ...]) -> Module | None:
 
 
 def module_of_file(file: Path) -> Module:
-    """The module that a file is, as far up as folders are packages."""
+    """Derives a file's dotted module name from the packages that enclose it."""
     file = file.resolve()
     parts = [] if file.name == "__init__.py" else [file.stem]
     folder = file.parent
@@ -55,7 +55,7 @@ def module_of_file(file: Path) -> Module:
 
 
 def version_of(module: Module) -> str | None:
-    """The version of the package that a file belongs to, as stated beside that very file."""
+    """The version of the package that contains the file, as stated next to that file."""
     top, above = module.name.partition(".")[0], module.root
     beside = next(iter(sorted(above.glob(f"{_any_case(top)}-*.dist-info"))), None)
     if beside is not None:
@@ -79,7 +79,7 @@ def _in_folder(name: str, base: Path) -> Module | None:
 
 @cache
 def _installed(top: str) -> Path | None:
-    """The folder that an installed top-level name stands in. Finding its spec does not run it."""
+    """The folder that contains an installed top-level module. Finding its spec does not run it."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -95,7 +95,7 @@ def _any_case(name: str) -> str:
 
 
 def _version_of_editable(top: str, above: Path) -> str | None:
-    """A checkout installed in place has its metadata elsewhere; it counts only if it is this very folder."""
+    """The version of an editable install, whose metadata lives elsewhere; used only if it points to this folder."""
     if _installed(top) != above:
         return None
     try:

@@ -1,7 +1,14 @@
-"""The compiled core: the template machine and three loops over text, from the C beside this file.
+"""The compiled core: the template machine and three loops over text, written in C.
 
-`native` is None where Penstock was installed without a compiler. Then the jinja2 reference renders every row and the
-loops run in numpy: the results are the same, at about a twentieth of the speed.
+In: a compiled template and the JSON bytes of rows. Out: rendered texts, and which message printed which bytes. The
+loops count the tokens of segments (`align.c`), classify characters and split lines (`scan.c`).
+
+`native` is None if Penstock was installed without a compiler. The jinja2 reference then renders every row and the loops
+run in numpy: the same results, at about a twentieth of the speed.
+
+Files: `program.c` loads bytecode and renders batches, `interpreter.c` runs it, `rows.c` reads rows, `values.c` and
+`operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters and JSON, and
+`provenance.c` tracks which message printed what.
 """
 
 from __future__ import annotations
@@ -16,39 +23,39 @@ __all__ = ["RenderedBatch", "native"]
 
 
 class RenderedBatch(NamedTuple):
-    """What `Program.render` gives. Arrays come as bytes; their element types are in parentheses."""
+    """The result of `Program.render`. Arrays are bytes; their element types are in parentheses."""
 
-    data: bytes  # all texts, one after the other
+    data: bytes  # all texts, concatenated
     texts: list[bytes]
-    reasons: list[str | None]  # why a row was not rendered; the template's own words where it refused the row
+    reasons: list[str | None]  # why a row was not rendered; the template's own message if it raised
     ends: bytes  # (int64) of texts in `data`
-    status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 refused by the template
-    known: bytes  # (uint8) bit 0: regions are certain; 1: the row has template variables of its own; 2: a false label
-    fresh: bytes  # (bool) whether a row took a branch of the template that no row had taken before
-    needles: bytes  # (int32) number of the first needle found in a row's text, or -1
-    counts: bytes  # (int32) messages of each row
+    status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 rejected by the template
+    known: bytes  # (uint8) bit 0: regions are certain; 1: the row sets template variables; 2: its label is false
+    fresh: bytes  # (bool) whether a row took a branch direction that no row had taken before
+    needles: bytes  # (int32) index of the first needle found in a row's text, or -1
+    counts: bytes  # (int32) number of messages of each row
     pieces: bytes  # (int32) row, message, start and end in the row's text
     spans: bytes  # (int32) row, start and end of `{% generation %}` blocks
     roles: bytes  # (uint8) of messages
     flags: bytes  # (uint8) of messages
-    weights: bytes  # (float32) of messages; empty where none is given
+    weights: bytes  # (float32) of messages; empty if no row has any
 
 
 class Program(Protocol):
     """A compiled template."""
 
     def render(self, rows: list[bytes], /) -> tuple[Any, ...]:
-        """Render rows: the fields of a `RenderedBatch`."""
+        """Render rows; returns the fields of a `RenderedBatch`."""
 
     def branches(self) -> tuple[int, int]:
-        """How many ways of the template's branches have been taken, and how many there are."""
+        """The number of branch directions taken so far, and in total."""
 
     def forget(self) -> None:
-        """Forget which ways have been taken, so that rows that take them are reported as fresh again."""
+        """Reset the branch directions taken, so that rows taking them are reported as fresh again."""
 
 
 class Native(Protocol):
-    """What is compiled."""
+    """The compiled module."""
 
     METHODS: tuple[str, ...]
     FILTERS: tuple[str, ...]
@@ -79,14 +86,14 @@ class Native(Protocol):
         counts: npt.NDArray[Any],
         /,
     ) -> bytes:
-        """For each text whether its tokens account for all of it, by their lengths or their pieces; if so, the number
-        of its tokens up to each segment's end goes to `counts`."""
+        """For each text, whether its tokens account for all of it, by their lengths or pieces. If so, `counts` receives
+        the number of tokens up to the end of each segment."""
 
     def kinds(self, texts: list[bytes], table: npt.NDArray[Any], /) -> bytes:
-        """For each text the kinds of all its characters beyond ASCII, or-ed; the table has one for each code point."""
+        """For each text, the or-ed kinds of its non-ASCII characters; `table` has the kind of each code point."""
 
     def split_lines(self, text: bytes, /) -> list[bytes]:
-        """`text.split(b"\\n")`, several times as fast."""
+        """`text.split(b"\\n")`, several times faster."""
 
 
 native: Native | None

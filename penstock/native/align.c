@@ -1,4 +1,4 @@
-/* How many tokens each segment of a text has: tokens are laid along the text, then ends are compared with ends. */
+/* Counts the tokens of each segment: aligns tokens with the text, then compares token ends with segment ends. */
 
 #include "native.h"
 
@@ -6,15 +6,15 @@
 #include <stdint.h>
 #include <string.h>
 
-/* As in penstock/encode/spm_pieces.py. */
+/* Same values as in penstock/encode/spm_pieces.py. */
 enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
 enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
 
 typedef struct {
     const uint8_t *bytes, *kinds;
-    const uint8_t *foreign; /* for each ASCII character: has it no piece of its own? */
+    const uint8_t *foreign; /* for each ASCII character, whether it has no piece of its own */
     const uint32_t *starts;
-    size_t count; /* of tokens */
+    size_t count; /* number of tokens */
     int rule;
 } Pieces;
 
@@ -26,7 +26,7 @@ static int width(uint8_t first) { return first < 0x80 ? 1 : first < 0xE0 ? 2 : f
 
 static bool is_space(uint8_t c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* Behind a piece in the text, where ▁ stands for a space or itself; NULL: it is not there. */
+/* The position after a piece in the text, or NULL if it does not match. ▁ matches a space or itself. */
 static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, const uint8_t *at, const uint8_t *end) {
     while (piece < piece_end) {
         if (at == end) return NULL;
@@ -41,21 +41,21 @@ static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, con
     return at;
 }
 
-/* Whether the first ▁ of a section's first piece was put there by the tokenizer. */
+/* Whether the tokenizer prepended the first ▁ of a section's first piece. */
 static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t *end) {
     if (rule & PREPENDS) return true;
     if (!(rule & PREPENDS_UNLESS_SPACE) || ((rule & ONLY_FIRST) && !first)) return false;
     return at < end && *at != ' ' && !is_bar(at, end);
 }
 
-/* Behind a whole piece in the text; NULL: it is not there. */
+/* The position after a literal piece in the text, or NULL if it does not match. */
 static const uint8_t *behind_all(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
     const size_t length = p->starts[id + 1] - p->starts[id];
     if ((size_t)(end - at) < length || memcmp(p->bytes + p->starts[id], at, length)) return NULL;
     return at + length;
 }
 
-/* Behind the characters that the unknown token stands for: all those without a piece, up to an added token. */
+/* The position after the characters that the unknown token stands for: all without a piece, up to an added token. */
 static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
                                      const uint8_t *end) {
     const uint8_t *start = at;
@@ -66,8 +66,8 @@ static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool 
     return at == start ? NULL : at;
 }
 
-/* Lays a text's tokens along it; false where they don't account for all of it. A ▁ of its own that the tokenizer put
-   there ends with the character that follows, as in the reference's offsets: it belongs to that one's segment. */
+/* Aligns tokens with their text; false if they don't account for all of it. A token that is only a prepended ▁ ends
+   with the following character, as in the reference's offsets, so it belongs to that character's segment. */
 static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_t *ids, int64_t n, int64_t *ends) {
     const uint8_t *at = text, *end = text + size;
     int64_t reached = 0;

@@ -15,7 +15,7 @@ static Value indentation(Machine *m, Value by) { /* a number of spaces, or a tex
     return spaces(m, by.i > 0 ? by.i : 0);
 }
 
-/* tojson(ensure_ascii, indent, separators, sort_keys): all four are given, or none. */
+/* tojson(ensure_ascii, indent, separators, sort_keys): either all four arguments are present, or none. */
 void print_json(Machine *m, Value v, Value *a, int n) {
     JsonStyle style = {.between = LITERAL(", "), .after_key = LITERAL(": ")};
     if (n == 4) {
@@ -42,7 +42,7 @@ static Value to_json(Machine *m, Value v, Value *a, int n) {
     return take_output(m, mark);
 }
 
-/* Insert v with its key, so that keys ascend; equal ones keep their order. */
+/* Stable insertion of v by its key, in ascending order. */
 static void insert(Machine *m, Value *sorted, Value *keys, uint32_t n, Value v, Value key) {
     uint32_t k = n;
     for (; k && order(m, keys[k - 1], key) > 0; k--) {
@@ -111,7 +111,7 @@ static Value to_int(Machine *m, Value v) {
 }
 
 static Value mapped(Machine *m, Value v, const Value *path, int filter) {
-    if (!truth(m, v)) return of_list(m, 0, GENERATOR); /* jinja2 skips what is empty or none */
+    if (!truth(m, v)) return of_list(m, 0, GENERATOR); /* jinja2 skips empty values and None */
     const Value list = iterate(m, v), result = of_list(m, list.list->n, GENERATOR);
     for (uint32_t i = 0; i < list.list->n; i++) {
         Value item = list.list->v[i];

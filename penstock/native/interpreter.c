@@ -1,4 +1,4 @@
-/* The machine itself: runs a template's bytecode on the values of one conversation. */
+/* The interpreter: runs a template's bytecode on the values of one conversation. */
 
 #include "names.h"
 #include "values.h"
@@ -46,7 +46,7 @@ static void end_loop(Machine *m) {
     m->loop_count--;
 }
 
-static Value end_filter(Machine *m) { /* the items that a loop's filter kept */
+static Value end_filter(Machine *m) { /* the items that a loop's filter accepted */
     const Iteration *it = &m->loops[m->loop_count - 1];
     const Value kept = of_list(m, it->kept_count, GENERATOR);
     if (it->kept_count) memcpy(kept.list->v, it->kept, it->kept_count * sizeof(Value));
@@ -119,7 +119,7 @@ static void end_generation(Machine *m) {
         return;
     }
     for (int i = 0; i < 3; i++) APPEND(m, m->spans, m->conversation);
-    int32_t *own = m->spans.at + m->spans.n - 3; /* blocks inside this one have ended before it, but begin after it */
+    int32_t *own = m->spans.at + m->spans.n - 3; /* nested blocks end earlier but begin later */
     while (own > m->spans.at && own[-3] == m->conversation && own[-2] > (int32_t)(start - m->text_start)) {
         memcpy(own, own - 3, 3 * sizeof *own);
         own -= 3;
@@ -130,7 +130,7 @@ static void end_generation(Machine *m) {
 
 /* ---- macros */
 
-/* The arguments of a call become the macro's first locals; those not given are MISSING. */
+/* The arguments of a call become the macro's first locals; omitted ones are MISSING. */
 static void pass_arguments(Machine *m, const Macro *macro, Value *locals, const Value *a, int n, int named,
                            const List *names) {
     if (n > macro->arguments) give_up(m, "too many arguments of a macro");
@@ -186,7 +186,7 @@ static Value range(Machine *m, const Value *a, int n) {
     return list;
 }
 
-/* ---- making objects */
+/* ---- constructing objects */
 
 static Value make_dict(Machine *m, const Value *a, int n, Tag tag) {
     Value made = of_dict(m, (uint32_t)n + (tag == NAMESPACE ? 8 : 0));
@@ -232,7 +232,7 @@ static _Noreturn void refuse(Machine *m, Value words) {
     give_up(m, "the template refuses the row");
 }
 
-/* Remember which way a branch went, unless that has been compared with the reference already. */
+/* Record the direction of a branch, unless it was compared with the reference already. */
 static inline bool branch(Machine *m, int32_t number, bool taken) {
     uint8_t *known = &m->branches[2 * number + taken];
     if (!*known) {

@@ -1,5 +1,5 @@
-/* JSON in: a row's bytes become values. Strings without escapes are slices of the row; others are decoded once.
- * Anything that Python's readers treat in a way of their own (numbers beyond 18 digits, lone surrogates) gives up. */
+/* Parses a row's JSON into values. Strings without escapes are slices of the row; others are decoded once.
+ * Gives up on anything that Python's parsers treat specially (numbers beyond 18 digits, lone surrogates). */
 
 #include <math.h>
 
@@ -34,7 +34,7 @@ static int32_t hex4(const char *p) {
     return value;
 }
 
-/* \uXXXX at p, perhaps followed by its other half. */
+/* \uXXXX at p, possibly followed by its low surrogate. */
 static const char *unicode_escape(Machine *m, const char *p, char **to) {
     const char *end = m->json_end;
     const int32_t first = end - p >= 6 ? hex4(p + 2) : -1;
@@ -69,7 +69,7 @@ static Value string(Machine *m) { /* after the opening quote */
     if (p < end && *p == '"') {
         found = of_string(s, (size_t)(p - s));
     } else {
-        char *start = m->decoded, *to = start; /* there is room for the whole row, and decoding never lengthens */
+        char *start = m->decoded, *to = start; /* has room for the whole row, and decoding never lengthens text */
         for (;;) {
             memcpy(to, s, (size_t)(p - s));
             to += p - s;
@@ -139,7 +139,7 @@ static Value object(Machine *m, int depth) {
             expect(m, ':');
             const int32_t column = depth == 0 ? (int32_t)(m->parsed.n - base) / 2 : -1;
             const Value own = value(m, depth + 1, column);
-            size_t at = base; /* a repeated key keeps its first place and takes the last value */
+            size_t at = base; /* a repeated key keeps its first position and takes the last value */
             for (; at < m->parsed.n; at += 2) {
                 const Value known = m->parsed.at[at];
                 if (known.hash == key.hash && known.size == key.size && !memcmp(known.s, key.s, key.size)) break;
@@ -189,7 +189,7 @@ static bool take_word(Machine *m, const char *word, size_t n) {
     return true;
 }
 
-/* `column`: the number of the row's column whose value this is, or -1. */
+/* `column`: the index of the row's column that this value belongs to, or -1. */
 static Value value(Machine *m, int depth, int32_t column) {
     if (depth > MAX_DEPTH) give_up(m, "JSON nested too deeply");
     skip_space(m);

@@ -1,4 +1,4 @@
-/* Values out: as `tojson` writes them, as Python's repr and str show them. Text written here has no origin. */
+/* Writes values like `tojson`, and like Python's repr and str. Text written here has no origin. */
 
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static void put_float(Machine *m, double d) { /* as repr does */
     int exponent;
     const int n = shortest(fabs(d), digits, &exponent);
     int power;
-    if (n > 15 && frexp(fabs(d), &power) == 0.5) /* the float below is nearer than the one above: see `shortest` */
+    if (n > 15 && frexp(fabs(d), &power) == 0.5) /* the next float below is nearer than the one above: see `shortest` */
         give_up(m, "a power of two of more than 15 digits");
     if (exponent < -4 || exponent >= 16) {
         put_char(m, digits[0]);
@@ -150,7 +150,7 @@ static void put_ascii(Machine *m, const char *p, const char *end) {
         if (c < 0x7f) {
             put_char(m, (char)c);
         } else if (c < 0x10000) {
-            put_escape(m, "\\u%04x", c); /* DEL is escaped, too */
+            put_escape(m, "\\u%04x", c); /* DEL is escaped too */
         } else {
             put_escape(m, "\\u%04x", 0xD800 + ((c - 0x10000) >> 10));
             put_escape(m, "\\u%04x", 0xDC00 + ((c - 0x10000) & 1023));

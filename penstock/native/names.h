@@ -1,4 +1,4 @@
-/* The names that the compiler and the machine share; `penstock.native.OPS` and the like list them in this order. */
+/* Names shared by the compiler and the machine, in the order of `penstock.native.OPS`, `METHODS` and so on. */
 #ifndef PENSTOCK_NAMES_H
 #define PENSTOCK_NAMES_H
 
@@ -38,7 +38,7 @@ enum { FILTERS(ENUM_FILTER) FILTER_COUNT };
 enum { TESTS(ENUM_TEST) TEST_COUNT };
 enum { OPS(ENUM_OP) OP_COUNT };
 
-/* Types whose attributes a name may be: bits that the compiler computes for constant names. */
+/* Types that have an attribute of a given name: bits that the compiler computes for constant names. */
 enum { OF_STRING = 1, OF_LIST = 2, OF_DICT = 4, OF_INT = 8, OF_FLOAT = 16, OF_TUPLE = 32 };
 
 #endif

@@ -1,4 +1,4 @@
-/* What the module exports; `penstock/native/__init__.py` says what each takes and gives. */
+/* The module's exports; `penstock/native/__init__.py` documents their signatures. */
 #ifndef PENSTOCK_NATIVE_H
 #define PENSTOCK_NATIVE_H
 

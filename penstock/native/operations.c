@@ -1,4 +1,4 @@
-/* What templates do with values: attributes, items, methods, filters and tests, as jinja2's sandbox does them. */
+/* Operations of templates on values: attributes, items, methods, filters and tests, as in jinja2's sandbox. */
 
 #include "names.h"
 #include "values.h"
@@ -141,7 +141,7 @@ Value get_key(Machine *m, Value v, Value name, int methods) { /* v['name']: the 
     return get_attribute(m, v, name, methods);
 }
 
-/* In a loop over numbers, messages[number] makes the iteration that message's. */
+/* In a loop over numbers, messages[number] assigns the iteration to that message. */
 static Value indexed(Machine *m, int64_t i, Value found) {
     if (found.tag != DICT || found.dict->message < 0 || !m->loop_count) return found;
     Iteration *it = &m->loops[m->loop_count - 1];
@@ -183,9 +183,9 @@ Value get_item(Machine *m, Value v, Value key) {
     return is_one_of(key, methods) ? method_value(m, v, key) : undefined();
 }
 
-/* 'a.b' as jinja2's make_attrgetter reads it; the compiler leaves out digits and underscores. */
+/* 'a.b' as jinja2's make_attrgetter resolves it; the compiler excludes digits and underscores. */
 Value get_path(Machine *m, Value v, Value path) {
-    static const char *const usual[] = {"type", "role", "content", "name", NULL}; /* attributes of no string */
+    static const char *const usual[] = {"type", "role", "content", "name", NULL}; /* not attributes of str */
     const char *p = path.s, *end = p + path.size;
     for (;;) {
         const char *dot = memchr(p, '.', (size_t)(end - p));

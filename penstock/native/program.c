@@ -21,7 +21,7 @@ typedef struct ProgramObject {
     bool busy;
 } ProgramObject;
 
-/* What rendering a batch collects. */
+/* The results of rendering a batch. */
 typedef struct Batch {
     const char **rows;
     size_t *sizes;
@@ -29,7 +29,7 @@ typedef struct Batch {
     int64_t *ends;
     uint8_t *status, *known, *fresh;
     int32_t *needles, *counts;
-    char **reasons; /* a refusal's words, owned; or NULL */
+    char **reasons; /* the template's own message, owned; or NULL */
     const char **why;
     VECTOR(int32_t) pieces;
     VECTOR(uint8_t) roles;
@@ -38,7 +38,7 @@ typedef struct Batch {
     bool weighted;
 } Batch;
 
-/* ---- Python values become constants, in an arena that lives as long as the program */
+/* ---- constants: Python values converted into an arena that lives as long as the program */
 
 static Value of_python(Machine *m, PyObject *o) {
     if (o == Py_None) return none();
@@ -79,7 +79,7 @@ static Value of_python(Machine *m, PyObject *o) {
         }
         return dict;
     }
-    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a function of jinja2's */
+    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a jinja2 function */
         PyObject *iterator = PyObject_GetIter(o), *item = iterator ? PyIter_Next(iterator) : NULL;
         const bool is_macro = item && PyLong_Check(item);
         const int64_t number = is_macro ? PyLong_AsLong(item) : 0;
@@ -127,7 +127,7 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     }
 }
 
-/* ---- bytecode: every operand is checked once, so that the interpreter need not. That the stack is balanced is not. */
+/* ---- bytecode: operands are checked once on loading, so that the interpreter need not. Stack balance is not. */
 
 static bool is_list_of_text(Value v) {
     for (uint32_t i = 0; v.tag == LIST && i < v.list->n; i++)
@@ -163,7 +163,7 @@ static Macro *macro_at(Program *p, Py_ssize_t entry) {
 static const char *const operand_kinds[] = {OPS(OPERANDS)};
 #undef OPERANDS
 
-/* Where operations begin; false where one is unknown or cut short, or where the last one is not an end. */
+/* Find where operations begin; false if one is unknown or truncated, or the last one does not end the code. */
 static bool find_starts(const Program *p, bool *starts) {
     Py_ssize_t at = 0;
     int32_t op = -1;
@@ -177,7 +177,7 @@ static bool find_starts(const Program *p, bool *starts) {
 }
 
 static bool is_valid_code(Program *p, const bool *starts) {
-    Macro *macro = NULL; /* whose code this is: the template's own comes first, then one macro after the other */
+    Macro *macro = NULL; /* whose code this is: the template's own comes first, then the macros in order */
     for (Py_ssize_t at = 0; at < p->code_size;) {
         Macro *begun = macro_at(p, at);
         if (begun) macro = begun;
@@ -296,7 +296,7 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
 
 /* ---- rendering */
 
-/* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
+/* Assistant text repeated outside of its turn belongs to no message; adjacent pieces of one message are joined. */
 static void tidy_pieces(Machine *m) {
     uint8_t *looped = arena(m, (size_t)m->message_count + 1);
     memset(looped, 0, (size_t)m->message_count + 1);
@@ -406,7 +406,7 @@ static PyObject *text_list(const Machine *m, const Batch *b) {
     return texts;
 }
 
-static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up, or the template's own words */
+static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up, or the template's own message */
     PyObject *reasons = PyList_New(b->n);
     for (Py_ssize_t i = 0; reasons && i < b->n; i++) {
         const char *words = b->reasons[i] ? b->reasons[i] : b->why[i];
@@ -481,7 +481,7 @@ static PyObject *render(PyObject *object, PyObject *rows) {
     Batch b;
     memset(&b, 0, sizeof b);
     PyObject *result = NULL;
-    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* others may change the list meanwhile */
+    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* a copy: other threads may change the list */
     if (held && begin_batch(&b, held)) {
         Machine *m = self->machine;
         m->out.n = m->spans.n = 0;
@@ -504,14 +504,14 @@ static PyObject *render(PyObject *object, PyObject *rows) {
     return result;
 }
 
-static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* taken ways of branches, and all of them */
+static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* directions taken, and in total */
     const ProgramObject *self = (ProgramObject *)object;
     int taken = 0;
     for (int i = 0; i < 2 * self->program.branch_count; i++) taken += self->machine->branches[i] == 1;
     return Py_BuildValue("(ii)", taken, 2 * self->program.branch_count);
 }
 
-static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* no branch counts as compared any more */
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* mark all branches as not yet compared */
     ProgramObject *self = (ProgramObject *)object;
     memset(self->machine->branches, 0, 2 * (size_t)self->program.branch_count);
     Py_RETURN_NONE;

@@ -1,4 +1,4 @@
-/* Which message printed which bytes.
+/* Tracks which message printed which bytes.
  *
  * A string is a slice of the row's bytes, of its decoded text, or of the arena, so slicing keeps its origin by itself;
  * whoever copies bytes notes where they came from. The output has pieces: sorted runs that belong to one message. */
@@ -7,7 +7,7 @@
 
 static bool is_assistant(const Machine *m, int32_t message) { return m->roles[message] == 3; } /* Role.ASSISTANT */
 
-/* The message in whose bytes of the row an address lies, or -1. */
+/* The message whose bytes in the row contain an address, or -1. */
 static int32_t source_of(const Machine *m, const char *p) {
     const bool raw = p >= m->row_start && p < m->json_end;
     if (!m->sources.n || (!raw && !(p >= m->decoded_start && p < m->decoded))) return -1;
@@ -31,7 +31,7 @@ void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool l
     m->current->last_origin = m->origins.n;
 }
 
-/* Note a piece of output, unless the iteration that is under way will claim it anyway. */
+/* Record a piece of output, unless the current iteration will claim it anyway. */
 static void add_piece(Machine *m, size_t start, size_t n, int32_t message, bool looped) {
     if (m->open_messages && !m->building) {
         const Iteration *inner = &m->loops[m->loop_count - 1];
@@ -56,7 +56,7 @@ void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
         return;
     }
     if (!m->origins.n) return;
-    const Chunk *chunk = m->first; /* constants lie in none */
+    const Chunk *chunk = m->first; /* constants are in none */
     while (chunk && !(s >= chunk->data && s < chunk->data + chunk->used))
         chunk = chunk == m->current ? NULL : chunk->next;
     if (!chunk) return;
@@ -91,7 +91,7 @@ static void claim(Machine *m, size_t start, size_t end, int32_t message) {
     APPEND(m, m->scratch, (Piece){start, end, message, true});
 }
 
-/* An iteration over a message has ended: what it printed is the message's, but for the text of others. */
+/* At the end of an iteration over a message: its output belongs to the message, except for text of other messages. */
 void assign_pieces(Machine *m, size_t start, size_t first, int32_t message) {
     if (m->out.n <= start) return;
     m->scratch.n = 0;
@@ -107,7 +107,7 @@ void assign_pieces(Machine *m, size_t start, size_t first, int32_t message) {
     for (size_t i = 0; i < m->scratch.n; i++) APPEND(m, m->pieces, m->scratch.at[i]);
 }
 
-/* Outside of loops over messages, an expression that prints the text of one message belongs to it as a whole. */
+/* Outside of loops over messages, an expression that prints text of one message belongs entirely to it. */
 void claim_statement(Machine *m, size_t start, size_t first) {
     if (m->pieces.n <= first || m->open_messages || m->call_count || m->capture_count) return;
     const int32_t message = m->pieces.at[first].message;

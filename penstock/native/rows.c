@@ -30,7 +30,7 @@ static uint8_t role_number(Value role) {
     return IS(role, "system") ? 1 : IS(role, "user") ? 2 : IS(role, "assistant") ? 3 : IS(role, "tool") ? 4 : 5;
 }
 
-/* A copy of text that belongs to a message; -1: to none. */
+/* A copy of text that belongs to a message, or to none (-1). */
 static Value owned(Machine *m, Value text, int32_t message) {
     char *copy = arena(m, text.size + 1);
     memcpy(copy, text.s, text.size);
@@ -38,7 +38,7 @@ static Value owned(Machine *m, Value text, int32_t message) {
     return of_string(copy, text.size);
 }
 
-/* A name that a message is given although its row does not have it; like all of its text, it belongs to the message. */
+/* A name added to a message that its row lacks; like all of its text, it belongs to the message. */
 static Value given_name(Machine *m, Value name, int32_t message) { return keyed(owned(m, name, message)); }
 #define GIVEN(literal, message) given_name(m, LITERAL(literal), message)
 
@@ -67,7 +67,7 @@ static float take_weight(Machine *m, const Layout *l, Dict *message) {
         if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);
         if (!isnan(own)) weight = own;
     }
-    if (weight > 3.4e38) unusual(m); /* too large for a float: the reader refuses it */
+    if (weight > 3.4e38) unusual(m); /* too large for a float: the reader rejects it */
     return (float)weight;
 }
 
@@ -106,7 +106,7 @@ static bool has_reasoning(Machine *m, const Dict *message) {
     return false;
 }
 
-/* Content and calls are of a kind that templates can be given. */
+/* Content and calls have types that templates accept. */
 static void check_message(Machine *m, const Layout *l, const Dict *message, Value role) {
     const Value *calls = find_key(message, NAME("tool_calls")), *content = find_key(message, NAME("content"));
     const bool has_calls = calls && truth(m, *calls);
@@ -172,7 +172,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     return role;
 }
 
-/* ---- what the template needs (as penstock.chat.adapt does it) */
+/* ---- adaptations to the template (as in penstock.chat.adapt) */
 
 static bool is_bare(Value tool) {
     return !find_key(tool.dict, NAME("function")) && find_key(tool.dict, NAME("name"));
@@ -185,7 +185,7 @@ static Value copied(Machine *m, const Dict *d) {
     return copy;
 }
 
-/* A bare function or call as OpenAI's API writes it; its id is outside. `number`: of the message, or -1 for tools. */
+/* Wrap a bare function or call as in OpenAI's API, with its id outside. `number`: message index, or -1 for tools. */
 static Value wrapped(Machine *m, Value bare, int32_t number) {
     const Value outside = of_dict(m, 3), inside = copied(m, bare.dict);
     const Value *id = find_key(bare.dict, NAME("id"));
@@ -301,7 +301,7 @@ static Value adapt_tools(Machine *m, const Layout *l, Value tools) {
     return tools;
 }
 
-/* transformers gives reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
+/* transformers passes reasoning under all of its names: {"thinking": r, **message, "reasoning_content": r} */
 static void alias_reasoning(Machine *m, Value *message, int32_t number) {
     const Value names[] = {NAME("reasoning_content"), NAME("thinking"), NAME("reasoning")};
     const Value *reasoning = NULL;
@@ -331,7 +331,7 @@ static Value read_tools(Machine *m, const Layout *l, const Dict *row) {
     const Value *given = get(row, l->tools);
     if (!given) return none();
     Value tools = *given;
-    if (tools.tag == STRING) { /* text that says "no tools" has none; an empty list is given to the template */
+    if (tools.tag == STRING) { /* the text "no tools" means none; an empty list is passed on */
         tools = strip(m, tools, NULL, true, true).size ? json_text(m, tools, -1) : none();
         if (!truth(m, tools)) tools = none();
     }
@@ -357,7 +357,7 @@ static const Dict *read_variables(Machine *m, const Layout *l, const Dict *row) 
     return found.dict;
 }
 
-static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an empty string where there is none */
+static Value read_system(Machine *m, const Layout *l, const Dict *row) { /* an empty string if there is none */
     const Value *given = get(row, l->system);
     if (!given || given->tag == NONE) return LITERAL("");
     if (given->tag != STRING) unusual(m);
@@ -373,7 +373,7 @@ static Value saying(Machine *m, Value role, Value text, int32_t number) {
     return message;
 }
 
-/* Which message each element of a column is. */
+/* Assign message indices to the elements of a column. */
 static void number_sources(Machine *m, const Dict *row, const Value *column, int32_t first) {
     int32_t number = first;
     for (size_t i = 0; i < m->sources.n; i++)
@@ -453,7 +453,7 @@ static void read_answer(Machine *m, const Layout *l, const Dict *row, Conversati
     for (int32_t i = 0; i < at; i++) c->roles[i] = role_number(*find_key(to[i].dict, NAME("role")));
 }
 
-/* A conversation that was read in Python: {"messages", "tools", "variables"}. */
+/* A conversation read by Python: {"messages", "tools", "variables"}. */
 static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
     const Value *messages = find_key(row, NAME("messages")), *tools = find_key(row, NAME("tools")),
                 *variables = find_key(row, NAME("variables"));
@@ -477,7 +477,7 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
         if (tools->list->v[i].tag != DICT) unusual(m);
 }
 
-/* ---- texts of special tokens inside of messages */
+/* ---- special-token text inside messages */
 
 static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needles are sorted, longest first */
     if (left < 2 || !l->needle_pairs[byte_pair(p)]) return -1; /* some tokenizers have a thousand of them */
@@ -488,7 +488,7 @@ static int32_t needle_at(const Layout *l, const char *p, size_t left) { /* needl
     return -1;
 }
 
-static int32_t needle_in(const Layout *l, Value text) { /* the first one; needles start with one of few bytes */
+static int32_t needle_in(const Layout *l, Value text) { /* the first match; needles start with one of a few bytes */
     int32_t found = -1;
     const char *end = text.s + text.size, *limit = end;
     for (uint32_t k = 0; k < l->needle_start_count; k++)
@@ -553,7 +553,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         c->needle = find_needle(m, l, c->messages, 0);
         if (c->needle < 0) c->needle = find_needle(m, l, c->tools, 0);
     }
-    for (uint32_t i = 0; i < messages->n; i++) { /* after the search: reasoning has its own place in it */
+    for (uint32_t i = 0; i < messages->n; i++) { /* after the search, which handles reasoning itself */
         alias_reasoning(m, &messages->v[i], (int32_t)i);
         messages->v[i].dict->message = (int32_t)i;
     }
@@ -561,7 +561,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     m->message_count = (int32_t)messages->n;
 }
 
-/* ---- what became of messages */
+/* ---- how messages appear in the text */
 
 static size_t occurrences(Machine *m, Value text, Value wanted) {
     size_t count = 0;
@@ -571,14 +571,14 @@ static size_t occurrences(Machine *m, Value text, Value wanted) {
     return count;
 }
 
-static Value name_of(Value call) { /* of the called function; empty where there is none */
+static Value name_of(Value call) { /* name of the called function, or empty */
     const Value *inner = find_key(call.dict, NAME("function"));
     const Value function = inner ? *inner : call;
     const Value *name = function.tag == DICT ? find_key(function.dict, NAME("name")) : NULL;
     return name && name->tag == STRING ? *name : LITERAL("");
 }
 
-static bool is_escaped(Value name) { /* whether JSON would spell it in another way: control characters, beyond ASCII */
+static bool is_escaped(Value name) { /* whether JSON may escape it: control or non-ASCII characters */
     for (uint32_t i = 0; i < name.size; i++)
         if ((signed char)name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
     return false;
@@ -601,7 +601,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
     if (calls.tag != LIST) return true;
     for (uint32_t i = 0; i < calls.list->n; i++)
         if (calls.list->v[i].tag == DICT && is_escaped(name_of(calls.list->v[i])))
-            text = owned(m, text, -1); /* spelling names writes to the output, which may move it */
+            text = owned(m, text, -1); /* escaping names writes to the output, which may move it */
     for (uint32_t i = 0; i < calls.list->n; i++) {
         if (calls.list->v[i].tag != DICT) continue;
         const Value name = name_of(calls.list->v[i]);
@@ -614,7 +614,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
     return true;
 }
 
-static bool is_said(Machine *m, Value content, Value text) { /* less the reasoning in it */
+static bool is_said(Machine *m, Value content, Value text) { /* without the reasoning in it */
     if (content.tag != STRING) return true;
     const Value think = LITERAL("</think>");
     const char *p = content.s, *end = p + content.size;
@@ -624,9 +624,9 @@ static bool is_said(Machine *m, Value content, Value text) { /* less the reasoni
     return !words.size || find(m, text.s, text.size, words.s, words.size) != NULL;
 }
 
-/* What the assistant thought, stripped: given by itself, or in its content before the last </think>. */
+/* The assistant's reasoning, stripped: from its own key, or from the content before the last </think>. */
 static Value reasoning_of(Machine *m, const Dict *message) {
-    const Value *given = find_key(message, NAME("reasoning_content")); /* whichever it was: `alias_reasoning` */
+    const Value *given = find_key(message, NAME("reasoning_content")); /* see `alias_reasoning` */
     if (given && given->tag != NONE)
         return given->tag == STRING ? strip(m, *given, NULL, true, true) : LITERAL("");
     const Value *content = find_key(message, NAME("content")), think = LITERAL("</think>"), begin = LITERAL("<think>");
@@ -639,7 +639,7 @@ static Value reasoning_of(Machine *m, const Dict *message) {
     return strip(m, of_string(start, (size_t)(end - start)), NULL, true, true);
 }
 
-/* All that a message printed; the whole text where that is not known. */
+/* Everything a message printed; the whole text if regions are unknown. */
 static Value printed_by(Machine *m, int32_t message, size_t first, size_t count) {
     if (count == 1) {
         const Piece p = m->pieces.at[first];

@@ -1,4 +1,4 @@
-/* A row's JSON becomes the conversation that a template is given. */
+/* Converts a row's JSON to the conversation that the template receives. */
 #ifndef PENSTOCK_ROWS_H
 #define PENSTOCK_ROWS_H
 
@@ -6,20 +6,20 @@
 
 typedef enum { READ_CONVERSATION, READ_MESSAGES, READ_ANSWER } Reading;
 
-/* How rows are laid out and what the template needs: filled once from `penstock.template.machine`. An empty name
- * means that there is no such column or key. Names are keyed strings, lists are lists of them. */
+/* The column mapping and the template's requirements, filled once by `penstock.template.machine`. An empty name
+ * means that there is no such column or key. Names are strings with hashes; lists are lists of such strings. */
 typedef struct Layout {
     int64_t reading;
     Value messages, tools, system, variables, query, input, response, history; /* columns */
     Value media;                                                               /* columns that must be empty */
     Value role_key, content_key, weight_keys, inverse_weight_key;
-    Value roles; /* name -> what the template is given; "tool_calls" for a message that is the JSON of its calls */
-    /* what the template can't take as it is (penstock.chat.adapt.Needs) */
+    Value roles; /* name -> role passed to the template; "tool_calls" for a message that is the JSON of its calls */
+    /* adaptations that the template requires (penstock.chat.adapt.Needs) */
     bool object_arguments, string_arguments, wrapped_calls, typed_calls, no_empty_calls, null_with_calls;
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
     Value needles;                                                     /* texts to look for in messages */
-    uint8_t needle_starts[256]; /* each first byte of a needle once */
+    uint8_t needle_starts[256]; /* the distinct first bytes of needles */
     uint32_t needle_start_count;
     bool needle_pairs[1 << 16]; /* the first two bytes of needles, by `byte_pair` */
 } Layout;
@@ -30,16 +30,16 @@ typedef struct Conversation {
     Value messages, tools;
     const Dict *variables;
     uint8_t *roles;  /* one per message, as penstock.chat.conversation.Role */
-    float *weights;  /* NULL: none given; NaN: not given */
-    int32_t needle;  /* the first of the needles that its text has, or -1 */
-    bool label_false; /* the row has a column `label` that is false, as KTO's bad answers */
+    float *weights;  /* NULL if the row has none; NaN where a message has none */
+    int32_t needle;  /* the first needle found in its text, or -1 */
+    bool label_false; /* the column `label` is false, as for KTO's undesirable answers */
 } Conversation;
 
 enum { HAS_CALLS = 1, CALLS_PRINTED = 2, CONTENT_PRINTED = 4, HAS_REASONING = 8, REASONING_PRINTED = 16 };
 
-/* Reads a row; gives up where it is not usual, so that the Python reader decides. */
+/* Reads a row; gives up on anything unusual, which the Python reader then handles. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
-/* What became of a message in the rendered text (the flags above). */
+/* How a message appears in the rendered text (the flags above). */
 void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags);
 
 #endif

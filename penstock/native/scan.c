@@ -1,4 +1,4 @@
-/* Loops over many texts: which kinds of characters they have, and where lines end. */
+/* Loops over many texts: classifies their characters and splits lines. */
 
 #include "native.h"
 #include "values.h"
@@ -11,7 +11,7 @@ static bool all_bytes(PyObject *list) {
 
 static bool continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
-/* The character beyond ASCII at p, and its size; size 0: it is not UTF-8. */
+/* The non-ASCII character at p and its size in bytes; size 0 if it is not UTF-8. */
 static uint32_t character(const uint8_t *p, size_t left, size_t *size) {
     *size = 0;
     if (p[0] < 0xE0) {
@@ -32,7 +32,7 @@ static uint32_t character(const uint8_t *p, size_t left, size_t *size) {
     return point;
 }
 
-/* The kinds of all characters beyond ASCII that a text has, or-ed; -1: it is not UTF-8. */
+/* The or-ed kinds of a text's non-ASCII characters; -1 if it is not UTF-8. */
 static int kinds_of(const char *text, size_t n, const uint8_t *table) {
     int found = 0;
     for (size_t i = 0; i < n;) {

@@ -55,7 +55,7 @@ static bool follows(const unsigned char *s, int n) {
     return true;
 }
 
-/* How far a text is ASCII, in steps of a few bytes. */
+/* The length of the ASCII prefix, in steps of a few bytes. */
 size_t ascii_prefix(const char *s, size_t n) {
     size_t i = 0;
 #if defined(__SSE2__)
@@ -117,7 +117,7 @@ size_t point_offset(const char *s, size_t n, size_t index) {
 
 bool is_space(uint32_t c) {
     if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f);
-    return _PyUnicode_IsWhitespace(c); /* CPython's own table: a pure look-up, which needs no lock */
+    return _PyUnicode_IsWhitespace(c); /* CPython's own table: a pure look-up, safe without the GIL */
 }
 
 /* ---- searches */
@@ -207,7 +207,7 @@ Value strip(Machine *m, Value s, const Value *chars, bool left, bool right) {
     return of_string(p, (size_t)(end - p));
 }
 
-static Value popped(Machine *m, size_t base, ListKind kind) { /* a list of what was pushed to `parsed` */
+static Value popped(Machine *m, size_t base, ListKind kind) { /* pops the values pushed to `parsed` as a list */
     const Value list = of_list(m, (uint32_t)(m->parsed.n - base), kind);
     if (list.list->n) memcpy(list.list->v, m->parsed.at + base, list.list->n * sizeof(Value));
     m->parsed.n = base;
@@ -267,7 +267,7 @@ Value change_case(Machine *m, Value s, Case how) {
             put_char(m, (char)((upper || title) ? c - 32 * is_lower : c + 32 * is_upper));
             continue;
         }
-        if (c == 0x3A3) give_up(m, "a capital sigma"); /* its lower case depends on its neighbours */
+        if (c == 0x3A3) give_up(m, "a capital sigma"); /* its lower case depends on context */
         Py_UCS4 changed[3];
         const int n = upper   ? _PyUnicode_ToUpperFull(c, changed)
                       : title ? _PyUnicode_ToTitleFull(c, changed)
@@ -313,7 +313,7 @@ Value index_text(Machine *m, Value s, int64_t i) {
     return of_string(s.s + at, (size_t)size);
 }
 
-/* A bound of a slice, as Python's slice.indices has it. */
+/* A bound of a slice, as computed by Python's slice.indices. */
 static int64_t bound(Value given, int64_t n, int64_t step, int64_t otherwise) {
     if (given.tag == NONE) return otherwise;
     int64_t i = given.i;

@@ -1,4 +1,4 @@
-/* The arena, lists and dicts, and what Python's operators say about values. */
+/* The arena, lists and dicts, and the semantics of Python's operators. */
 
 #include "values.h"
 
@@ -48,7 +48,7 @@ void *arena_slow(Machine *m, size_t size) {
     return chunk->data;
 }
 
-/* Start a row: keep the chunks, unless a large row made them many. */
+/* Start a row: reuse the chunks, unless a large row left many. */
 void arena_reset(Machine *m, size_t limit) {
     if (m->arena_size > ARENA_BASE) {
         free_chunks(m->first);
@@ -191,7 +191,7 @@ bool equal(Machine *m, Value a, Value b, int depth) {
     }
 }
 
-int compare_text(Value a, Value b) { /* the order of code points is that of UTF-8 bytes */
+int compare_text(Value a, Value b) { /* UTF-8 bytes sort like code points */
     const uint32_t n = a.size < b.size ? a.size : b.size;
     const int found = n ? memcmp(a.s, b.s, n) : 0;
     return found ? found : (a.size > b.size) - (a.size < b.size);

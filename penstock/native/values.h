@@ -27,7 +27,7 @@ enum {
 #define MAX_TEXT ((size_t)64 << 20)   /* bytes of one rendered text, and of one string */
 #define ARENA_BASE ((size_t)64 << 20) /* bytes of the arena, plus 64 for every byte of the row */
 #define STEPS_BASE 2000000            /* loop steps and calls, plus 10 for every byte of the row */
-#define WORK_BASE ((int64_t)1 << 30)  /* bytes looked at by searches and copies, plus 1000 for every byte of the row */
+#define WORK_BASE ((int64_t)1 << 30)  /* bytes searched and copied, plus 1000 for every byte of the row */
 #define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: pieces of text, values being parsed */
 
 typedef enum {
@@ -37,7 +37,7 @@ typedef enum { PLAIN_LIST, TUPLE, RANGE, VIEW, GENERATOR, SPENT } ListKind; /* a
 
 typedef struct Value {
     uint8_t tag;
-    uint8_t markup; /* of strings: made by |safe */
+    uint8_t markup; /* of strings: Markup, from |safe */
     uint16_t hash;  /* of strings that are keys */
     uint32_t size;  /* bytes of a string; serial number of a loop */
     union {
@@ -61,13 +61,13 @@ typedef struct Entry {
 
 typedef struct Dict {
     uint32_t n, capacity;
-    int32_t message; /* number of the message that this is, or -1 */
+    int32_t message; /* index of the message that this dict is, or -1 */
     Entry *e;
 } Dict;
 
 /* ---- provenance: which message a run of bytes came from */
 
-typedef struct Chunk { /* of the arena; `origins` are the first and last entries in Machine.origins that lie in it */
+typedef struct Chunk { /* of the arena; `origins` are the first and last entries of Machine.origins in it */
     struct Chunk *next;
     size_t capacity, used;
     size_t first_origin, last_origin;
@@ -94,7 +94,7 @@ typedef struct Piece { /* bytes of the output that belong to a message; `looped`
 /* ---- the program */
 
 typedef struct Macro {
-    int32_t entry, arguments, locals, size; /* `size`: of its code */
+    int32_t entry, arguments, locals, size; /* `size`: length of its code */
     Value *names;
 } Macro;
 
@@ -112,20 +112,20 @@ typedef struct Program {
 
 typedef struct Iteration {
     Value *v;
-    uint32_t n, i;      /* items, and how many have been taken */
-    uint32_t serial;    /* tells a loop variable that outlived its loop */
+    uint32_t n, i;      /* number of items, and of those taken so far */
+    uint32_t serial;    /* detects a loop variable that outlived its loop */
     int captures;       /* open when the loop began */
-    Value *kept;        /* of a loop's filter */
-    bool may_change;    /* of a loop's filter: the loop's body may change namespaces that the filter reads */
+    Value *kept;        /* items accepted by the loop's filter */
+    bool may_change;    /* the loop's body may change namespaces that its filter reads */
     uint32_t kept_count;
-    int32_t message;    /* whose iteration this is, or -1 */
-    size_t start, piece; /* output and pieces when the iteration began */
+    int32_t message;    /* the message of this iteration, or -1 */
+    size_t start, piece; /* lengths of output and pieces when the iteration began */
 } Iteration;
 
 typedef struct Call {
     const int32_t *back;
     Value *locals, *stack;
-    bool prints; /* its text goes to the output, not into a value */
+    bool prints; /* its text goes to the output instead of a value */
     size_t start, piece;
 } Call;
 
@@ -133,15 +133,15 @@ typedef struct Call {
 
 typedef struct Machine {
     jmp_buf on_give_up;
-    const char *why;      /* reason of giving up */
-    bool refused;         /* the template itself refused the row; `refusal` has its words */
+    const char *why;      /* why the machine gave up */
+    bool refused;         /* the template raised an exception; `refusal` has its message */
     Value refusal;
     Chunk *first, *current;
     size_t arena_size, arena_limit;
-    char *decoded, *decoded_start; /* where decoded strings of the row go */
+    char *decoded, *decoded_start; /* buffer for the row's decoded strings */
     size_t decoded_capacity;
     const char *json, *json_end, *row_start;
-    VECTOR(Value) parsed; /* stack of the parser, and scratch space for lists that grow */
+    VECTOR(Value) parsed; /* the parser's stack, and scratch space for growing lists */
     VECTOR(char) out;
     Value *stack, *globals;
     Iteration loops[MAX_LOOPS];
@@ -153,8 +153,8 @@ typedef struct Machine {
     int capture_count;
     size_t generations[64];
     int generation_count;
-    int open_messages; /* iterations over messages that are under way */
-    bool lost;         /* the text is exact, but its regions are not certain */
+    int open_messages; /* current depth of iterations over messages */
+    bool lost;         /* the text is exact, but its regions are uncertain */
     bool building;     /* what is written becomes a value, not output */
     int64_t steps, work;
     VECTOR(Source) sources;
@@ -164,10 +164,10 @@ typedef struct Machine {
     size_t text_start; /* of this conversation in `out` */
     const uint8_t *roles; /* of its messages */
     int32_t message_count;
-    uint8_t *branches;    /* which branches have been taken and compared with the reference: 0 no, 1 yes, 2 just now */
+    uint8_t *branches;    /* whether a branch was taken and compared with the reference: 0 no, 1 yes, 2 in this batch */
     VECTOR(int32_t) fresh; /* branches taken for the first time in this row */
     VECTOR(int32_t) spans;
-    int32_t conversation; /* its number in the batch */
+    int32_t conversation; /* index in the batch */
 } Machine;
 
 _Noreturn void give_up(Machine *m, const char *why);
@@ -199,7 +199,7 @@ static inline void *arena(Machine *m, size_t size) {
 void arena_reset(Machine *m, size_t limit);
 void free_chunks(Chunk *chunk);
 
-/* Charge for looking at bytes, so that hostile templates end. */
+/* Charge for bytes processed, so that hostile templates terminate. */
 static inline void charge(Machine *m, size_t bytes) {
     m->work -= (int64_t)bytes;
     if (m->work < 0) give_up(m, "too much work");
@@ -253,7 +253,7 @@ static inline Value *find_key(const Dict *d, Value key) { /* a string with its h
     }
     return NULL;
 }
-/* The same, for what templates look up: as often as they like, so large keys and dicts are charged for. */
+/* `find_key` for look-ups by templates; charges for large keys and dicts, because templates may repeat them. */
 static inline Value *look_up(Machine *m, const Dict *d, Value key) {
     if (d->n > 16 || key.size > 256) charge(m, 4 * (size_t)d->n + key.size);
     return find_key(d, key);
@@ -269,13 +269,13 @@ Value no_markup(Machine *m, Value v); /* gives up on Markup, whose methods escap
 
 /* ---- provenance */
 
-/* The bytes [s, s+n) are about to be copied to `to`, or to the output where that is NULL. */
+/* The bytes [s, s+n) are about to be copied to `to`, or to the output if that is NULL. */
 void copy_origin(Machine *m, const char *s, size_t n, const char *to);
 void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool looped);
 void assign_pieces(Machine *m, size_t start, size_t first, int32_t message);
 void claim_statement(Machine *m, size_t start, size_t first);
 void drop_output(Machine *m, size_t mark);
-Value take_output(Machine *m, size_t mark); /* what was written since becomes a string */
+Value take_output(Machine *m, size_t mark); /* turns the output since `mark` into a string */
 /* Write a string with the origins of its parts. Such strings don't nest. */
 static inline size_t begin_text(Machine *m) {
     m->building = true;
@@ -290,18 +290,18 @@ static inline void put_traced(Machine *m, const char *s, size_t n) {
     put(m, s, n);
 }
 
-/* ---- text, as Python's str has it */
+/* ---- text, with the semantics of Python's str */
 
 uint32_t decode(const char *p, int *size); /* valid UTF-8 only */
 int encode(char *p, uint32_t c);
 bool is_utf8(const char *s, size_t n);
 bool is_ascii(const char *s, size_t n);
-size_t ascii_prefix(const char *s, size_t n); /* how far it is ASCII, in steps of some bytes */
+size_t ascii_prefix(const char *s, size_t n); /* length of the ASCII prefix, rounded down to whole steps */
 size_t count_points(const char *s, size_t n);
 size_t point_offset(const char *s, size_t n, size_t index);
-/* The caller charges for the text; this, for comparisons within it. */
+/* The caller charges for the text; this function charges for comparisons within it. */
 const char *find(Machine *m, const char *text, size_t n, const char *wanted, size_t size);
-/* To the next quote, backslash or control character; `high` is set where it passes a byte beyond ASCII. */
+/* Skip to the next quote, backslash or control character; sets `high` if a non-ASCII byte was passed. */
 const char *scan_string(const char *p, const char *end, bool *high);
 bool is_space(uint32_t c);
 Value strip(Machine *m, Value s, const Value *chars, bool left, bool right);
@@ -335,7 +335,7 @@ Value get_attribute(Machine *m, Value v, Value name, int methods);
 Value get_key(Machine *m, Value v, Value name, int methods);
 Value get_item(Machine *m, Value v, Value key);
 Value get_index(Machine *m, Value v, int64_t i);
-Value iterate(Machine *m, Value v); /* a list of what a loop over it gives */
+Value iterate(Machine *m, Value v); /* the items of a loop over a value, as a list */
 typedef enum { ITEMS, KEYS, VALUES } What;
 Value entries(Machine *m, const Dict *d, What what, ListKind kind);
 Value get_path(Machine *m, Value v, Value path);

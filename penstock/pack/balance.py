@@ -1,12 +1,13 @@
-"""Shares of a step: which of its rows a rank gets, and in which micro-batch, so that all have the same work.
+"""Balances a step: assigns its rows to ranks and micro-batches so that all have about the same work.
 
-Enters: the work of each row of a step (Σ length², what attention costs), the number of ranks, rows per micro-batch.
-Leaves: row numbers by rank and micro-batch, -1 where a row without loss fills up. Every row is in exactly one cell,
-and cells of the same number have the same size on all ranks, so all ranks do the same number of batches.
+The work of a row is Σ length² over its sequences, the cost of attention. Every row is in exactly one cell (a rank's
+micro-batch); the n-th cells of all ranks have the same size, so all ranks run the same number of batches. Missing rows
+are -1: rows without loss fill them.
 
-Longest first: each row goes to the rank with the least work that still has room; inside a rank the same again for
-its micro-batches, which then stand in order of their work, so that ranks that wait for each other wait for equals.
-Inside a cell rows keep the order of the plan. Costs about a microsecond a row; one rank without micro-batches, nothing.
+Greedy, heaviest row first: each row goes to the rank with the least work that still has room, and likewise to a
+micro-batch within the rank. A rank's micro-batches are then sorted by work, so that ranks which synchronise after each
+one wait as little as possible. Rows within a cell keep the plan's order. Costs about 1 µs per row, and nothing for one
+rank without micro-batches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Work = npt.NDArray[np.float64]
 
 
 def sizes_of(rows: int, world_size: int, micro_batch: int | None) -> list[int]:
-    """Rows per micro-batch of each rank, when a step has so many rows."""
+    """The micro-batch sizes of each rank for a step of `rows` rows."""
     share = -(-rows // world_size)
     size = min(micro_batch or share, share)
     whole, rest = divmod(share, size)
@@ -31,7 +32,7 @@ def sizes_of(rows: int, world_size: int, micro_batch: int | None) -> list[int]:
 
 
 def shares(work: Work, rows: int, world_size: int, micro_batch: int | None) -> list[list[list[int]]]:
-    """Row numbers by rank and micro-batch; `rows` is the full size of a step, of which `work` may cover fewer."""
+    """Row numbers by rank and micro-batch; `rows` is the full size of a step, and `work` may cover fewer."""
     sizes = sizes_of(rows, world_size, micro_batch)
     every = [sum(sizes)] * world_size
     return [_micro_batches(rank, work, sizes) for rank in _deal(range(len(work)), work, every)]
@@ -39,14 +40,14 @@ def shares(work: Work, rows: int, world_size: int, micro_batch: int | None) -> l
 
 def _micro_batches(rows: list[int], work: Work, sizes: list[int]) -> list[list[int]]:
     cells = _deal(rows, work, sizes)
-    # Only cells of one size may change places; the one that is smaller stays last.
-    alike = sum(size == sizes[0] for size in sizes)
-    cells[:alike] = sorted(cells[:alike], key=lambda cell: -sum(work[row] for row in cell))
+    # Only cells of equal size may be reordered; a smaller one stays last.
+    equal = sum(size == sizes[0] for size in sizes)
+    cells[:equal] = sorted(cells[:equal], key=lambda cell: -sum(work[row] for row in cell))
     return [cell + [-1] * (size - len(cell)) for cell, size in zip(cells, sizes, strict=True)]
 
 
 def _deal(rows: Sequence[int], work: Work, sizes: list[int]) -> list[list[int]]:
-    """Rows dealt to cells of these sizes, the heaviest first to the one with the least work."""
+    """Deals rows to cells of the given sizes, heaviest first, each to the cell with the least work."""
     if len(sizes) == 1:
         return [list(rows)]
     cells: list[list[int]] = [[] for _ in sizes]
@@ -61,6 +62,6 @@ def _deal(rows: Sequence[int], work: Work, sizes: list[int]) -> list[list[int]]:
 
 
 def work_of(lengths: Work, counts: Int64) -> Work:
-    """Σ length² per row, of rows with so many sequences each."""
+    """Σ length² per row, where row i has `counts[i]` sequences."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return np.bincount(owner, weights=lengths**2, minlength=len(counts)).astype(np.float64)

@@ -1,14 +1,13 @@
-"""Packing over a histogram: how many sequences of which lengths share a bin.
+"""Packs a histogram of lengths into bins by best-fit decreasing.
 
-Enters: how many sequences there are of each length, and the capacity. Leaves: `Bins`. Every place is in exactly one
-bin and no bin is overfull; the outcome depends on the histogram alone.
+Every place is in exactly one bin and no bin is overfull; the result depends on the histogram alone.
 
-Best-fit decreasing, with one change: most of the short sequences are first dealt out evenly. Plain best-fit uses them
-last, fills some bins with hundreds of them, and so the mean length of a step would scatter several times as much as
-in a random partition. The rest of them is kept for the end, where they close the gaps; so nothing is lost in filling.
+One change to best-fit decreasing: most of the short sequences are dealt out evenly first. Plain best-fit uses them last
+and fills some bins with hundreds of them, so that the mean length of a step varies several times as much as in a random
+partition. The remaining short sequences are kept for the end, where they close the gaps, so bins are as full as before.
 
-All bins in the same state are moved at once: a million lengths cost about as many moves as there are different
-lengths, some microseconds each.
+Bins in the same state are handled as one group: a million sequences cost about as many moves as there are distinct
+lengths, a few microseconds each.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.pack.bins import Bins, Compact, compact
 
-_SHORT: Final = 0.5  # of the mean length: what counts as short,
-_TINY: Final = 32  # as long as so many of them would fit in a bin: longer ones are needed to pair up long ones
-_DEALT: Final = 0.94  # of the short sequences; the others close gaps
-_ROOM: Final = 0.25  # of the capacity, at most, for what is dealt to a bin
+_SHORT: Final = 0.5  # of the mean length: shorter sequences are short,
+_TINY: Final = 32  # provided that this many fit in a bin; longer ones are needed to pair up with long ones
+_DEALT: Final = 0.94  # share of the short sequences dealt out; the others close gaps
+_ROOM: Final = 0.25  # of the capacity: the most that is dealt to a bin
 
-_Group = tuple[int, int, int]  # equal bins: their last move (-1: none yet), the first one's number there, how many
+_Group = tuple[int, int, int]  # equal bins: their last move (-1: none yet), the index of the first in it, and the count
 
 
 class Histogram(NamedTuple):
-    """The different lengths, longest first, and how many sequences have each."""
+    """The distinct lengths, longest first, and the number of sequences of each."""
 
     lengths: Int64
     counts: Int64
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.integer]) -> Histogram:
-        """The histogram of these lengths."""
+        """Builds the histogram of some lengths."""
         counts = np.bincount(lengths)
         present = np.flatnonzero(counts)[::-1]
         return cls(present, counts[present])
 
 
 def best_fit(histogram: Histogram, capacity: int) -> Bins:
-    """Pack these sequences; their lengths are 1 to capacity."""
+    """Packs sequences of 1 to `capacity` tokens."""
     lengths, counts = histogram
     assert len(lengths) and lengths[-1] > 0 and lengths[0] <= capacity, "sequences have 1 to capacity tokens"
     packer = _Packer(capacity)
@@ -60,12 +59,12 @@ def best_fit(histogram: Histogram, capacity: int) -> Bins:
 
 
 def _to_deal(histogram: Histogram, capacity: int) -> tuple[Int64, int]:
-    """How many sequences of each length to deal out first, and over how many bins."""
+    """The number of sequences of each length to deal out first, and the number of bins to deal them to."""
     lengths, counts = histogram
     tokens = counts * lengths
     room = int(_ROOM * capacity)
     short = min(int(_SHORT * tokens.sum() / counts.sum()), capacity // _TINY)
-    # A long sequence needs a bin to itself; what is dealt to a bin stays under `room`, so all others still fit.
+    # A long sequence needs a bin to itself; at most `room` is dealt to the other bins, so everything else still fits.
     bins = int(tokens.sum()) // capacity - int(counts[lengths > capacity - room].sum())
     if bins < 1:
         return np.zeros_like(counts), 0
@@ -75,17 +74,17 @@ def _to_deal(histogram: Histogram, capacity: int) -> tuple[Int64, int]:
 
 
 def _present(lengths: Int64, counts: Int64, places: Int64) -> Iterator[tuple[int, int, int]]:
-    """Length, number of sequences and first place, where there are any."""
+    """Length, number of sequences and first place of each length that occurs."""
     some = np.flatnonzero(counts)
     return zip(lengths[some].tolist(), counts[some].tolist(), places[some].tolist(), strict=True)
 
 
 class _Packer:
-    """The moves made so far, and the open bins by the space that is left in them."""
+    """The moves so far, and the open bins by remaining space."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # A move puts `width` sequences into each of some equal bins; its bin 0 was bin `turn` of its parent move.
+        # A move adds `width` sequences to each bin of a group; its bin 0 was bin `turn` of its parent move.
         self._parents = array("q")
         self._turns = array("q")
         self._places = array("q")
@@ -94,7 +93,7 @@ class _Packer:
         self._spaces: list[int] = []  # the keys of _open, sorted
 
     def deal(self, lengths: Int64, counts: Int64, places: Int64, bins: int) -> None:
-        """One sequence to each bin in turn, longest first, round and round."""
+        """Deals sequences round-robin, longest first."""
         ring: list[tuple[int, _Group]] = [(self._capacity, (-1, 0, bins))]
         at = 0
         for length, left, place in _present(lengths, counts, places):
@@ -113,11 +112,11 @@ class _Packer:
                 self._put(space, group)
 
     def fill(self, lengths: Int64, counts: Int64, places: Int64) -> None:
-        """Best fit: the bin with the least space that suffices; a new one where there is none."""
+        """Best fit: puts each sequence in the bin with the least sufficient space, or in a new one."""
         for length, left, place in _present(lengths, counts, places):
             while left:
                 space, (move, turn, count) = self._best(length, left)
-                width = min(space // length, left)  # one sequence at a time would fill this bin before the next
+                width = min(space // length, left)  # as best fit would, one sequence at a time
                 taken = min(count, left // width)
                 self._put(space - width * length, (self._move(move, turn, place, width), 0, taken))
                 if taken < count and move >= 0:
@@ -127,7 +126,7 @@ class _Packer:
     def _best(self, length: int, left: int) -> tuple[int, _Group]:
         at = bisect_left(self._spaces, length)
         if at == len(self._spaces):
-            return self._capacity, (-1, 0, left)  # as many new bins as could be needed
+            return self._capacity, (-1, 0, left)  # as many new bins as might be needed
         space = self._spaces[at]
         groups = self._open[space]
         group = groups.pop()
@@ -150,7 +149,7 @@ class _Packer:
         return len(self._parents) - 1
 
     def bins(self) -> Bins:
-        """All groups followed back to their empty bins, one generation at a time."""
+        """Follows all groups back to their empty bins, one generation at a time."""
         parents, turns, places, widths = (
             np.frombuffer(part, np.int64) for part in (self._parents, self._turns, self._places, self._widths)
         )
@@ -169,7 +168,7 @@ class _Packer:
 
 
 def _sorted_bins(bins: Int64, owner: Int64, first: Int64, width: Int64) -> Bins:
-    """Shapes in order of their number of sequences, each with its entries together."""
+    """Sorts shapes by their number of sequences and groups the entries of each."""
     sequences = np.bincount(owner, weights=width, minlength=len(bins))
     order = np.argsort(sequences, kind="stable")
     rank = np.empty_like(order)

@@ -1,8 +1,8 @@
-"""What a packing plan knows of bins: for any bin, which places it holds.
+"""The result of packing: for each bin, the places it holds.
 
-A *place* is a rank among all sequences sorted by length, longest first; which sequence stands there is the plan's
-affair. Equal bins are kept as one shape with a count: some kilobytes for a million sequences. Where bins are all
-different, their description is at most as long as the list of places.
+A *place* is a rank among all sequences sorted by length, longest first; the plan decides which sequence takes it. Equal
+bins are stored as one shape with a count: a few kilobytes for a million sequences. At worst, if all bins differ, they
+take as much memory as the list of places.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Compact = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
 
 def compact(numbers: Int64) -> Compact:
-    """The same numbers, none negative, in 4 bytes each where these suffice."""
+    """Stores non-negative numbers in 4 bytes each if they fit."""
     return numbers.astype(np.uint32) if numbers.max(initial=0) < 2**32 else numbers
 
 
 class Bins(NamedTuple):
-    """Bins by shape: shape s is the bins first_bin[s]:first_bin[s+1], and made of entries[s]:entries[s+1].
+    """Bins by shape: shape s covers bins first_bin[s]:first_bin[s+1] and consists of entries[s]:entries[s+1].
 
-    Bin number j of a shape holds, per entry, the `width` places from `first_place + j * width` on. Shapes stand in
-    order of their number of sequences, few first.
+    Bin j of a shape holds, per entry, the `width` places from `first_place + j * width` on. Shapes are sorted by their
+    number of sequences, ascending.
     """
 
     first_bin: Compact
@@ -36,11 +36,11 @@ class Bins(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many bins there are."""
+        """The number of bins."""
         return int(self.first_bin[-1])
 
     def places(self, bins: Int64) -> tuple[Int64, Int64]:
-        """The places of these bins one after the other, and how many each bin holds."""
+        """The concatenated places of these bins, and the number of places per bin."""
         shape = np.searchsorted(self.first_bin, bins, side="right") - 1
         turn = bins - self.first_bin[shape]
         entry, owner = ranges(self.entries[shape].astype(np.int64), self.entries[shape + 1].astype(np.int64))
@@ -52,7 +52,7 @@ class Bins(NamedTuple):
 
 
 def ranges(first: Int64, last: Int64) -> tuple[Int64, Int64]:
-    """The numbers of all ranges first:last joined, and which range each comes from."""
+    """Concatenates the ranges first:last; also returns the index of the range each number comes from."""
     sizes = last - first
     owner = np.repeat(np.arange(len(sizes)), sizes)
     before = np.cumsum(sizes) - sizes

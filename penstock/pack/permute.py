@@ -1,10 +1,10 @@
-"""Permutations that are computed where they are asked for: no shuffled array, no state.
+"""Stateless permutations, computed per position without a shuffled array.
 
-Enters: positions, the size of the set they count in, and a key. Leaves: their images under a permutation of that set
-which depends on (size, key) alone, the same on every machine. So step one million costs what step zero costs.
+A permutation depends on (size, key) alone and is the same on every machine, so finding step one million costs no more
+than finding step zero.
 
-A Feistel network over pairs of digits in base ⌈√size⌉; an image outside the set is sent through again (the square
-exceeds the set by little, so that is rare). Costs about 0.2 µs a position, and 0.1 ms a call.
+The algorithm is a Feistel network over pairs of digits in base ⌈√size⌉ with cycle walking: an image outside the set is
+permuted again, which is rare because base² barely exceeds the size. Costs about 0.2 µs per position, 0.1 ms per call.
 """
 
 from __future__ import annotations
@@ -19,27 +19,24 @@ from penstock.arrays import Int64
 from penstock.view.keyed import splitmix64
 from penstock.view.runs import UInt64
 
-_ROUNDS: Final = 7  # enough for sets of two and three, where digits are single bits
-_NEXT: Final = np.uint64(0xD6E8FEB86659FD93)  # from the key of a round to that of the next
+_ROUNDS: Final = 7  # enough even for sets of two or three, whose digits are single bits
+_NEXT: Final = np.uint64(0xD6E8FEB86659FD93)  # added to the key after each round
 _HALF: Final = np.uint64(32)
 
 
 def key_of(*parts: int | str) -> int:
-    """A 64-bit key for these values; different values give unrelated keys."""
-    return int.from_bytes(blake3(orjson.dumps([_plain(part) for part in parts])).digest(8), "little")
+    """A 64-bit key derived from these values by hashing."""
+    texts = [str(part) for part in parts]  # seeds may exceed the range of JSON numbers
+    return int.from_bytes(blake3(orjson.dumps(texts)).digest(8), "little")
 
 
-def _plain(part: int | str) -> str:
-    return str(part)  # seeds may exceed what JSON numbers hold
-
-
-def permuted(positions: Int64, sizes: int | Int64, keys: int | UInt64) -> Int64:
-    """Where each position goes inside 0:size. Sizes and keys may differ from position to position."""
+def permute(positions: Int64, sizes: int | Int64, keys: int | UInt64) -> Int64:
+    """The image of each position within 0:size. Sizes and keys may differ per position."""
     size = np.broadcast_to(np.asarray(sizes, np.uint64), positions.shape)
     key = np.broadcast_to(np.asarray(keys, np.uint64), positions.shape)
     images = positions.astype(np.uint64)
     if (images >= size).any():
-        raise IndexError("a position lies outside the set to permute")
+        raise IndexError("a position is outside the permuted set")
     base = _base(size)
     images = _network(images, base, key)
     outside = np.flatnonzero(images >= size)
@@ -50,7 +47,7 @@ def permuted(positions: Int64, sizes: int | Int64, keys: int | UInt64) -> Int64:
 
 
 def _base(size: UInt64) -> UInt64:
-    """The smallest number whose square holds the set."""
+    """The smallest number whose square is at least the size."""
     base = np.sqrt(size.astype(np.float64)).astype(np.uint64)
     base += base * base < size
     return base

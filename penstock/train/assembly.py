@@ -1,8 +1,7 @@
-"""From the configuration to the policy and its objectives: model, adapters, optimiser, reference, checks.
+"""Assembles model, adapters, optimiser, reference and objectives from the configuration.
 
-Enters: configuration, data, accelerator. Leaves: `Assembly`, prepared for distribution. The order matters: a live
-reference is copied and the weights are named before anything changes them, adapters come before the optimiser, and what
-is checked by experiment is checked on the model as it will be trained.
+The order matters: a live reference is copied and the weights are hashed before anything changes them, adapters are
+added before the optimiser is created, and packing is tested on the model exactly as it will be trained.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ import torch
 
 from penstock.feed.settings import Collate
 from penstock.store.dataset import StoredDataset
-from penstock.train.config import Reference, TrainConfig
+from penstock.train.config import ReferenceMode, TrainConfig
 from penstock.train.data import Data, Served, views_of
-from penstock.train.errors import PromiseError
+from penstock.train.errors import UnsupportedError
 from penstock.train.groups import Groups
 from penstock.train.kto import Kto
-from penstock.train.model import add_adapters, check_fits, embeddings, load_model, numbers, weights_digest
+from penstock.train.model import add_adapters, check_fits, dtypes_of, embeddings, load_model, weights_digest
 from penstock.train.objective import Dpo, FusedDpo, Objective, Policy, Sft
-from penstock.train.promises import Method, check_isolation
-from penstock.train.reference import AdapterOff, CachedReferences, Frozen, LiveReferences, ReferenceStore
+from penstock.train.reference import AdapterReference, CachedReferences, FrozenReference, LiveReferences, ReferenceStore
 from penstock.train.schedule import make_optimizer
+from penstock.train.validation import Method, check_isolation
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
 class Assembly(NamedTuple):
-    """A model ready to be trained."""
+    """A model prepared for (distributed) training, with its optimiser and objective."""
 
     policy: Policy
     optimizer: Any
@@ -38,24 +37,24 @@ class Assembly(NamedTuple):
 
 
 def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accelerator) -> Assembly:
-    """Load, check and prepare. Random weights and adapters come from torch's seed."""
+    """Loads, checks and prepares the model. Random weights and adapters depend on torch's seed."""
     device = accelerator.device
     plain = load_model(config, device, fuse_loss=method is Method.SFT)
     check_fits(plain, _vocabulary(data.train), max(_longest(data.train), _longest(data.held_out)))
-    name = weights_digest(plain) if method is Method.DPO and config.dpo.reference is Reference.CACHED else ""
+    name = weights_digest(plain) if method is Method.DPO and config.dpo.reference is ReferenceMode.CACHED else ""
     frozen = None
-    live = method is Method.KTO or (method is Method.DPO and config.dpo.reference is Reference.LIVE)
+    live = method is Method.KTO or (method is Method.DPO and config.dpo.reference is ReferenceMode.LIVE)
     if live and not config.lora.rank:
-        frozen = Frozen.copied(plain, device)
+        frozen = FrozenReference.copied(plain, device)
     adapted = add_adapters(plain, config.lora) if config.lora.rank else plain
     model, optimizer = accelerator.prepare(adapted, make_optimizer(adapted, config.optim))
-    policy = Policy(model, plain, device, numbers(config.model.precision, device).autocast)
+    policy = Policy(model, plain, device, dtypes_of(config.model.precision, device).autocast)
     if config.feed.collate is Collate.PACKED:
         _check_packing(policy)
     if method is Method.SFT:
         fused = config.liger.enabled and config.liger.fused_loss
         return Assembly(policy, optimizer, lambda served: Sft(policy, config.loss.mean, fused, Groups(served)))
-    reference = frozen or (AdapterOff(policy, adapted) if config.lora.rank else Frozen(model, plain))
+    reference = frozen or (AdapterReference(policy, adapted) if config.lora.rank else FrozenReference(model, plain))
     if method is Method.KTO:
         limit = config.data.max_length
         return Assembly(
@@ -65,17 +64,21 @@ def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accel
 
 
 def _dpo(
-    config: TrainConfig, policy: Policy, reference: AdapterOff | Frozen, name: str, accelerator: Accelerator
+    config: TrainConfig,
+    policy: Policy,
+    reference: AdapterReference | FrozenReference,
+    name: str,
+    accelerator: Accelerator,
 ) -> Callable[[Served], Objective]:
-    """DPO's objective; cached references are found or computed when it is made, before training."""
+    """Returns a factory of DPO objectives; cached references are loaded or computed when it is called."""
     chosen, live = config.dpo, LiveReferences(policy, reference)
     if config.liger.enabled and config.liger.fused_loss:
         return lambda _: FusedDpo(policy, reference, chosen.beta)
-    if chosen.reference is Reference.LIVE:
+    if chosen.reference is ReferenceMode.LIVE:
         return lambda served: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
-    decided = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
+    identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
     rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
-    store = ReferenceStore(accelerator, live, decided, rows)
+    store = ReferenceStore(accelerator, live, identity, rows)
 
     def objective(served: Served) -> Objective:
         references = CachedReferences(store.values(served), policy.device)
@@ -87,7 +90,7 @@ def _dpo(
 def _check_packing(policy: Policy) -> None:
     attention = str(policy.plain.config._attn_implementation)
     if attention.startswith("flex") and policy.device.type == "cpu":
-        raise PromiseError(f"feed.collate=packed: attention {attention!r} does not run on the CPU. Use sdpa.")
+        raise UnsupportedError(f"feed.collate=packed: attention {attention!r} does not run on the CPU. Use sdpa.")
 
     def forward(tensors: dict[str, Any]) -> torch.Tensor:
         with torch.no_grad():

@@ -1,12 +1,12 @@
-"""Checkpoints: folders that appear whole or not at all, and the last few of which stay.
+"""Checkpoints: folders that appear complete or not at all; the last few are kept.
 
     OUTPUT/checkpoints/step-00000120/   model.safetensors, optimizer.bin, random_states_RANK.pkl   (accelerate's)
                                         run.json: step, state of the feed, configuration, digests of the files
 
-Accelerate writes and reads the state; with adapters, only what is trained is written. A checkpoint is written under a
-temporary name, synced and renamed: it is complete when its name is there. Before a run goes on from one, its files are
-compared with their digests; one that fails is set aside as `damaged-step-…` and the one before it is taken. Files are
-read back by safetensors and by torch's loader for plain tensors: nothing in them is executed.
+Accelerate writes and reads the state; with adapters, only trained weights are written. A checkpoint is written under a
+temporary name, synced and renamed. Before a run resumes from one, its files are checked against their digests; a
+damaged checkpoint is renamed to `damaged-step-…` and the previous one is used. Files are read with safetensors and
+torch's weights-only loader, so nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from penstock.store.files import bytes_digest, fault, file_digest, sync_folder
 from penstock.store.format import canonical
 from penstock.train.config import Resume, TrainConfig
+from penstock.train.config_reader import flat, plain
 from penstock.train.errors import TrainError
-from penstock.train.reading import flat, plain
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 VERSION = 2
 _NAME = re.compile(r"step-\d{8,}")
-# A run may go on with other values of these: they decide when and where things happen, not what is computed.
+# Keys that may change when a run resumes: they affect when and where things happen, not what is computed.
 FREE = (
     "output", "feed.ahead", "feed.micro_batch", "checkpoint.", "log.", "eval.every", "eval.sources", "data.prepare"
 )  # fmt: skip
 
 
-class Saved(NamedTuple):
-    """A checkpoint."""
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk."""
 
     path: Path
-    step: int  # steps done
+    step: int  # steps completed
     feed: Mapping[str, Any]
     config: Mapping[str, Any]
 
@@ -61,15 +61,15 @@ class Checkpoints:
         accelerator.register_save_state_pre_hook(_only_trained)
         accelerator.register_load_state_pre_hook(_load_trained)
 
-    def last(self) -> Saved | None:
-        """The newest valid checkpoint, if this run may go on from it. All ranks call it, and get the same."""
+    def last(self) -> Checkpoint | None:
+        """The newest valid checkpoint, or an error if this run may not resume from it. Call it on all ranks."""
         saved = self._newest
         if saved is None:
             return None
         match self._config.checkpoint.resume:
             case Resume.NEVER:
                 raise TrainError(
-                    f"{self.folder} holds checkpoints, and checkpoint.resume is 'never'. "
+                    f"{self.folder} contains checkpoints, but checkpoint.resume is 'never'. "
                     "Choose another output, or remove them."
                 )
             case Resume.AUTO:
@@ -79,8 +79,8 @@ class Checkpoints:
         return saved
 
     @cached_property
-    def _newest(self) -> Saved | None:
-        """The first rank looks for it, since it reads all files."""
+    def _newest(self) -> Checkpoint | None:
+        """Found by the first rank, because checking reads all files, and broadcast to the others."""
         found: list[Any] = [None]
         if self._accelerator.is_main_process:
             try:
@@ -93,15 +93,15 @@ class Checkpoints:
             broadcast_object_list(found)
         if isinstance(found[0], TrainError):
             raise found[0]
-        saved: Saved | None = found[0]
+        saved: Checkpoint | None = found[0]
         return saved
 
-    def restore(self, saved: Saved) -> None:
-        """Put model, optimiser and random numbers back."""
+    def restore(self, saved: Checkpoint) -> None:
+        """Restores the model, the optimiser and the random number generators."""
         self._accelerator.load_state(str(saved.path))
 
     def save(self, step: int, feed: Mapping[str, Any]) -> None:
-        """Write a checkpoint after so many steps; all ranks call it."""
+        """Writes the checkpoint of a completed step; call it on all ranks."""
         target = self.folder / f"step-{step:08}"
         temporary = self.folder / f".writing-{step:08}"
         with _explained(target):
@@ -123,26 +123,26 @@ class Checkpoints:
         self._accelerator.wait_for_everyone()
 
     def _clean(self) -> None:
-        """Remove what killed runs left half-written or half-removed."""
+        """Removes half-written and half-removed folders of killed runs."""
         for left in (*self.folder.glob(".writing-*"), *self.folder.glob(".removing-*")):
             _remove(left)
 
     def _forget_old(self) -> None:
         for old in steps(self.folder)[: -self._config.checkpoint.keep]:
-            removed = old.with_name(f".removing-{old.name}")  # so that a half-removed one is never taken for whole
+            removed = old.with_name(f".removing-{old.name}")  # a half-removed folder must not look complete
             old.rename(removed)
             shutil.rmtree(removed)
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, by step; other files there are nobody's business."""
+    """The checkpoints in a folder, sorted by step; other files are ignored."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
 
 
-def newest_valid(folder: Path) -> Saved | None:
-    """The newest checkpoint whose files are what was written; damaged ones are set aside. None where there is none."""
+def newest_valid(folder: Path) -> Checkpoint | None:
+    """The newest intact checkpoint, or None if there are none; newer damaged ones are set aside."""
     damaged: list[str] = []
     for path in reversed(steps(folder)):
         try:
@@ -150,26 +150,26 @@ def newest_valid(folder: Path) -> Saved | None:
         except TrainError as error:
             damaged.append(str(error))
             continue
-        for words in damaged:
-            log.warning("%s; going on from %s instead", words, path.name)
+        for reason in damaged:
+            log.warning("%s; resuming from %s instead", reason, path.name)
         for later in steps(folder):
             if later > path:
                 _put(later, later.with_name(f"damaged-{later.name}"))
         return saved
     if damaged:
         raise TrainError(
-            f"no checkpoint in {folder} can be gone on from: {'; '.join(damaged)}. "
-            "Choose another output, or remove them to start anew."
+            f"no usable checkpoint in {folder}: {'; '.join(damaged)}. "
+            "Choose another output, or remove them to start over."
         )
     return None
 
 
-def _checked(path: Path) -> Saved:
-    """A checkpoint whose files are all there, with the bytes that were written."""
+def _checked(path: Path) -> Checkpoint:
+    """Reads a checkpoint and checks that all files exist and match their digests."""
     try:
         state = orjson.loads((path / "run.json").read_bytes())
         if state["version"] != VERSION:
-            raise TrainError(f"{path} was written by another version ({state['version']}); this one reads {VERSION}")
+            raise TrainError(f"{path} has format version {state['version']}; this version reads {VERSION}")
         if state.pop("digest") != _state_digest(state):
             raise TrainError(f"{path}: run.json is damaged")
         for name, known in state["files"].items():
@@ -181,11 +181,11 @@ def _checked(path: Path) -> Saved:
         raise TrainError(f"{path}: run.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainError(f"{path} can't be read: {error}") from error
-    return Saved(path, state["step"], state["feed"], state["config"])
+    return Checkpoint(path, state["step"], state["feed"], state["config"])
 
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
-    """run.json, with the digests of all other files and its own."""
+    """Writes run.json with the digests of all other files and of itself."""
     files = {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     state = {**state, "files": files}
     whole = {**state, "digest": _state_digest(state)}
@@ -197,7 +197,7 @@ def _state_digest(state: Mapping[str, Any]) -> str:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Rename a folder; one that has the name already is removed afterwards."""
+    """Renames a folder, replacing an existing one."""
     replaced = target.with_name(f".removing-{target.name}")
     if target.exists():
         target.rename(replaced)
@@ -214,7 +214,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _explained(target: Path) -> Iterator[None]:
-    """What prevents a checkpoint from being written, in clear words; torch and safetensors have errors of their own."""
+    """Turns OS, torch and safetensors errors while saving into one that states the remedy."""
     from safetensors import SafetensorError
 
     try:
@@ -226,12 +226,12 @@ def _explained(target: Path) -> Iterator[None]:
         shutil.rmtree(target.with_name(f".writing-{target.name.removeprefix('step-')}"), ignore_errors=True)
         why = "the disk is full" if full or "No space left" in str(error) else str(error)
         raise TrainError(
-            f"{target} can't be written: {why}. Once there is room, run the same command again: it goes on from the "
-            "checkpoint before."
+            f"{target} can't be written: {why}. Once this is fixed, run the same command again: it resumes from the "
+            "previous checkpoint."
         ) from error
 
 
-def _refuse_changes(saved: Saved, config: TrainConfig) -> None:
+def _refuse_changes(saved: Checkpoint, config: TrainConfig) -> None:
     before, now = flat(saved.config), flat(plain(config))
     changed = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
@@ -240,25 +240,25 @@ def _refuse_changes(saved: Saved, config: TrainConfig) -> None:
     ]
     if changed:
         raise TrainError(
-            f"{saved.path} was written with other settings: {'; '.join(changed)}. Choose another output for a new run, "
-            "or set checkpoint.resume=anyway to go on with the new settings."
+            f"{saved.path} was written with different settings: {'; '.join(changed)}. Choose another output for a new "
+            "run, or set checkpoint.resume=anyway to resume with the new settings."
         )
 
 
 def _names(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: the trained weights, by names that do not depend on wrappers."""
+    """The trained weights, by names that don't depend on wrappers."""
     return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def _only_trained(models: list[nn.Module], weights: list[dict[str, Tensor]], output: str) -> None:
-    """Have accelerate write the trained weights alone; frozen ones are those of the base model."""
+    """Makes accelerate write only the trained weights; the frozen ones come from the base model."""
     del output
     for number in range(len(weights)):
         weights[number] = {name: weight.detach() for name, weight in _names(models[number]).items()}
 
 
 def _load_trained(models: list[nn.Module], folder: str) -> None:
-    """Read them back; a sharded model is left to accelerate."""
+    """Loads the trained weights; a sharded model is left to accelerate."""
     from safetensors.torch import load_file
 
     path = Path(folder) / "model.safetensors"
@@ -266,16 +266,16 @@ def _load_trained(models: list[nn.Module], folder: str) -> None:
         return
     (model,) = models
     models.clear()
-    found, wanted = load_file(path), _names(model)
-    if found.keys() != wanted.keys():
-        differing = sorted(found.keys() ^ wanted.keys())
-        raise TrainError(f"{path}: the checkpoint is of another model; it differs in {', '.join(differing[:5])}.")
-    for name, weight in wanted.items():
+    found, expected = load_file(path), _names(model)
+    if found.keys() != expected.keys():
+        differing = sorted(found.keys() ^ expected.keys())
+        raise TrainError(f"{path}: checkpoint of a different model; it differs in {', '.join(differing[:5])}.")
+    for name, weight in expected.items():
         weight.data.copy_(found[name])
 
 
 def sync_tree(folder: Path) -> None:
-    """Have all files of a folder on disk."""
+    """Syncs all files of a folder to disk."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

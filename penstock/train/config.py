@@ -1,7 +1,7 @@
-"""Everything a training run can be told, declared once: YAML keys, overrides and documentation come from here.
+"""Options of a training run: YAML keys, overrides and documentation are derived from here.
 
-Frozen records of plain values, one per section. `reading` makes them from YAML and `section.key=value`; what a
-configuration can't promise is refused in `promises`, before anything is loaded.
+One frozen dataclass per section. `config_reader` builds them from YAML and `section.key=value`; `validation` rejects
+unsupported combinations before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from penstock.view.settings import Overlong, UnknownRegions
 
 
 class Precision(StrEnum):
-    """In which numbers the model computes, and in which its weights are kept."""
+    """Data types of computation, weights and optimiser."""
 
-    AUTO = "auto"  # bf16-mixed where the device has it, else fp32
+    AUTO = "auto"  # bf16-mixed if the device supports it, else fp32
     FP32 = "fp32"
-    BF16_MIXED = "bf16-mixed"  # computes in bf16, keeps weights and optimiser in fp32
-    BF16 = "bf16"  # weights, optimiser and computation in bf16
+    BF16_MIXED = "bf16-mixed"  # compute in bf16, weights and optimiser in fp32
+    BF16 = "bf16"  # compute, weights and optimiser in bf16
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """The learning rate after warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -37,25 +37,25 @@ class Schedule(StrEnum):
 
 
 class Mean(StrEnum):
-    """What the loss is a mean of, over the whole global batch."""
+    """What the loss averages over the global batch."""
 
-    TOKEN = "token"  # every trained token counts by its weight
-    EXAMPLE = "example"  # every example counts the same
+    TOKEN = "token"  # each trained token counts with its weight
+    EXAMPLE = "example"  # each example counts equally
 
 
-class Reference(StrEnum):
+class ReferenceMode(StrEnum):
     """Where DPO's reference log-probabilities come from."""
 
-    CACHED = "cached"  # computed once, kept beside the dataset
-    LIVE = "live"  # computed at every step: by a frozen copy, or by the model with its adapter off
+    CACHED = "cached"  # computed once and stored with the dataset
+    LIVE = "live"  # computed at every step, by a frozen copy or by the model with its adapters disabled
 
 
 class Resume(StrEnum):
-    """What a run does where its output holds checkpoints."""
+    """What to do if the output contains checkpoints."""
 
-    AUTO = "auto"  # go on from the last one; refuse if the settings changed
-    ANYWAY = "anyway"  # go on, also with changed settings
-    NEVER = "never"  # refuse
+    AUTO = "auto"  # resume from the last one; error if the settings changed
+    ANYWAY = "anyway"  # resume even if the settings changed
+    NEVER = "never"  # error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +64,18 @@ class ModelConfig:
 
     path: str | None = option("Model: a folder or a hub name")
     init: Path | None = option(
-        "A config.json (or its folder) to make a model with random weights from, instead of path"
+        "A config.json (or its folder) to initialise a model with random weights, instead of path"
     )
     revision: str | None = option("Revision of a model from the hub")
-    tokenizer: str | None = option("Tokenizer: a folder or a hub name; default: that of the model")
+    tokenizer: str | None = option("Tokenizer: a folder or a hub name; default: the model's own")
     attention: str = option("Attention implementation of transformers: auto, eager, sdpa, flash_attention_2, …", "auto")
-    precision: Precision = option("Numbers: auto, fp32, bf16-mixed, bf16", Precision.AUTO)
-    gradient_checkpointing: bool = option("Compute activations again in the backward pass, to save memory", False)
+    precision: Precision = option("Precision: auto, fp32, bf16-mixed, bf16", Precision.AUTO)
+    gradient_checkpointing: bool = option("Recompute activations in the backward pass to save memory", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
-    """One source of a mixture: what to read, and how much of it in an epoch."""
+    """A source of a mixture: what to read, and how much of it per epoch."""
 
     path: tuple[str, ...] = option("Files, globs, folders, hub datasets, or the folder of a prepared dataset", ())
     name: str | None = option("Name in the mixture; default: the file's")
@@ -86,47 +86,47 @@ class SourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What is trained on."""
+    """The training data."""
 
-    sources: tuple[SourceConfig, ...] = option("The sources; one, or several as a mixture", ())
+    sources: tuple[SourceConfig, ...] = option("One source, or several to mix", ())
     prepare: Mapping[str, Any] = option(
         "Options of `penstock prepare` for all sources (template, cache, workers, …)", {}
     )
     train_on: LossPolicy = option("Loss policy: " + ", ".join(LossPolicy), LossPolicy.ALL_ASSISTANT_MESSAGES)
-    max_length: int | None = option("Longest sequence, in tokens")
+    max_length: int | None = option("Maximum sequence length in tokens")
     overlong: Overlong = option("Longer rows: " + ", ".join(Overlong), Overlong.TRUNCATE)
-    regions_unknown: UnknownRegions = option("Rows whose regions are not certain: error, drop", UnknownRegions.ERROR)
+    regions_unknown: UnknownRegions = option("Rows whose regions are unknown: error, drop", UnknownRegions.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """How batches are made."""
+    """How batches are built."""
 
-    batch_size: int = option("Rows of a step over all ranks: sequences, pairs, or packed rows", 32)
+    batch_size: int = option("Rows per step over all ranks: sequences, pairs, or packed rows", 32)
     micro_batch: int | None = option(
-        "Rows at a time on a rank, the rest is accumulated; default: all, of packed rows one "
-        "(several are joined, which pays with flash attention only)"
+        "Rows per forward pass on a rank; gradients are accumulated. Default: all rows, or one packed row "
+        "(joining several only pays off with flash attention)"
     )
     collate: Collate | None = option("padded, packed or pairs; default: pairs for DPO, else padded")
-    capacity: int | None = option("Tokens of a packed row; default: data.max_length")
-    epochs: int | None = option("Passes over the data [default: 1, unless steps is given]")
-    steps: int | None = option("Steps, instead of epochs")
-    tail: Tail = option("Where an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
-    ahead: int = option("Batches collated ahead of the step in the background; 0: collate in the loop", 2)
+    capacity: int | None = option("Tokens per packed row; default: data.max_length")
+    epochs: int | None = option("Passes over the data [default: 1, unless steps is set]")
+    steps: int | None = option("Number of steps, instead of epochs")
+    tail: Tail = option("If an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
+    ahead: int = option("Batches to prefetch in the background; 0: collate in the training loop", 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """AdamW and its schedule."""
+    """AdamW and its learning rate."""
 
-    lr: float = option("Highest learning rate", 1e-5)
-    schedule: Schedule = option("After the warm-up: constant, linear, cosine", Schedule.COSINE)
-    warmup: float = option("Warm-up: a part of the run below 1, else a number of steps", 0.03)
-    final: float = option("Learning rate at the end, as a part of the highest", 0.0)
-    weight_decay: float = option("Weight decay, of matrices only", 0.0)
+    lr: float = option("Peak learning rate", 1e-5)
+    schedule: Schedule = option("After warm-up: constant, linear, cosine", Schedule.COSINE)
+    warmup: float = option("Warm-up: a fraction of the run if below 1, else a number of steps", 0.03)
+    final: float = option("Final learning rate, as a fraction of the peak", 0.0)
+    weight_decay: float = option("Weight decay, applied to matrices only", 0.0)
     betas: tuple[float, float] = option("AdamW's betas", (0.9, 0.999))
     eps: float = option("AdamW's epsilon", 1e-8)
-    clip: float | None = option("Largest norm of the gradient; none: not clipped", 1.0)
+    clip: float | None = option("Maximum gradient norm; null: no clipping", 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +134,21 @@ class LoraConfig:
     """Low-rank adapters (peft)."""
 
     rank: int = option("Rank of the adapters; 0: train all weights", 0)
-    alpha: float | None = option("Scale of the adapters [default: twice the rank]")
-    dropout: float = option("Dropout in front of the adapters", 0.0)
-    targets: tuple[str, ...] = option("Names of the modules that get one, or all-linear", ("all-linear",))
-    merge: bool = option("Save the final model with the adapters merged in, instead of the adapters alone", False)
+    alpha: float | None = option("LoRA alpha [default: twice the rank]")
+    dropout: float = option("Dropout before the adapters", 0.0)
+    targets: tuple[str, ...] = option("Names of the modules to adapt, or all-linear", ("all-linear",))
+    merge: bool = option("Merge the adapters into the final model, instead of saving only the adapters", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LigerConfig:
     """Liger's kernels."""
 
-    enabled: bool = option("Use Liger's kernels; those below can be turned off one by one", False)
+    enabled: bool = option("Use Liger's kernels; each of those below can be turned off", False)
     rms_norm: bool = option("RMSNorm", True)
     rope: bool = option("Rotary embeddings", True)
     mlp: bool = option("SwiGLU or GeGLU", True)
-    fused_loss: bool = option("Loss fused with the last layer: logits are never stored", True)
+    fused_loss: bool = option("Fuse the loss with the LM head, so that logits are not materialised", True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +164,11 @@ class LossConfig:
 class DpoConfig:
     """Direct preference optimisation."""
 
-    beta: float = option("How strongly to hold to the reference", 0.1)
-    label_smoothing: float = option("Share of the preferences that may be wrong", 0.0)
-    reference: Reference = option("Reference log-probabilities: cached (computed once, kept), live", Reference.CACHED)
+    beta: float = option("Strength of the pull towards the reference", 0.1)
+    label_smoothing: float = option("Assumed fraction of wrong preferences", 0.0)
+    reference: ReferenceMode = option(
+        "Reference log-probabilities: cached (computed once, kept), live", ReferenceMode.CACHED
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +182,11 @@ class KtoConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Evaluation while training."""
+    """Evaluation during training."""
 
-    every: int | None = option("Evaluate every so many steps, and at the end")
-    holdout: float | int | None = option("Rows to hold out of the sources: a fraction, or how many")
-    holdout_seed: int = option("Which rows these are", 0)
+    every: int | None = option("Steps between evaluations; the end of the run is always evaluated")
+    holdout: float | int | None = option("Rows to hold out of the sources: a fraction or a number")
+    holdout_seed: int = option("Seed that selects the held-out rows", 0)
     sources: tuple[SourceConfig, ...] = option("Sources to evaluate on, instead of a hold-out", ())
 
 
@@ -192,14 +194,14 @@ class EvalConfig:
 class CheckpointConfig:
     """Checkpoints."""
 
-    every: int | None = option("Save every so many steps; signals and the end save too")
-    keep: int = option("How many to keep", 2)
+    every: int | None = option("Steps between checkpoints; signals and the end of the run save too")
+    keep: int = option("Number of checkpoints to keep", 2)
     resume: Resume = option("Where the output holds checkpoints: auto (go on), anyway, never (refuse)", Resume.AUTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What is written while training; metrics.jsonl and loss.svg always are."""
+    """Logging beyond metrics.jsonl and loss.svg, which are always written."""
 
     tensorboard: bool = option("Write TensorBoard events too", False)
     trackers: tuple[str, ...] = option("Trackers of accelerate: wandb, mlflow, tensorboard, …", ())
@@ -209,10 +211,10 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """One run."""
+    """A training run."""
 
     output: Path = option("Folder for checkpoints, metrics and the final model", Path("run"))
-    seed: int = option("Seed of the order, of random weights and of dropout", 0)
+    seed: int = option("Seed of data order, random weights and dropout", 0)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     feed: FeedConfig = field(default_factory=FeedConfig)

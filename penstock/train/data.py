@@ -1,7 +1,7 @@
-"""What a run trains and evaluates on: sources of the configuration in, views or mixtures out.
+"""Prepares the configured sources and opens them as views or mixtures to train and evaluate on.
 
-Every rank calls this alike: the build shares the work among them and needs no collectives. Each source is prepared and
-cached on its own, so that changing a weight, a loss policy or a length encodes nothing again.
+All ranks call this: the build shares the work through the cache and needs no collectives. Each source is prepared and
+cached separately, so changing a weight, the loss policy or the maximum length doesn't re-encode anything.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Served = View | Mixture
 
 
 class Data(NamedTuple):
-    """Views or mixtures to train and to evaluate on."""
+    """Views or mixtures to train and evaluate on."""
 
     train: Served
     held_out: Served | None
 
 
 def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Data:
-    """Prepare the sources of a run, or find them prepared."""
+    """Opens the sources of a run, preparing those that are not cached."""
     options = view_options(config)
     sources = _prepared(config.data.sources, config, "data.sources", on_progress)
     if config.eval.holdout is None:
@@ -51,7 +51,7 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Dat
 
 
 def view_options(config: TrainConfig) -> ViewArguments:
-    """The view that the configuration asks for, before any hold-out."""
+    """The configured view options, without the hold-out."""
     data = config.data
     return {
         "train_on": data.train_on,
@@ -62,7 +62,7 @@ def view_options(config: TrainConfig) -> ViewArguments:
 
 
 def tokenizer_of(model: ModelConfig) -> str:
-    """The tokenizer: as given, else the model's own."""
+    """The configured tokenizer, else the model's own."""
     if model.tokenizer is not None:
         return model.tokenizer
     if model.path is not None:
@@ -71,7 +71,7 @@ def tokenizer_of(model: ModelConfig) -> str:
         folder = model.init if model.init.is_dir() else model.init.parent
         if (folder / "tokenizer.json").is_file():
             return str(folder)
-    raise UsageError("no tokenizer: give model.tokenizer, a folder or a hub name.")
+    raise UsageError("no tokenizer: set model.tokenizer to a folder or a hub name.")
 
 
 def _prepared(
@@ -88,7 +88,7 @@ def _prepared(
 
 def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> StoredDataset:
     if not source.path:
-        raise UsageError("no path. Give a file, a glob, a folder, a hub dataset or a prepared dataset.")
+        raise UsageError("no path. Set it to a file, a glob, a folder, a hub dataset or a prepared dataset.")
     tokenizer = tokenizer_of(config.model)
     first = Path(source.path[0]).expanduser()
     if len(source.path) == 1 and (first / "manifest.json").is_file():
@@ -102,7 +102,7 @@ def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress 
 
 
 def _revision(model: ModelConfig) -> str | None:
-    """The model's revision is the tokenizer's too, unless the tokenizer is another's."""
+    """The tokenizer's revision: the model's, unless the tokenizer is configured separately."""
     return model.revision if model.tokenizer is None else None
 
 
@@ -115,7 +115,7 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     if dataset.recipe["tokenizer"] != bytes_digest(model.tokenizer_json):
         how = " (as AutoTokenizer loads it)" if by_auto else ""
         raise UsageError(
-            f"{path}: prepared with another tokenizer than {tokenizer}{how}. Prepare the sources with that one."
+            f"{path}: prepared with a different tokenizer than {tokenizer}{how}. Prepare the sources with that one."
         )
     return dataset
 
@@ -123,7 +123,7 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
 def _served(
     sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewArguments, seed: int
 ) -> Served:
-    """One view, or a mixture where there are several or a source is not passed through exactly once."""
+    """A view, or a mixture if there are several sources or a source's weight is not 1."""
     views = [open_view(dataset, **options) for dataset in datasets]
     amounts = [_amount(source) for source in sources]
     if len(views) == 1 and amounts[0] == 1.0:
@@ -135,20 +135,18 @@ def _served(
 def _amount(source: SourceConfig) -> float | Count:
     if source.examples is not None:
         if source.weight is not None:
-            raise UsageError(
-                f"source {source.path[0]!r}: weight and examples both say how much of it. Give one of them."
-            )
+            raise UsageError(f"source {source.path[0]!r}: weight and examples are mutually exclusive. Set one of them.")
         return Count(source.examples)
     return 1.0 if source.weight is None else source.weight
 
 
 def _names(sources: Sequence[SourceConfig]) -> list[str]:
-    """A name for each source: its own, else its file's, numbered where files have the same."""
+    """The name of each source: configured, else that of its file, numbered if not unique."""
     names: list[str] = []
     for source in sources:
         base = source.name or Path(source.path[0]).name.split(".")[0] or "source"
         if source.name is not None and source.name in names:
-            raise UsageError(f"two sources are called {source.name!r}. Give each a name of its own.")
+            raise UsageError(f"two sources are named {source.name!r}. Give them different names.")
         number, name = 2, base
         while name in names:
             name, number = f"{base}-{number}", number + 1
@@ -157,12 +155,12 @@ def _names(sources: Sequence[SourceConfig]) -> list[str]:
 
 
 def views_of(served: Served) -> list[View]:
-    """The views that make it up."""
+    """The views of a mixture, or the view itself."""
     return [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
 
 
 def has_fractional_weights(served: Served) -> bool:
-    """Whether any message's weight in the loss is neither 0 nor 1."""
+    """Whether any message has a loss weight other than 0 and 1."""
     for view in views_of(served):
         for shard in range(len(view.dataset.shard_examples)):
             weights = view.dataset.columns(shard).segment_weights
@@ -171,8 +169,8 @@ def has_fractional_weights(served: Served) -> bool:
     return False
 
 
-def places(served: Served, items: Sequence[int]) -> list[str]:
-    """Where items come from; rows are counted from 0."""
+def source_rows(served: Served, items: Sequence[int]) -> list[str]:
+    """The source file and row (from 0) of each item, for messages."""
     found = []
     for item in items:
         view, number = (served, int(item)) if isinstance(served, View) else _part(served, int(item))

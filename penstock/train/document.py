@@ -1,4 +1,4 @@
-"""The table of all keys in docs/train.md, written from the options themselves: `python -m penstock.train.document`."""
+"""Generates the table of keys in docs/train.md from the options: `python -m penstock.train.document`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.train.config import SourceConfig, TrainConfig
 
 
 def keys_table() -> str:
-    """One line for each key of a configuration."""
+    """A Markdown table with one line per configuration key."""
     lines = ["| key | meaning | default |", "| --- | --- | --- |"]
     default = TrainConfig()
     for section in fields(TrainConfig):

@@ -2,8 +2,8 @@
 
 PenstockError
 └── TrainError
-    ├── PromiseError     the configuration promises what can't be; raised before the first step
-    └── NonFiniteError   the loss or the gradient of a step is no number; names the step and the source rows
+    ├── UnsupportedError   this model, data or machine can't do what the configuration asks; raised before training
+    └── NonFiniteError     the loss or gradient of a step is not finite; names the step and the source rows
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from penstock.errors import PenstockError
 
 
 class TrainError(PenstockError):
-    """Training can't go on."""
+    """Training failed."""
 
 
-class PromiseError(TrainError):
-    """The configuration promises what this model, data or machine can't keep."""
+class UnsupportedError(TrainError):
+    """This model, data or machine can't do what the configuration asks."""
 
 
 class NonFiniteError(TrainError):
-    """A loss or a gradient is no number."""
+    """A loss or gradient is not finite."""

@@ -1,4 +1,4 @@
-"""Evaluation: the objective's mean over held-out data, in order, without shuffling or repetition."""
+"""Evaluation: the mean of the objective over held-out data, each item once, unshuffled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.feed.loader import Loader
-from penstock.train.journal import EvalReport
+from penstock.train.metrics import EvalReport
 from penstock.train.objective import Objective, Policy
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Evaluator:
-    """Runs one objective over one loader, whenever it is asked."""
+    """Evaluates an objective over a loader."""
 
     def __init__(self, accelerator: Accelerator, policy: Policy, objective: Objective, loader: Loader) -> None:
         self._accelerator, self._policy, self._objective, self._loader = accelerator, policy, objective, loader
 
     def run(self, step: int) -> EvalReport:
-        """The means after so many steps; the model is left in training mode."""
+        """Evaluates after `step` steps; the model is left in training mode."""
         started = time.perf_counter()
         sums: dict[str, float] = {"weight": 0.0, "loss": 0.0}
         self._policy.model.eval()

@@ -48,7 +48,7 @@ class Kto:
         with torch.no_grad():
             mismatched = self._mismatched(batch)
             drifted = self._scored(self._policy.model, *mismatched)
-            with self._reference.entered() as model:
+            with self._reference.active() as model:
                 known, expected = self._answers(batch, model), self._scored(model, *mismatched)
         kl = self._shared((drifted - expected).mean() if len(drifted) else drifted.sum()).clamp(min=0)
         ratios = self._answers(batch, self._policy.model) - known

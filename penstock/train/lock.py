@@ -1,7 +1,7 @@
-"""One trainer at a time in an output folder: `OUTPUT/run.lock` names the process that has it.
+"""A lock on the output folder: `OUTPUT/run.lock` names the process that trains there.
 
-The lock of a process of this host that is gone is taken over. Whether a process of another host still runs can't be
-known, so its lock stays until somebody removes it.
+A lock left by a dead process on this host is taken over. Whether a process on another host is alive can't be
+determined, so its lock must be removed by hand.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ATTEMPTS = 10
 
 
 @contextlib.contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Have the folder to ourselves, or raise TrainError. In a distributed run the first rank has it for all."""
+def output_lock(output: Path) -> Iterator[None]:
+    """Locks the folder, or raises TrainError. In a distributed run the first rank holds the lock for all."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -35,11 +35,11 @@ def locked(output: Path) -> Iterator[None]:
             if _owner(path) == own:
                 path.unlink()
             if is_new:
-                output.rmdir()  # if the run has left nothing there
+                output.rmdir()  # fails unless the run left nothing there
 
 
 def _take(path: Path, own: str) -> None:
-    """Give the lock its name by a link, which fails where there is one; so it is never seen half-written."""
+    """Creates the lock by linking a complete draft, which fails if it exists; so it is never half-written."""
     draft = path.with_name(f".{NAME}.{own}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,11 +57,11 @@ def _take(path: Path, own: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-    raise TrainError(f"{path}: other trainers keep taking it. Choose another output folder.")
+    raise TrainError(f"{path}: other processes keep taking the lock. Choose another output folder.")
 
 
 def _owner(path: Path) -> str | None:
-    """Who has the lock; None where nobody has."""
+    """The writer that holds the lock, or None."""
     try:
         return read_regular(path).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -69,16 +69,16 @@ def _owner(path: Path) -> str | None:
 
 
 def _set_aside(path: Path, owner: str | None, own: str) -> None:
-    """Remove the lock of a dead process. By a rename, which only one of several does."""
+    """Removes the lock of a dead process by renaming it, which succeeds in only one of several processes."""
     if owner is None:
         return
     aside = path.with_name(f".{NAME}.{own}.old")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
         if _owner(aside) == owner:
-            log.warning("%s: the trainer that had this folder is gone (%s); taken over", path, owner)
+            log.warning("%s: taken over from a process that is gone (%s)", path, owner)
             aside.unlink()
-        else:  # another one has taken it over meanwhile: it gets it back
+        else:  # another process took it over meanwhile: give it back
             with contextlib.suppress(FileExistsError):
                 os.link(aside, path)
             aside.unlink()
@@ -89,6 +89,6 @@ def _refusal(path: Path, owner: str) -> str:
     pid = rest.partition(".")[0]
     where = "this host" if name == host_id() else f"host {name.rpartition('-')[0] or name}"
     return (
-        f"{path.parent} is in use: process {pid} on {where} trains there. Choose another output folder, or wait. "
+        f"{path.parent} is in use by process {pid} on {where}. Choose another output folder, or wait. "
         f"If that process is gone, remove {path}."
     )

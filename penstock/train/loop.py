@@ -1,9 +1,9 @@
-"""The loop: steps, evaluations and checkpoints, in an order that a resumed run repeats exactly.
+"""The training loop: steps, evaluations and checkpoints, in an order that a resumed run repeats exactly.
 
-A step: take its micro-batches from the feed (and measure the wait), agree with all ranks on the weight of the global
-batch, run forward and backward with the loss divided by it, clip, step. Every loss is therefore the mean over the whole
-global batch, however it is cut into micro-batches and ranks. A loss or gradient that is no number ends the run before
-the weights change, with the rows that made it.
+A step takes its micro-batches from the feed (and measures the wait), sums the weight of the global batch over all
+ranks, runs forward and backward with the loss divided by it, clips, and steps. So each loss is the mean over the global
+batch, however it is split into micro-batches and ranks. If a loss or gradient is not finite, the run ends before the
+weights change, and the error names the source rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.feed.batch import Batch, Counts
 from penstock.feed.loader import Loader
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import TrainConfig
-from penstock.train.data import places
+from penstock.train.data import source_rows
 from penstock.train.errors import NonFiniteError
 from penstock.train.evaluate import Evaluator, group_means
-from penstock.train.journal import Journal, Report, StepReport
+from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.objective import Objective, Policy
-from penstock.train.schedule import rate
+from penstock.train.schedule import learning_rate
 from penstock.train.signals import Signals
 from penstock.train.tracking import Tracking
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 log = logging.getLogger("penstock")
-MOST_ROWS = 20  # named in an error
+MOST_ROWS = 20  # to name in an error
 OnReport = Callable[[Report], None]
 
 
 @dataclass(slots=True)
 class Trainer:
-    """All that a run needs, made ready."""
+    """A run that is ready to train."""
 
     config: TrainConfig
     accelerator: Accelerator
@@ -52,40 +52,40 @@ class Trainer:
     loader: Loader
     evaluator: Evaluator | None
     checkpoints: Checkpoints
-    journal: Journal
+    metrics: MetricsWriter
     tracking: Tracking
     signals: Signals
     on_report: OnReport | None = None
 
-    def resumed(self) -> int:
-        """Go on from the last checkpoint, if there is one; the steps that are done."""
+    def resume(self) -> int:
+        """Resumes from the last checkpoint, if any; returns the number of completed steps."""
         saved = self.checkpoints.last()
         if saved is not None:
             self.checkpoints.restore(saved)
             self.loader.load_state_dict(saved.feed)
-            log.info("going on from %s", saved.path)
+            log.info("resuming from %s", saved.path)
         done = 0 if saved is None else saved.step
-        self.journal.begin(done)
+        self.metrics.begin(done)
         self.tracking.begin()
         return done
 
     def fit(self, done: int) -> int:
-        """Train from `done` steps on; the number of steps done when the run ended, or a signal ended it."""
+        """Trains from step `done` to the end or until a signal; returns the number of completed steps."""
         assert self.loader.steps is not None
         self.policy.model.train()
         feed = iter(self.loader)
         with self.signals.deferring(), self.loader:
             for step in range(done, self.loader.steps):
                 report, stopping = self._step(step, feed)
-                self._tell(report)
+                self._emit(report)
                 done = step + 1
                 last = done == self.loader.steps
                 every = self.config.eval.every
                 if self.evaluator is not None and ((every and done % every == 0) or last):
-                    self._tell(self.evaluator.run(done))
+                    self._emit(self.evaluator.run(done))
                 if last or stopping or self._is_due(done):
                     self.checkpoints.save(done, self.loader.state_dict())
-                    self.journal.draw()
+                    self.metrics.draw()
                 if stopping:
                     break
         return done
@@ -94,14 +94,14 @@ class Trainer:
         every = self.config.checkpoint.every
         return every is not None and done % every == 0
 
-    def _tell(self, report: Report) -> None:
-        self.journal.add(report)
+    def _emit(self, report: Report) -> None:
+        self.metrics.add(report)
         self.tracking.add(report)
         if self.on_report is not None:
             self.on_report(report)
 
     def _step(self, step: int, feed: Iterator[Batch]) -> tuple[StepReport, bool]:
-        """One optimiser step; whether some rank was asked to stop."""
+        """Takes one optimiser step; also returns whether any rank was asked to stop."""
         started = time.perf_counter()
         batches = [next(feed) for _ in range(self.loader.micros)]
         wait = time.perf_counter() - started
@@ -114,10 +114,10 @@ class Trainer:
         sums = self._summed([sum(losses), stop, *held, *(measures[name] for name in names), *by_group])
         loss, stopping = sums[0] / (total or 1.0), sums[1] > 0
         if stopping and not self.signals.received:
-            self.signals.received = signal.SIGTERM  # another rank was told; we stop together
+            self.signals.received = signal.SIGTERM  # another rank got the signal; all stop together
         if not math.isfinite(loss):
             self._refuse(step, f"the loss is {loss}", batches, losses)
-        lr = rate(self.config.optim, step, self.loader.steps or 1)
+        lr = learning_rate(self.config.optim, step, self.loader.steps or 1)
         norm = self._update(lr)
         if not math.isfinite(norm):
             self._refuse(step, f"the loss is {loss:g}, but the norm of its gradient is {norm}", batches, losses)
@@ -145,7 +145,7 @@ class Trainer:
         return report, stopping
 
     def _places(self, counts: Counts) -> int:
-        """What the rows of a step could hold."""
+        """The number of token positions in a step."""
         plan = self.loader.settings.plan
         if plan.capacity is None:
             return max(counts.tokens + counts.padding, 1)
@@ -155,8 +155,8 @@ class Trainer:
     def _backward(
         self, batches: Sequence[Batch], total: float
     ) -> tuple[list[float], Mapping[str, float], Mapping[str, tuple[float, float]]]:
-        """Gradients of the mean loss over the global batch; the sums of each micro-batch, and those by group."""
-        # Ranks' gradients are averaged, and the loss is a sum over ranks: hence the factor.
+        """Computes gradients of the mean loss over the global batch; returns the losses, summed measures and groups."""
+        # Gradients are averaged over ranks but the loss is a sum over ranks, hence the factor.
         scale = self.accelerator.num_processes / (total or 1.0)
         losses: list[torch.Tensor] = []
         measures: dict[str, torch.Tensor] = {}
@@ -175,7 +175,7 @@ class Trainer:
         return [float(loss) for loss in losses], {name: float(value) for name, value in measures.items()}, found
 
     def _update(self, lr: float) -> float:
-        """Set the learning rate and clip; the norm of the gradient before."""
+        """Sets the learning rate and clips the gradient; returns its norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         limit = math.inf if self.config.optim.clip is None else self.config.optim.clip
@@ -183,7 +183,7 @@ class Trainer:
         return 0.0 if norm is None else float(norm)
 
     def _summed(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks."""
+        """Sums values over all ranks."""
         if self.accelerator.num_processes == 1:
             return list(values)
         exact = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
@@ -192,18 +192,18 @@ class Trainer:
         return summed
 
     def _refuse(self, step: int, what: str, batches: Sequence[Batch], losses: Sequence[float]) -> None:
-        """End the run: say in which step, and by which rows (all of the step, where that is unclear)."""
+        """Raises an error that names the step and the rows (all rows of the step if it is unclear which)."""
         from accelerate.utils import gather_object
 
         wrong = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
         items = [int(item) for batch in wrong for item in batch.items]
-        named = gather_object(places(self.loader.served, items))  # type: ignore[arg-type]
+        named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
         if not named:
             items = [int(item) for batch in batches for item in batch.items]
-            named = gather_object(places(self.loader.served, items))  # type: ignore[arg-type]
+            named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
         more = f" and {len(named) - MOST_ROWS} more" if len(named) > MOST_ROWS else ""
         raise NonFiniteError(
-            f"step {step + 1}: {what}. Rows of the batch: {', '.join(named[:MOST_ROWS])}{more}. "
-            f"The weights are those of step {step}. Look at the rows with `penstock show`, lower optim.lr, or use "
-            "another model.precision."
+            f"step {step + 1}: {what}. Rows in the batch: {', '.join(named[:MOST_ROWS])}{more}. "
+            f"The weights are still those of step {step}. Inspect the rows with `penstock show`, lower optim.lr, or "
+            "change model.precision."
         )

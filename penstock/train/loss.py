@@ -1,7 +1,7 @@
-"""The losses, as pure functions of tensors.
+"""Losses as pure functions of tensors.
 
-Everything is a sum, to be divided by a denominator of the whole global batch: so micro-batches, ranks, padding and
-packing change nothing but the rounding. Log-probabilities are computed in fp32 and only where a token is trained.
+All results are sums, to be divided by a denominator over the global batch, so that micro-batches, ranks, padding and
+packing affect only rounding. Log-probabilities are computed in fp32, and only for trained tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock.view.example import IGNORED
 
 
 class Targets(NamedTuple):
-    """What the positions of a batch predict: the label of the next token, and its weight (0 where not trained)."""
+    """For each position, the label of the next token and its weight (0 if untrained)."""
 
     labels: Tensor
     weights: Tensor
 
 
 def targets(tensors: Mapping[str, Any], mean: Mean) -> Targets:
-    """Labels and weights, one place to the left. Under an example mean, the weights of each example add up to 1."""
+    """Labels and weights, shifted left by one. With an example mean, the weights of each example sum to 1."""
     labels = tensors["labels"][:, 1:]
     weights = torch.where(labels == IGNORED, 0.0, tensors["loss_weights"][:, 1:])
     match mean:
@@ -36,14 +36,14 @@ def targets(tensors: Mapping[str, Any], mean: Mean) -> Targets:
 
 
 def _owners(tensors: Mapping[str, Any], like: Tensor) -> Tensor:
-    """The number of the example that each token belongs to."""
+    """The index of the example that each token belongs to."""
     if "seq_idx" in tensors:
         return tensors["seq_idx"][:, 1:].long()  # type: ignore[no-any-return]
     return torch.arange(len(like), device=like.device)[:, None].expand_as(like)
 
 
 def _shares(weights: Tensor, owners: Tensor) -> Tensor:
-    if not owners.numel():  # a row that only fills up is a single token
+    if not owners.numel():  # a filler row has a single token
         return weights
     totals = torch.zeros(int(owners.max()) + 1, device=weights.device)
     totals.index_add_(0, owners.flatten(), weights.flatten())
@@ -51,7 +51,7 @@ def _shares(weights: Tensor, owners: Tensor) -> Tensor:
 
 
 def log_probs(logits: Tensor, labels: Tensor) -> Tensor:
-    """The log-probability of each label, 0 where it is ignored; `labels` are one shorter than the logits."""
+    """The log-probability of each label, 0 if it is ignored; `labels` are one shorter than the logits."""
     trained = labels != IGNORED
     picked = -F.cross_entropy(logits[:, :-1][trained].float(), labels[trained], reduction="none")
     return torch.zeros(labels.shape, dtype=picked.dtype, device=picked.device).masked_scatter(trained, picked)
@@ -70,7 +70,7 @@ def sequence_log_probs(logits: Tensor, wanted: Targets) -> Tensor:
 
 
 class DpoTerms(NamedTuple):
-    """Per pair: the loss, and the rewards of both sides."""
+    """The loss of each pair, and the rewards of both sides."""
 
     losses: Tensor
     chosen: Tensor
@@ -78,7 +78,7 @@ class DpoTerms(NamedTuple):
 
 
 def dpo_terms(policy: Tensor, reference: Tensor, beta: float, label_smoothing: float) -> DpoTerms:
-    """The sigmoid loss of DPO; log-probabilities stand as [2n]: all chosen, then all rejected."""
+    """DPO's sigmoid loss; log-probabilities are [2n]: all chosen, then all rejected."""
     chosen, rejected = (beta * (policy - reference)).chunk(2)
     margin = chosen - rejected
     losses = -F.logsigmoid(margin) * (1 - label_smoothing) - F.logsigmoid(-margin) * label_smoothing

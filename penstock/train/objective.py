@@ -1,7 +1,7 @@
-"""What a step minimises: batches in, sums of losses and of measures out.
+"""Training objectives: SFT and DPO.
 
-An objective knows how much a micro-batch weighs in the global batch (`weight`), and the sum of its losses (`loss`). The
-loop divides by the weight of all micro-batches of all ranks, so that how a step is cut up changes nothing.
+An objective computes the weight of a micro-batch in the global batch (`weight`) and the sum of its losses (`loss`). The
+loop divides by the total weight over all micro-batches and ranks, so it doesn't matter how a step is split.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock.feed.batch import Batch
 from penstock.train.config import Mean
 from penstock.train.groups import Groups
 from penstock.train.loss import dpo_terms, sequence_log_probs, sft_terms, targets
-from penstock.train.model import accepted
+from penstock.train.model import forward_inputs
 from penstock.view.example import IGNORED
 
 Grouped = Mapping[str, tuple[Tensor, Tensor]]  # by name: the sum of losses, and of weights
 
 
 class Sums(NamedTuple):
-    """The sum of losses of a micro-batch, sums of what is measured beside it, and sums by source and role."""
+    """Sums over a micro-batch: of its losses, of further measures, and of losses by source and role."""
 
     loss: Tensor
     measures: Mapping[str, Tensor]
@@ -35,16 +35,16 @@ class Objective(Protocol):
     """A loss over batches."""
 
     def weight(self, batch: Batch) -> float:
-        """What the batch counts in the mean."""
+        """The weight of the batch in the mean."""
         ...
 
     def loss(self, batch: Batch) -> Sums:
-        """Its losses, summed."""
+        """The sum of the batch's losses."""
         ...
 
 
 class Policy(NamedTuple):
-    """The model under training: `model` as prepared for distribution, `plain` as transformers made it."""
+    """The model being trained: `model` as wrapped for distribution, `plain` the transformers model inside."""
 
     model: nn.Module
     plain: Any
@@ -52,19 +52,19 @@ class Policy(NamedTuple):
     autocast: torch.dtype | None
 
     def computing(self) -> AbstractContextManager[Any]:
-        """The precision that forward passes run in."""
+        """A context with the precision of forward passes."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast)
 
     def __call__(self, tensors: Mapping[str, Any], *, model: nn.Module | None = None, **extra: Any) -> Any:
-        """A forward pass, of the model or of another like it."""
-        inputs = {name: self._moved(value) for name, value in accepted(self.plain, tensors).items()}
+        """Runs a forward pass of the model, or of another one with the same inputs."""
+        inputs = {name: self._moved(value) for name, value in forward_inputs(self.plain, tensors).items()}
         with self.computing():
             return (model or self.model)(**inputs, use_cache=False, **extra)
 
     def on_device(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """All tensors where the model is."""
+        """Moves all tensors to the model's device."""
         return {name: self._moved(value) for name, value in tensors.items()}
 
     def _moved(self, value: Any) -> Any:
@@ -75,11 +75,11 @@ class Sft:
     """Weighted cross entropy of the trained tokens."""
 
     def __init__(self, policy: Policy, mean: Mean, fused: bool, groups: Groups | None = None) -> None:
-        """`fused`: the model's own forward computes the sum (Liger), and no logits are stored."""
+        """`fused`: the model's forward computes the sum with Liger, without materialising logits."""
         self._policy, self._mean, self._fused, self._groups = policy, mean, fused, groups
 
     def weight(self, batch: Batch) -> float:
-        """Weights of the trained tokens; or examples, where each counts the same."""
+        """The sum of the tokens' weights, or the number of examples with an example mean."""
         return float(targets(batch.tensors, self._mean).weights.double().sum())
 
     def loss(self, batch: Batch) -> Sums:
@@ -96,20 +96,20 @@ References = Callable[[Batch], Tensor]
 
 
 class LiveModel(Protocol):
-    """A reference model that is there while training."""
+    """A reference model that is evaluated during training."""
 
     @property
     def plain(self) -> Any:
-        """As transformers made it."""
+        """The transformers model."""
         ...
 
-    def entered(self) -> AbstractContextManager[nn.Module]:
-        """A context in which it may be called."""
+    def active(self) -> AbstractContextManager[nn.Module]:
+        """A context in which the model may be called."""
         ...
 
 
 class Dpo:
-    """The sigmoid loss over pairs, against reference log-probabilities."""
+    """DPO's sigmoid loss over pairs, relative to reference log-probabilities."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Dpo:
         return float(len(batch.items))
 
     def loss(self, batch: Batch) -> Sums:
-        """The losses of the pairs, and their rewards."""
+        """The sum of the pairs' losses, and of their rewards."""
         policy = pair_log_probs(self._policy, batch)
         terms = dpo_terms(policy, self._references(batch), self._beta, self._smoothing)
         groups = {} if self._groups is None else self._groups.by_item(batch, terms.losses)
@@ -143,13 +143,13 @@ def pair_log_probs(policy: Policy, batch: Batch, *, model: nn.Module | None = No
 
 
 def real_rows(batch: Batch) -> Tensor:
-    """Numbers of the rows that hold pairs: both sides may be followed by rows that only fill up."""
+    """Indices of the rows that hold pairs: each side may be followed by filler rows."""
     rows, pairs = batch.tensors["input_ids"].shape[0] // 2, len(batch.items)
     return torch.cat((torch.arange(pairs), rows + torch.arange(pairs)))
 
 
 def reward_sums(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Sums over pairs of what is worth watching."""
+    """Sums of reward statistics over pairs."""
     return {
         "reward_accuracy": (chosen > rejected).sum(),
         "reward_margin": (chosen - rejected).sum(),
@@ -159,7 +159,7 @@ def reward_sums(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 
 class FusedDpo:
-    """The same loss by Liger: fused with the last layer, so that logits are never stored whole."""
+    """DPO's loss computed by Liger, fused with the LM head so that logits are not materialised."""
 
     def __init__(self, policy: Policy, reference: LiveModel, beta: float) -> None:
         from liger_kernel.chunked_loss import LigerFusedLinearDPOLoss
@@ -172,12 +172,12 @@ class FusedDpo:
         return float(len(batch.items))
 
     def loss(self, batch: Batch) -> Sums:
-        """The losses of the pairs, and their rewards."""
+        """The sum of the pairs' losses, and of their rewards."""
         rows = real_rows(batch)
         states = self._states(batch, self._policy.model)[rows]
         if not len(rows):  # nothing to compare, but all ranks must take part in the backward pass
             return Sums(states.sum(), reward_sums(*states.detach().new_zeros((2, 0))))
-        with torch.no_grad(), self._reference.entered() as model:
+        with torch.no_grad(), self._reference.active() as model:
             known = self._states(batch, model)[rows]
         labels = targets(self._policy.on_device(batch.tensors), Mean.TOKEN).labels[rows]
         heads = [part.get_output_embeddings().weight for part in (self._policy.plain, self._reference.plain)]
@@ -186,7 +186,7 @@ class FusedDpo:
         return Sums(mean * len(batch.items), reward_sums(found[-2].detach(), found[-1].detach()))
 
     def _states(self, batch: Batch, model: nn.Module) -> Tensor:
-        """The states that predict the labels. Logits are asked for at one place only."""
+        """The hidden states that predict the labels. Logits are requested for a single position."""
         found = self._policy(batch.tensors, model=model, output_hidden_states=True, logits_to_keep=1)
         states: Tensor = found.hidden_states[-1][:, :-1]
         return states

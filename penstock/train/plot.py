@@ -1,7 +1,6 @@
-"""The loss as a picture: a small SVG, written without any plotting library.
+"""Plots the loss as a small SVG without a plotting library.
 
-Enters: (step, loss) points of training and evaluation. Leaves: SVG text with axes, a thin line of losses, a thick one
-of their running mean, and dots for evaluations.
+A thin line shows the losses, a thick one their running mean, and dots the evaluations.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 40
-MOST_POINTS = 2000  # more could not be told apart
+MOST_POINTS = 2000  # more would be indistinguishable
 
 Points = Sequence[tuple[float, float]]
 
 
 class _Frame(NamedTuple):
-    """Where values are on the picture."""
+    """Maps values to positions in the image."""
 
     steps: float
     low: float
@@ -32,7 +31,7 @@ class _Frame(NamedTuple):
 
 
 def loss_plot(train: Points, evaluations: Points, title: str) -> str:
-    """The picture; points that are no numbers are left out."""
+    """Returns the SVG; points that are not finite are omitted."""
     train = _thinned([point for point in train if math.isfinite(point[1])])
     evaluations = [point for point in evaluations if math.isfinite(point[1])]
     losses = [loss for _, loss in (*train, *evaluations)] or [0.0]

@@ -1,8 +1,8 @@
-"""DPO's reference: log-probabilities computed once and kept beside the dataset, or a model that is asked at every step.
+"""DPO's reference log-probabilities: computed once and stored with the dataset, or computed live at every step.
 
-Cached values are named by (weights of the model, view of the dataset, numbers, attention), so they are found again
-by every run that would compute the same, and never by another. Each part of a mixture has its own: other shares of the
-same parts cost nothing. Computing them is one forward pass over the data, shared by all ranks.
+Cached values are keyed by (model weights, view, precision, attention), so exactly those runs that would compute the
+same values reuse them. Each part of a mixture is cached separately: changing its share costs nothing. Computing them
+takes one forward pass over the data, shared by all ranks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 log = logging.getLogger("penstock")
-VERSION = b"reference 1"  # raise it when the same model and view give other values
+VERSION = b"reference 1"  # bump when the same model and view give different values
 
 
-class AdapterOff:
-    """The model under training with its adapters off."""
+class AdapterReference:
+    """The model being trained, with its adapters disabled."""
 
     def __init__(self, policy: Policy, adapted: Any) -> None:
         self._policy, self._adapted, self.plain = policy, adapted, policy.plain
 
     @contextmanager
-    def entered(self) -> Iterator[nn.Module]:
-        """Adapters off, dropout off."""
+    def active(self) -> Iterator[nn.Module]:
+        """Disables adapters and dropout."""
         model = self._policy.model
         training = model.training
         model.eval()
@@ -54,21 +54,21 @@ class AdapterOff:
             model.train(training)
 
 
-class Frozen:
-    """A copy of the model as it was at the start, or the model itself as long as it is that."""
+class FrozenReference:
+    """A frozen copy of the initial model, or the model itself before training starts."""
 
     def __init__(self, model: nn.Module, plain: Any) -> None:
         self._model, self.plain = model, plain
 
     @classmethod
-    def copied(cls, model: Any, device: torch.device) -> Frozen:
-        """A copy that training does not change."""
+    def copied(cls, model: Any, device: torch.device) -> FrozenReference:
+        """Makes a frozen copy."""
         frozen = copy.deepcopy(model).to(device).requires_grad_(False)
         return cls(frozen, frozen)
 
     @contextmanager
-    def entered(self) -> Iterator[nn.Module]:
-        """Dropout off."""
+    def active(self) -> Iterator[nn.Module]:
+        """Disables dropout."""
         training = self._model.training
         self._model.eval()
         try:
@@ -78,19 +78,19 @@ class Frozen:
 
 
 class LiveReferences:
-    """Log-probabilities of a batch, by the reference model, now."""
+    """Computes the log-probabilities of a batch with the reference model."""
 
-    def __init__(self, policy: Policy, reference: AdapterOff | Frozen) -> None:
+    def __init__(self, policy: Policy, reference: AdapterReference | FrozenReference) -> None:
         self._policy, self._reference = policy, reference
 
     def __call__(self, batch: Batch) -> Tensor:
         """[2n]: all chosen, then all rejected."""
-        with torch.no_grad(), self._reference.entered() as model:
+        with torch.no_grad(), self._reference.active() as model:
             return pair_log_probs(self._policy, batch, model=model)
 
 
 class CachedReferences:
-    """Log-probabilities of a batch, looked up."""
+    """Looks up the log-probabilities of a batch."""
 
     def __init__(self, values: Float32, device: torch.device) -> None:
         """`values`: [items, 2], chosen and rejected."""
@@ -103,31 +103,31 @@ class CachedReferences:
 
 
 class ReferenceStore:
-    """Finds cached log-probabilities, or computes and keeps them."""
+    """Loads cached log-probabilities, or computes and stores them."""
 
     def __init__(self, accelerator: Accelerator, references: LiveReferences, name: str, batch_size: int) -> None:
-        """`name` is all that decides the values besides the view; `batch_size` rows are computed at a time."""
+        """`name` identifies everything but the view that determines the values; `batch_size`: rows per forward pass."""
         self._accelerator, self._references = accelerator, references
         self._name, self._batch_size = name, batch_size
         self.computed = 0  # pairs
 
     def values(self, served: Served) -> Float32:
-        """[items, 2] for all items of a view or mixture."""
+        """The values [items, 2] of a view or mixture."""
         return np.concatenate([self._of_view(view) for view in views_of(served)])
 
     def _of_view(self, view: View) -> Float32:
         name = digest(VERSION, self._name.encode(), view.digest.encode())
         found = _read(view, name)
-        here = torch.tensor([float(found is not None)], device=self._accelerator.device)
-        everywhere = int(self._accelerator.reduce(here, "sum").item()) == self._accelerator.num_processes
-        if found is not None and everywhere:
+        hit = torch.tensor([float(found is not None)], device=self._accelerator.device)
+        all_hit = int(self._accelerator.reduce(hit, "sum").item()) == self._accelerator.num_processes
+        if found is not None and all_hit:
             return found
-        values = self._computed(view)
+        values = self._compute(view)
         if self._accelerator.is_main_process:
-            _keep(view, name, values)
+            _store(view, name, values)
         return values
 
-    def _computed(self, view: View) -> Float32:
+    def _compute(self, view: View) -> Float32:
         accelerator = self._accelerator
         values = torch.zeros((len(view), 2), dtype=torch.float32)
         loader = Loader(
@@ -153,12 +153,12 @@ def _read(view: View, name: str) -> Float32 | None:
         return None
     try:
         found = np.load(dataset.path / "reference" / f"{name}.npy", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # not there, or damaged: it is computed again
+    except (OSError, ValueError, EOFError):  # missing or damaged: recompute
         return None
     return found if found.shape == (len(view), 2) and found.dtype == np.float32 else None
 
 
-def _keep(view: View, name: str, values: Float32) -> None:
+def _store(view: View, name: str, values: Float32) -> None:
     dataset = view.dataset
     if not isinstance(dataset, StoredDataset):
         return
@@ -168,4 +168,4 @@ def _keep(view: View, name: str, values: Float32) -> None:
         path = dataset.path / "reference" / f"{name}.npy"
         dataset.cache.tree.write(path, buffer.getvalue(), "reference")
     except StoreError as error:
-        log.warning("reference log-probabilities are not kept: %s", error)
+        log.warning("reference log-probabilities could not be cached: %s", error)

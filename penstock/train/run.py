@@ -1,7 +1,7 @@
-"""A whole run: configuration in, trained model out. What can't be is refused first, from the cheapest check on.
+"""Runs training from configuration to final model. Checks come first, the cheapest ones before the others.
 
-check the configuration → prepare the data → load the model → check that they fit and that packing isolates
-→ resume → train → write the final model
+validate the configuration → prepare the data → load the model → check that they fit and that packing isolates
+→ resume → train → save the final model
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.build.progress import OnProgress
 from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate
 from penstock.train.config import TrainConfig
+from penstock.train.config_reader import ConfigSource, read_config
 from penstock.train.data import Data, Served, has_fractional_weights, open_data
-from penstock.train.errors import PromiseError, TrainError
-from penstock.train.journal import Journal, Report, StepReport
-from penstock.train.lock import locked
-from penstock.train.promises import Method, check_config
-from penstock.train.reading import Given, read_config
+from penstock.train.errors import TrainError, UnsupportedError
+from penstock.train.lock import output_lock
+from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.signals import Signals
+from penstock.train.validation import Method, check_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
+class TrainResult:
+    """The result of a run."""
 
     output: Path
-    steps: int  # done, those of earlier runs included
-    model: Path | None  # the final model; None when a signal ended the run
-    signal: int  # the signal that ended it, or 0
+    steps: int  # completed, including those before a resume
+    model: Path | None  # the final model; None if a signal ended the run
+    signal: int  # the signal that ended the run, or 0
     first: StepReport | None  # of this process
     last: StepReport | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The result as JSON-compatible values."""
         return {
             "output": str(self.output),
             "steps": self.steps,
@@ -54,37 +54,37 @@ class Outcome:
         }
 
 
-def train_sft(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
-    """Supervised fine-tuning, by a YAML file, a mapping or a `TrainConfig`, and overrides such as `optim.lr=1e-5`.
+def train_sft(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
+    """Runs supervised fine-tuning from a YAML file, a mapping or a `TrainConfig`, with overrides like `optim.lr=1e-5`.
 
-    Callbacks: `on_progress` while data is prepared, `on_report` after every step and evaluation.
+    Callbacks: `on_progress` is called while data is prepared, `on_report` after every step and evaluation.
     """
     return train(Method.SFT, config, overrides, **callbacks)
 
 
-def train_dpo(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
-    """Direct preference optimisation; arguments as of `train_sft`."""
+def train_dpo(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
+    """Runs direct preference optimisation; takes the arguments of `train_sft`."""
     return train(Method.DPO, config, overrides, **callbacks)
 
 
-def train_kto(config: Given, *overrides: str, **callbacks: Any) -> Outcome:
-    """Learning from answers labelled as good or bad; arguments as of `train_sft`."""
+def train_kto(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
+    """Runs KTO on answers labelled as good or bad; takes the arguments of `train_sft`."""
     return train(Method.KTO, config, overrides, **callbacks)
 
 
 def train(
     method: Method,
-    config: Given,
+    config: ConfigSource,
     overrides: Iterable[str] = (),
     *,
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
-) -> Outcome:
-    """Train by a method; `train_sft`, `train_dpo` and `train_kto` call this."""
+) -> TrainResult:
+    """Trains with the given method; called by `train_sft`, `train_dpo` and `train_kto`."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
-    with signals.handled(), locked(chosen.output):
+    with signals.handled(), output_lock(chosen.output):
         data = open_data(chosen, on_progress)
         _check_data(chosen, method, data)
         return _trained(method, chosen, data, signals, on_report)
@@ -96,20 +96,22 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
             continue
         wanted = Method.DPO if served.is_preference else Method.KTO if served.is_labelled else Method.SFT
         if wanted is not method:
-            labels = " To leave the labels out of account, prepare with format: messages or prompt_completion."
-            raise PromiseError(
-                f"the data holds {wanted.data}: that is for `penstock train {wanted}`."
+            labels = " To ignore the labels, prepare with format: messages or prompt_completion."
+            raise UnsupportedError(
+                f"the data consists of {wanted.data}. Use `penstock train {wanted}`."
                 f"{labels if wanted is Method.KTO else ''}"
             )
     if config.liger.enabled and config.liger.fused_loss and has_fractional_weights(data.train):
-        raise PromiseError(
-            "liger.fused_loss knows no weights of messages but 0 and 1, and the data has others. "
+        raise UnsupportedError(
+            "liger.fused_loss only supports message weights of 0 and 1, and the data has others. "
             "Set liger.fused_loss=false."
         )
 
 
-def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None) -> Outcome:
-    from penstock.train.final import save_model
+def _trained(
+    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None
+) -> TrainResult:
+    from penstock.train.final_model import save_model
 
     seen: list[StepReport] = []
 
@@ -120,33 +122,33 @@ def _trained(method: Method, config: TrainConfig, data: Data, signals: Signals, 
             on_report(entry)
 
     trainer = _ready(method, config, data, signals, report)
-    done = trainer.resumed()
+    done = trainer.resume()
     with _explained(config.output):
         try:
             done = trainer.fit(done)
         finally:
-            trainer.journal.close()
+            trainer.metrics.close()
             trainer.tracking.close()
         finished = done == trainer.loader.steps
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
-    return Outcome(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
+    return TrainResult(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
 
 
 @contextmanager
 def _explained(output: Path) -> Iterator[None]:
-    """What the system refuses, in clear words."""
+    """Turns OS errors into errors that state the remedy."""
     try:
         yield
     except OSError as error:
         raise TrainError(
-            f"{error.filename or output}: {error.strerror or error}. Once that is mended, run the same command again: "
-            "it goes on from the last checkpoint."
+            f"{error.filename or output}: {error.strerror or error}. Once this is fixed, run the same command again: "
+            "it resumes from the last checkpoint."
         ) from error
 
 
 def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport) -> Trainer:
-    """Everything loaded, checked and prepared for distribution."""
+    """Loads, checks and prepares everything for (distributed) training."""
     from accelerate.utils import set_seed
 
     from penstock.train.assembly import assemble
@@ -160,7 +162,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     loader = _loader(config, data.train, accelerator)
     warmup_steps(config.optim, loader.steps or 1)
     checkpoints = Checkpoints(accelerator, config)
-    checkpoints.last()  # refuses what it can't go on from, before the model is loaded
+    checkpoints.last()  # raises before the model is loaded if the run can't resume
     set_seed(config.seed)
     policy, optimizer, objectives = assemble(method, config, data, accelerator)
     evaluator = None
@@ -168,7 +170,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         held_out = _loader(config, data.held_out, accelerator, evaluates=True)
         evaluator = Evaluator(accelerator, policy, objectives(data.held_out), held_out)
     objective = objectives(data.train)
-    set_seed(config.seed + accelerator.process_index)  # ranks start alike, then draw dropout of their own
+    set_seed(config.seed + accelerator.process_index)  # same initial weights on all ranks, different dropout
     return Trainer(
         config=config,
         accelerator=accelerator,
@@ -178,7 +180,7 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         loader=loader,
         evaluator=evaluator,
         checkpoints=checkpoints,
-        journal=Journal(config.output, config.log, writes=accelerator.is_main_process),
+        metrics=MetricsWriter(config.output, config.log, writes=accelerator.is_main_process),
         tracking=Tracking(accelerator, config),
         signals=signals,
         on_report=on_report,
@@ -189,7 +191,7 @@ def _accelerator(config: TrainConfig) -> Accelerator:
     import torch
     from accelerate import Accelerator
 
-    # Precision is ours: accelerate's would also turn the logits of every position to fp32.
+    # We handle precision ourselves: accelerate would also convert the logits of all positions to fp32.
     return Accelerator(
         mixed_precision="no",
         cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),

@@ -1,4 +1,4 @@
-"""AdamW and its learning rate, which is a function of the step alone: nothing to save, nothing to restore."""
+"""AdamW and its learning rate, which depends only on the step, so there is no scheduler state to save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.train.config import OptimConfig, Schedule
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable weights; only matrices decay, norms and biases do not."""
+    """AdamW over the trainable weights; weight decay applies to matrices but not to norms and biases."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
         {"params": [weight for weight in trained if weight.ndim > 1], "weight_decay": config.weight_decay},
@@ -24,22 +24,22 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def warmup_steps(config: OptimConfig, steps: int) -> int:
-    """Steps of the warm-up: a part of the run, or a number."""
+    """The number of warm-up steps, from a fraction of the run or a number."""
     if config.warmup < 0 or config.warmup != config.warmup:
-        raise UsageError(f"optim.warmup={config.warmup} is neither a part of the run nor a number of steps.")
+        raise UsageError(f"optim.warmup={config.warmup} is neither a fraction of the run nor a number of steps.")
     if config.warmup < 1:
         return int(config.warmup * steps)
     warmup = int(config.warmup)
     if warmup >= steps:
         raise UsageError(
-            f"optim.warmup={warmup} steps, and the run has {steps}; the learning rate would never be reached. "
+            f"optim.warmup={warmup} steps, but the run has only {steps}; the peak would never be reached. "
             "Lower it, or train longer."
         )
     return warmup
 
 
-def rate(config: OptimConfig, step: int, steps: int) -> float:
-    """The learning rate of a step, counted from 0, of a run with so many steps."""
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The learning rate of a step (from 0) in a run of `steps` steps."""
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.lr * (step + 1) / (warmup + 1)

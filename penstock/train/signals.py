@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT: the step in progress is finished and saved, then the run ends with 143 or 130.
+"""SIGTERM and SIGINT: the current step is finished and saved, then the run exits with 143 or 130.
 
-Inside `Signals.deferring()` a signal is only noted; a second one of the same kind ends the process at once. Outside,
-while data and model are made ready, there is nothing to save and a signal ends the process at once, too.
+Within `Signals.deferring()` a signal is only recorded; a second one of the same kind ends the process immediately.
+Outside, while data and model are prepared, there is nothing to save and the first signal ends the process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ KINDS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Notes that the process was asked to stop."""
+    """Records that the process was asked to stop."""
 
     def __init__(self) -> None:
-        self.received = 0  # number of the signal, 0 for none
+        self.received = 0  # signal number, or 0
         self._deferring = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Take over the signals; only a main thread can, elsewhere they stay as they are."""
+        """Installs the signal handlers; does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -37,7 +37,7 @@ class Signals:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Let steps finish before a signal has its way."""
+        """Defers signals until the step ends."""
         self._deferring = True
         try:
             yield

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UsageError
 from penstock.train.config import LogConfig, TrainConfig
-from penstock.train.errors import PromiseError
-from penstock.train.journal import Report
-from penstock.train.reading import flat, plain
+from penstock.train.config_reader import flat, plain
+from penstock.train.errors import UnsupportedError
+from penstock.train.metrics import Report
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -33,7 +33,9 @@ def check_trackers(config: LogConfig) -> None:
         if name not in PACKAGES:
             raise UsageError(f"log.trackers: {name!r} is unknown; expected {', '.join(PACKAGES)}.")
         if importlib.util.find_spec(PACKAGES[name]) is None:
-            raise PromiseError(f"log.trackers: {name} is not installed. pip install {PACKAGES[name]}, or leave it out.")
+            raise UnsupportedError(
+                f"log.trackers: {name} is not installed. pip install {PACKAGES[name]}, or leave it out."
+            )
 
 
 class Tracking:

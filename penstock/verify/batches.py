@@ -1,4 +1,4 @@
-"""Counts what a trainer's batches hold: tokens, trained tokens, rows that train nothing, stop tokens."""
+"""Counts tokens, trained tokens, untrained rows and stop tokens in a trainer's batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from penstock.verify.cutting import trained_mask
 from penstock.verify.facts import BatchFacts
+from penstock.verify.shrink import trained_mask
 
 
-class BatchCount:
-    """Sums over batches, as the trainer hands them to its step."""
+class BatchCounter:
+    """Sums over the batches that a trainer passes to its training step."""
 
     def __init__(self, stops: Iterable[int]) -> None:
         self._stops = torch.tensor(sorted(set(stops)), dtype=torch.long)
@@ -21,7 +21,7 @@ class BatchCount:
         self._keys: set[str] = set()
 
     def add(self, inputs: Mapping[str, Any]) -> None:
-        """Count one batch."""
+        """Counts one batch."""
         ids = inputs.get("input_ids")
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
@@ -46,7 +46,7 @@ class BatchCount:
         )
 
     def facts(self) -> BatchFacts | None:
-        """The sums; None where no batch was seen."""
+        """The sums, or None if no batch was seen."""
         if not self._sums["rows"]:
             return None
         sums = self._sums

@@ -1,7 +1,7 @@
-"""Canary content: each packed sequence written in token ids of its own band, so that its true extent can be read off.
+"""Canaries: packed sequences rewritten in token ids of their own band, so that boundaries can be read from content.
 
-What positions or masks claim is not trusted: they are what is examined. Lengths stay as they are; the content is
-replaced just before the sequences are packed.
+Positions and masks are what is under test, so they can't be used to find the boundaries. Content is replaced just
+before sequences are packed; lengths don't change.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-WIDTH = 8  # ids of a band
+WIDTH = 8  # ids in a band
 
 
 def band(number: int, length: int, vocabulary: int) -> list[int]:
-    """The ids of one sequence: those of its band, over and over."""
+    """Token ids for one sequence: those of its band, repeated to `length`."""
     bands = max(2, vocabulary // WIDTH)
     start = (number % bands) * WIDTH
     return [min(start + place % WIDTH, vocabulary - 1) for place in range(length)]
 
 
-def owners(ids: torch.Tensor) -> torch.Tensor:
-    """The number of the sequence that each place of a row belongs to, counted in the row."""
+def sequence_numbers(ids: torch.Tensor) -> torch.Tensor:
+    """The number, within its row, of the sequence that each position belongs to."""
     bands = ids // WIDTH
     changes = torch.zeros_like(bands)
     changes[:, 1:] = bands[:, 1:] != bands[:, :-1]
@@ -31,28 +31,28 @@ def owners(ids: torch.Tensor) -> torch.Tensor:
 
 
 class Canaries:
-    """Numbers sequences as they are met."""
+    """Numbers sequences in the order they are packed."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
-        self._met = 0
-        self.packed = False  # whether sequences were put together by someone we know
+        self._count = 0
+        self.packed = False  # whether a packer that we patched has run
 
     def next(self, length: int) -> list[int]:
-        """The content of the next sequence."""
-        self._met += 1
-        return band(self._met - 1, length, self._vocabulary)
+        """Token ids for the next sequence."""
+        self._count += 1
+        return band(self._count - 1, length, self._vocabulary)
 
-    def rewritten(self, features: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows for a collator, each with content of its own."""
+    def rewrite(self, features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Replaces the token ids of each row, for a collator that packs."""
         return [
             {**row, "input_ids": self.next(len(row["input_ids"]))} if "input_ids" in row else row for row in features
         ]
 
 
 @contextmanager
-def in_trl(canaries: Canaries) -> Iterator[None]:
-    """Replace the content of what TRL is about to pack."""
+def patch_trl(canaries: Canaries) -> Iterator[None]:
+    """Replaces the content of sequences that TRL packs."""
     import trl.trainer.sft_trainer as module
 
     sft_trainer: Any = module
@@ -75,8 +75,8 @@ def in_trl(canaries: Canaries) -> Iterator[None]:
 
 
 @contextmanager
-def in_penstock(canaries: Canaries) -> Iterator[None]:
-    """Replace the content of what Penstock's collator is about to pack."""
+def patch_penstock(canaries: Canaries) -> Iterator[None]:
+    """Replaces the content of sequences that Penstock's collator packs."""
     import numpy as np
 
     import penstock.feed.assemble as module

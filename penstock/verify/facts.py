@@ -1,4 +1,4 @@
-"""What probes observe, as plain values that travel as JSON from the process that ran to the one that judges."""
+"""Observations as plain values, sent as JSON from the probe's process to the one that judges them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 
 class KernelFacts(TypedDict):
-    """One of Liger's kernels: completed calls, what the profiler saw, and how many modules are patched with it."""
+    """One of Liger's kernels: completed calls, calls seen by the profiler, and how many modules it patches."""
 
     forward: int
     backward: int
@@ -17,14 +17,14 @@ class KernelFacts(TypedDict):
 
 
 class StepFacts(TypedDict):
-    """Numbers of the backward calls and optimiser steps, in order; None stands for what is not finite."""
+    """Losses per backward call and gradient norms per optimiser step, in order; None if not finite."""
 
     losses: list[float | None]
     gradients: list[float | None]
 
 
 class BatchFacts(TypedDict):
-    """What the batches of a trainer held."""
+    """Counts over the batches of a trainer."""
 
     rows: int
     cells: int
@@ -43,18 +43,18 @@ class RunFacts(TypedDict):
     interpreted: bool
     conditions: list[str]
     model_type: str | None
-    promised: dict[str, Any]  # what the configuration says, as far as the target tells
-    liger_error: str | None  # why Liger's layer kernels can't be imported here
+    promised: dict[str, Any]  # what the configuration asks for, as far as the target exposes it
+    liger_error: str | None  # why Liger's layer kernels can't be imported
     liger_dpo_error: str | None
-    liger_support: list[str] | None  # kernels that Liger has for this architecture; None: none at all
+    liger_support: list[str] | None  # kernels that Liger has for this architecture; None if it has none
     kernels: dict[str, KernelFacts]
     steps: StepFacts
     attention: str | None
-    operations: dict[str, int]  # of the profiler: those that tell which attention ran
+    operations: dict[str, int]  # profiled operators that identify the attention implementation
     vocabulary: int | None
-    tokens: int  # of the largest forward pass
+    tokens: int  # in the largest forward pass
     logit_rows: int  # rows of the largest tensor as wide as the vocabulary
-    head_rows: int  # rows of the largest output of the last layer's module
+    head_rows: int  # rows of the largest output of the LM head
     linear_dtypes: dict[str, int]
     layer_forwards: int
     layer_recomputed: int
@@ -64,24 +64,24 @@ class RunFacts(TypedDict):
     adapters: int
     graphs: int  # captured by torch.compile
     batches: BatchFacts | None
-    error: str | None  # what ended the run before its time
-    subjects: list[dict[str, str | None]]
+    error: str | None  # what ended the run early
+    packages: list[dict[str, str | None]]
 
 
 class IsolationCase(TypedDict):
-    """One experiment: how far the hidden states of the others moved when one sequence was changed."""
+    """One experiment: how much the other sequences' hidden states moved when one sequence was changed."""
 
     name: str
     packed: bool
-    own: float  # of the changed sequence: the positive control
+    own: float  # movement of the changed sequence: the positive control
     others: float
-    noise: float  # between two equal runs
+    noise: float  # between two identical runs
     sequences: int
     error: str | None
 
 
 class DataFacts(TypedDict):
-    """What Penstock's own data says."""
+    """Facts about data prepared by Penstock."""
 
     hit: bool | None
     reasons: list[str]
@@ -89,7 +89,7 @@ class DataFacts(TypedDict):
     kept: int
     tokens: int
     trained: int
-    untrained_rows: int  # dropped since nothing of them is trained
+    untrained_rows: int  # dropped because they have no trained token
     stops: int
     stops_trained: int
     packed: bool

@@ -1,7 +1,7 @@
-"""The certificate of a training run's own first steps, written while it trains: OUTPUT/certificate.json.
+"""Certifies the first steps of a training run while it trains: OUTPUT/certificate.json.
 
-The instruments watch the process, so that the trainer knows nothing of them; after the steps they are taken away. What
-needs another run to compare with is unknown here; `penstock verify` finds it out.
+The process is observed through hooks that the trainer doesn't know about and that are removed after those steps.
+Promises that need a second run to compare with stay unknown here; use `penstock verify` for them.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from pathlib import Path
 import orjson
 
 from penstock.train.config import TrainConfig
-from penstock.train.promises import Method
-from penstock.train.reading import Given, read_config
+from penstock.train.config_reader import ConfigSource, read_config
+from penstock.train.validation import Method
 from penstock.verify.certificate import Certificate, Finding, Verdict, unknown
-from penstock.verify.judge import judged
-from penstock.verify.observe import Watch
-from penstock.verify.own_trainer import promises
-from penstock.verify.verifying import conditions
+from penstock.verify.judge import judge_run
+from penstock.verify.observer import Observer
+from penstock.verify.penstock_trainer import promised_by
+from penstock.verify.verifier import conditions
 
 log = logging.getLogger("penstock")
 
 
 @contextmanager
-def first_steps(method: str, given: Given, overrides: Iterable[str] = (), *, steps: int = 2) -> Iterator[None]:
-    """Watch the first steps of the run inside, and write the certificate into its output."""
+def first_steps(method: str, given: ConfigSource, overrides: Iterable[str] = (), *, steps: int = 2) -> Iterator[None]:
+    """Observes the first steps of the run in the `with` block and writes a certificate to its output folder."""
     config = read_config(given, overrides)
     written: list[Path] = []
 
     def write() -> None:
         if not written:
-            watch.close()
-            written.append(_written(watch, config, Method(method)))
+            observer.close()
+            written.append(_written(observer, config, Method(method)))
 
-    watch = Watch(steps, 10**6, on_done=write, imports=config.liger.enabled)
-    watch.__enter__()
+    observer = Observer(steps, 10**6, on_done=write, imports=config.liger.enabled)
+    observer.__enter__()
     try:
         yield
     finally:
-        watch.close()
-        if not written and watch.steps.losses:
+        observer.close()
+        if not written and observer.steps.losses:
             write()
 
 
-def _written(watch: Watch, config: TrainConfig, method: Method) -> Path:
-    promised = promises(config, method)
-    facts = watch.facts(promised, [f"the first {len(watch.steps.gradients)} steps of the run itself"])
-    findings = judged(facts)
-    findings += unknown(["loss.equal"], "there is no run without Liger to compare with: see penstock verify")
+def _written(observer: Observer, config: TrainConfig, method: Method) -> Path:
+    promised = promised_by(config, method)
+    facts = observer.facts(promised, [f"the first {len(observer.steps.gradients)} steps of the run itself"])
+    findings = judge_run(facts)
+    findings += unknown(["loss.equal"], "there is no run without Liger to compare with; use penstock verify")
     if promised["packing"]:
-        evidence = ("the trainer's own experiment on this model, before the first step, found them isolated",)
+        evidence = ("the trainer's own experiment before the first step found packed sequences isolated",)
         findings.append(Finding("packing.isolated", Verdict.ENGAGED, evidence, True, findings[0].about))
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     target = f"penstock train {method}"
@@ -64,5 +64,5 @@ def _written(watch: Watch, config: TrainConfig, method: Method) -> Path:
     path.write_bytes(orjson.dumps(certificate.to_json(), option=orjson.OPT_INDENT_2))
     missing = [f.promise for f in findings if f.asked and f.verdict is not Verdict.ENGAGED]
     if missing:
-        log.warning("promised, and not seen in the first steps: %s; see %s", ", ".join(missing), path)
+        log.warning("promised but not seen in the first steps: %s; see %s", ", ".join(missing), path)
     return path

@@ -1,4 +1,4 @@
-"""`transformers.Trainer` and its descendants, TRL's among them, as targets."""
+"""`transformers.Trainer` and its subclasses, including TRL's, as targets."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.verify.batches import BatchCount
-from penstock.verify.canaries import Canaries, owners
-from penstock.verify.cutting import cut_model, fewer_rows, shorten
+from penstock.verify.batches import BatchCounter
+from penstock.verify.canaries import Canaries, sequence_numbers
 from penstock.verify.facts import BatchFacts
 from penstock.verify.modules import model_of
-from penstock.verify.targets import Limits
+from penstock.verify.shrink import keep_first_rows, shorten_rows, shrink_model
+from penstock.verify.targets import ProbeLimits
 
 
 class HfTrainer:
-    """A trainer that a factory made, held to few steps."""
+    """A trainer returned by a factory, limited to a few steps."""
 
-    def __init__(self, trainer: Any, limits: Limits, canaries: Canaries | None) -> None:
+    def __init__(self, trainer: Any, limits: ProbeLimits, canaries: Canaries | None) -> None:
         self._trainer, self._limits, self._canaries = trainer, limits, canaries
         self.model: Any = trainer.model
         self.promised = _promises(trainer)
         self.conditions = self._cut()
-        self._counted = BatchCount(_stops(trainer))
+        self._counted = BatchCounter(_stops(trainer))
 
     def _cut(self) -> list[str]:
         if self._limits.layers is None:
             return []
         models = [self._trainer.model, getattr(self._trainer, "ref_model", None)]
-        cuts = [cut_model(model, self._limits.layers) for model in models if model is not None]
-        said = [cut for cut in cuts[:1] if cut]
+        cuts = [shrink_model(model, self._limits.layers) for model in models if model is not None]
+        conditions = [cut for cut in cuts[:1] if cut]
         if self._limits.tokens is not None:
-            said.append(f"batches cut to {self._limits.rows} rows or pairs of {self._limits.tokens} tokens")
-        return said
+            conditions.append(f"batches cut to {self._limits.rows} rows or pairs of {self._limits.tokens} tokens")
+        return conditions
 
     def run(self) -> None:
-        """Train, with nothing saved, evaluated or reported."""
+        """Trains without saving, evaluating or reporting anything."""
         trainer = self._trainer
         arguments = trainer.args
         arguments.max_steps = max(self._limits.steps, 1)
@@ -53,11 +53,11 @@ class HfTrainer:
         trainer.train()
 
     def _intercept(self) -> None:
-        """See each batch as the trainer hands it to its step, and cut it."""
+        """Counts each batch that the trainer passes to its training step, and cuts it."""
         plain, trainer = self._trainer.training_step, self._trainer
         if self._canaries is not None and not self._canaries.packed:
             collate, canaries = trainer.data_collator, self._canaries
-            trainer.data_collator = lambda features: collate(canaries.rewritten(list(features)))
+            trainer.data_collator = lambda features: collate(canaries.rewrite(list(features)))
 
         def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             self._counted.add(inputs)
@@ -70,18 +70,18 @@ class HfTrainer:
             return inputs
         around = None
         if self._canaries is not None:
-            changes = owners(inputs["input_ids"]).diff(dim=1).any(dim=0).nonzero()
+            changes = sequence_numbers(inputs["input_ids"]).diff(dim=1).any(dim=0).nonzero()
             around = int(changes[0]) + 1 if len(changes) else None
-        cut = shorten(inputs, self._limits.tokens, around)
-        return fewer_rows(cut, self._limits.rows, pairs=self.promised["dpo"])
+        cut = shorten_rows(inputs, self._limits.tokens, around)
+        return keep_first_rows(cut, self._limits.rows, pairs=self.promised["dpo"])
 
     def batches(self) -> BatchFacts | None:
-        """What the batches held before they were cut."""
+        """Counts over the batches before they were cut."""
         return self._counted.facts()
 
 
 def _stops(trainer: Any) -> set[int]:
-    """The ids that end a turn, as tokenizer and generation settings know them."""
+    """The ids that end a turn according to the tokenizer and the generation config."""
     tokenizer = getattr(trainer, "processing_class", None)
     generation = getattr(model_of(trainer.model), "generation_config", None)
     found: set[int] = set()

@@ -1,7 +1,7 @@
-"""Triton's kernels on a machine without a GPU: its interpreter, with what it needs to run Liger's kernels.
+"""Patches Triton's interpreter so that Liger's kernels run without a GPU.
 
-`TRITON_INTERPRET=1` must be set before triton is imported. As of triton 3.9 the interpreter lacks four things, which
-`repair` adds; it proves wiring and numbers, not speed. Costs about 2 seconds for a step of 28 tokens and 2 layers.
+`TRITON_INTERPRET=1` must be set before triton is imported. As of triton 3.9 the interpreter has four gaps, which
+`repair` fills. The interpreter tests wiring and numbers, not speed: a step of 28 tokens and 2 layers takes about 2 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def repair() -> None:
-    """Let the interpreter run Liger's kernels. Call it after triton and before any of them runs."""
+    """Patches the interpreter. Call it after importing triton and before any kernel runs."""
     import torch
     from triton.runtime import interpreter
 
@@ -25,7 +25,7 @@ def repair() -> None:
 
 
 def _wrap_floats(interpreter: Any) -> None:
-    """Python floats reach kernels bare, where they are taken for something that has a type."""
+    """Wraps Python floats in tensors: kernels receive them bare but expect a typed value."""
     import triton.language as tl
 
     plain = interpreter._implicit_cvt
@@ -40,7 +40,7 @@ def _wrap_floats(interpreter: Any) -> None:
 
 
 def _compute_bf16_in_fp32(interpreter: Any) -> None:
-    """bf16 is kept as integers there, and computed with as if it were: silently wrong, mostly NaN."""
+    """Computes bf16 in fp32: the interpreter stores it as integers and does integer arithmetic, mostly yielding NaN."""
     import triton.language as tl
 
     builder = interpreter.InterpreterBuilder
@@ -68,7 +68,7 @@ def _compute_bf16_in_fp32(interpreter: Any) -> None:
 
 
 def _replace_libdevice() -> None:
-    """Functions of the GPU's library are stubs in the interpreter: put the language's own in their place."""
+    """Replaces libdevice functions, which are stubs in the interpreter, with Triton's own."""
     import liger_kernel.ops
     import triton.language as tl
 

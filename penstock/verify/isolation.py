@@ -1,8 +1,8 @@
-"""Do packed sequences see each other? An experiment on the model and on the very inputs that its trainer passes.
+"""Tests by experiment whether packed sequences attend to each other, on the exact inputs a trainer passes to its model.
 
-The content of the first sequence of each row is changed, and the states of the last layer compared. Those of the
-changed sequence must move, or the experiment has no power; those of the others must not move by more than two equal
-runs differ. True boundaries come from canaries. Dropout is off; the model stays in training mode, as when it trains.
+The first sequence of each row is changed and the last layer's hidden states are compared. The changed sequence's states
+must move, or the experiment has no power; the others' must not move by more than two identical runs differ. True
+boundaries come from canaries. Dropout is off; the model stays in training mode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from penstock.verify.canaries import WIDTH, band, owners
+from penstock.verify.canaries import WIDTH, band, sequence_numbers
 from penstock.verify.facts import IsolationCase
 from penstock.verify.modules import decoder_layers, model_of
 from penstock.verify.targets import Target
@@ -23,13 +23,13 @@ LENGTHS = (7, 9, 8)
 Inputs = dict[str, Any]
 
 
-def examined(name: str, model: nn.Module, inputs: Mapping[str, Any]) -> IsolationCase:
-    """The experiment on inputs whose content is canaries."""
+def run_experiment(name: str, model: nn.Module, inputs: Mapping[str, Any]) -> IsolationCase:
+    """Runs the experiment on inputs whose content is canaries."""
     ids: Tensor = inputs["input_ids"]
-    owner = owners(ids)
+    owner = sequence_numbers(ids)
     changed = ids.clone()
     first = owner == 0
-    shift = (ids % WIDTH + 3) % WIDTH  # other ids of the same band
+    shift = (ids % WIDTH + 3) % WIDTH  # different ids from the same band
     changed[first] = ((ids // WIDTH) * WIDTH + shift)[first]
     _without_dropout(model)
     try:
@@ -56,7 +56,7 @@ def _case(name: str, owner: Tensor, own: float, others: float, noise: float, err
 
 
 def _states(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The output of the last layer."""
+    """The hidden states after the last layer."""
     found: list[Tensor] = []
     last = decoder_layers(model)[-1]
     hook = last.register_forward_hook(
@@ -78,11 +78,11 @@ def _without_dropout(model: nn.Module) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def cases_of(model: nn.Module) -> list[IsolationCase]:
-    """A bare model: the ways in which packed sequences are usually passed, one by one."""
+def model_cases(model: nn.Module) -> list[IsolationCase]:
+    """Experiments on a bare model, one for each usual way to pass packed sequences."""
     vocabulary = model_of(model).get_input_embeddings().weight.shape[0]
     model.train()
-    return [examined(name, model, make(int(vocabulary))) for name, make in WAYS.items()]
+    return [run_experiment(name, model, make(int(vocabulary))) for name, make in INPUT_STYLES.items()]
 
 
 def _ids(vocabulary: int) -> Inputs:
@@ -102,7 +102,7 @@ def _lengths(vocabulary: int) -> Inputs:
     return {**_ids(vocabulary), **lengths}
 
 
-WAYS: Mapping[str, Callable[[int], Inputs]] = {
+INPUT_STYLES: Mapping[str, Callable[[int], Inputs]] = {
     "position_ids": lambda v: {**_positions(v), "use_cache": False},
     "position_ids, default use_cache": _positions,
     "position_ids, attention_mask of ones": lambda v: {
@@ -115,12 +115,12 @@ WAYS: Mapping[str, Callable[[int], Inputs]] = {
 }
 
 
-class Captured(BaseException):
-    """The inputs of the model were caught."""
+class InputsCaptured(BaseException):
+    """Raised to leave the training loop once the model's inputs are captured."""
 
 
-def caught_case(name: str, target: Target, model: nn.Module | None) -> IsolationCase:
-    """The experiment on what a trainer passes to its model. None: whatever model it trains."""
+def trainer_case(name: str, target: Target, model: nn.Module | None) -> IsolationCase:
+    """Runs the experiment on the inputs a trainer passes to `model`, or to whatever model it trains if None."""
     kept: Inputs = {}
     found: list[nn.Module] = []
 
@@ -129,24 +129,24 @@ def caught_case(name: str, target: Target, model: nn.Module | None) -> Isolation
             return
         kept.update(kwargs, **({"input_ids": args[0]} if args else {}))
         found[:] = [module]
-        raise Captured
+        raise InputsCaptured
 
     watched: set[int] = set()
 
-    def meet(module: nn.Module, _: Any) -> None:
+    def attach(module: nn.Module, _: Any) -> None:
         if id(module) not in watched and hasattr(module, "get_output_embeddings"):
             watched.add(id(module))
             hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
 
-    hooks: list[Any] = [register_module_forward_pre_hook(meet)]
+    hooks: list[Any] = [register_module_forward_pre_hook(attach)]
     if model is not None:
         watched.add(id(model_of(model)))
         hooks.append(model_of(model).register_forward_pre_hook(keep, with_kwargs=True))
     try:
         target.run()
-    except Captured:
+    except InputsCaptured:
         pass
     finally:
         for hook in hooks:
             hook.remove()
-    return examined(name, found[0], kept)
+    return run_experiment(name, found[0], kept)

@@ -1,4 +1,4 @@
-"""What a probe can be asked to do, and the doing of it inside the probe's process. Jobs and results travel as JSON."""
+"""The jobs of a probe, and how they run inside its process. Jobs and results are sent as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 
-class Kind(StrEnum):
-    """What is observed."""
+class JobKind(StrEnum):
+    """What a job observes."""
 
     RUN = "run"
     ISOLATION = "isolation"
@@ -20,58 +20,58 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProbeJob:
     """One observation of one target, with some of Liger's kernels turned off."""
 
-    kind: Kind
+    kind: JobKind
     target: dict[str, Any]
     off: tuple[str, ...] = ()
     steps: int = 2
     layers: int = 2
     tokens: int = 16
-    port: int | None = None  # of the processes that work together
+    port: int | None = None  # where the ranks of a launcher rendezvous
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The job as JSON-compatible values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Job:
-        """From plain values."""
-        return cls(**{**values, "kind": Kind(values["kind"]), "off": tuple(values["off"])})
+    def from_json(cls, values: dict[str, Any]) -> ProbeJob:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "kind": JobKind(values["kind"]), "off": tuple(values["off"])})
 
 
-def done(job: Job) -> dict[str, Any]:
-    """Do a job in this process."""
+def run_job(job: ProbeJob) -> dict[str, Any]:
+    """Runs a job in this process."""
     import torch
 
-    from penstock.verify.targets import Limits, Spec
+    from penstock.verify.targets import ProbeLimits, TargetSpec
 
-    if job.port is not None:  # processes of a launcher meet again for every job, at a place of its own
+    if job.port is not None:  # the ranks of a launcher rendezvous anew for each job, on its own port
         os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     torch.manual_seed(0)
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # what is so small only loses by being shared out
-    spec = Spec(**{**job.target, "overrides": tuple(job.target.get("overrides", ()))})
+        torch.set_num_threads(1)  # too small to gain from threads
+    spec = TargetSpec(**{**job.target, "overrides": tuple(job.target.get("overrides", ()))})
     with tempfile.TemporaryDirectory(prefix="penstock-verify-", ignore_cleanup_errors=True) as folder:
         cut = not torch.cuda.is_available()
-        limits = Limits(
+        limits = ProbeLimits(
             steps=job.steps,
             layers=job.layers if cut else None,
             tokens=job.tokens if cut else None,
             folder=Path(folder),
         )
         match job.kind:
-            case Kind.RUN:
+            case JobKind.RUN:
                 return dict(_run(spec, limits, job))
-            case Kind.ISOLATION:
+            case JobKind.ISOLATION:
                 return {"cases": _isolation(spec, limits)}
-            case Kind.DATA:
+            case JobKind.DATA:
                 return dict(_data(spec, limits))
 
 
 def _repair_interpreter() -> None:
-    """Where there is no GPU, Triton's interpreter; without triton there is nothing to repair."""
+    """Patches Triton's interpreter if there is no GPU; without triton there is nothing to do."""
     import torch
 
     if torch.cuda.is_available():
@@ -81,51 +81,52 @@ def _repair_interpreter() -> None:
 
         repair()
     except ImportError:
-        return  # the watch reports what can't be imported
+        return  # the observer reports failed imports
 
 
-def _run(spec: Any, limits: Any, job: Job) -> dict[str, Any]:
-    from penstock.verify.kernels import without
-    from penstock.verify.observe import Watch
-    from penstock.verify.targets import made
+def _run(spec: Any, limits: Any, job: ProbeJob) -> dict[str, Any]:
+    from penstock.verify.kernels import kernels_disabled
+    from penstock.verify.observer import Observer
+    from penstock.verify.targets import make_target
 
     _repair_interpreter()
     target = None
-    with Watch(limits.steps, limits.micros) as watch, without(job.off if spec.factory else ()):
-        target = made(spec, limits, None, job.off)
+    with Observer(limits.steps, limits.micros) as observer, kernels_disabled(job.off if spec.factory else ()):
+        target = make_target(spec, limits, None, job.off)
         target.run()
     extra = (spec.factory.partition(":")[0],) if spec.factory else ()
     conditions = target.conditions if target is not None else []
-    facts = watch.facts(target.promised if target is not None else {}, conditions, extra)
+    facts = observer.facts(target.promised if target is not None else {}, conditions, extra)
     facts["batches"] = target.batches() if target is not None else None
     return dict(facts)
 
 
 def _isolation(spec: Any, limits: Any) -> list[Any]:
     from penstock.verify import isolation
-    from penstock.verify.canaries import Canaries, in_trl
-    from penstock.verify.kernels import FLAGS, import_errors, without
-    from penstock.verify.targets import BareModel, Step, made, uses_trl
+    from penstock.verify.canaries import Canaries, patch_trl
+    from penstock.verify.kernels import FLAGS, import_errors, kernels_disabled
+    from penstock.verify.targets import BareModel, StepFunction, make_target, uses_trl
 
     limits = replace(limits, tokens=None if limits.tokens is None else 64)
-    off = tuple(FLAGS) if import_errors()[0] is None else ()  # attention is none of Liger's, and it is slow here
+    # Liger has no attention kernels, and the others only slow the experiment down.
+    off = tuple(FLAGS) if import_errors()[0] is None else ()
     canaries = Canaries(vocabulary=512)
-    with without(off if spec.factory else ()):
+    with kernels_disabled(off if spec.factory else ()):
         if spec.factory is None:
-            return [isolation.caught_case("as trained", made(spec, limits, canaries, tuple(off)), None)]
-        with in_trl(canaries) if uses_trl(spec) else nullcontext():
-            target = made(spec, limits, canaries, off)
+            return [isolation.trainer_case("as trained", make_target(spec, limits, canaries, tuple(off)), None)]
+        with patch_trl(canaries) if uses_trl(spec) else nullcontext():
+            target = make_target(spec, limits, canaries, off)
         if isinstance(target, BareModel):
-            return list(isolation.cases_of(target.model))
-        if isinstance(target, Step):
+            return list(isolation.model_cases(target.model))
+        if isinstance(target, StepFunction):
             return []
-        return [isolation.caught_case("as trained", target, target.model)]
+        return [isolation.trainer_case("as trained", target, target.model)]
 
 
 def _data(spec: Any, limits: Any) -> dict[str, Any]:
-    from penstock.train.reading import read_config
-    from penstock.verify.own_data import data_facts, explanations
-    from penstock.verify.own_trainer import with_first_rows
+    from penstock.train.config_reader import read_config
+    from penstock.verify.penstock_data import data_facts, explanations
+    from penstock.verify.penstock_trainer import with_first_rows
 
     config = read_config(spec.config, spec.overrides)
     found = list(explanations(config))

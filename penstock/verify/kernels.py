@@ -1,7 +1,7 @@
-"""Liger's kernels: which there are, counting their completed calls, where they are patched in, and turning them off.
+"""Liger's kernels: counts their completed calls, finds the modules they patch, and turns them off.
 
-Structure is not engagement: a patched module may never be called, and RoPE leaves no trace in modules. So what counts
-are completed forward and backward calls of Liger's autograd functions; patched modules are told beside them.
+A patched module proves nothing: it may never be called, and RoPE leaves no trace in modules. What counts is completed
+forward and backward calls of Liger's autograd functions; patched modules are reported alongside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Kernels by the names of their autograd functions; the first that matches counts.
+# Kernels by the names of their autograd functions; the first match counts.
 PATTERNS = (
     ("fused_dpo_loss", re.compile("LinearDPO")),
     ("fused_linear_cross_entropy", re.compile("FusedLinear.*CrossEntropy")),
@@ -40,17 +40,17 @@ _NORM, _MLP = re.compile("RMSNorm"), re.compile("MLP$|Experts$")
 
 
 def kernel_of(function: str) -> str | None:
-    """The kernel that an autograd function of that name belongs to."""
+    """The kernel that an autograd function belongs to, by its name."""
     return next((kernel for kernel, pattern in PATTERNS if pattern.search(function)), None)
 
 
 def import_errors() -> tuple[str | None, str | None]:
-    """Why Liger's layer kernels and its fused DPO loss can't be imported here; None where they can."""
+    """Why Liger's layer kernels and its fused DPO loss can't be imported; None if they can."""
     errors: list[str | None] = []
     for module in ("liger_kernel.ops", "liger_kernel.chunked_loss.dpo_loss"):
         try:
             __import__(module)
-        except Exception as error:  # whatever an import raises, it says nothing about engagement
+        except Exception as error:  # a failed import says nothing about engagement
             errors.append(f"{type(error).__name__}: {error}")
         else:
             errors.append(None)
@@ -58,7 +58,7 @@ def import_errors() -> tuple[str | None, str | None]:
 
 
 class KernelCalls:
-    """Counts completed calls of Liger's autograd functions, however they are reached."""
+    """Counts completed calls of Liger's autograd functions, whoever calls them."""
 
     def __init__(self) -> None:
         self.forward: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class KernelCalls:
     def __enter__(self) -> KernelCalls:
         self._scan()
         registry = sys.modules.get("liger_kernel.backends.registry")
-        if registry is not None:  # implementations are imported when they are first dispatched to
+        if registry is not None:  # implementations are imported on first dispatch
             self._replace(registry.OpImpl, "call", self._scanning(registry.OpImpl.call))
         return self
 
@@ -80,7 +80,7 @@ class KernelCalls:
         self._undo.clear()
 
     def clear(self) -> None:
-        """Forget the calls so far."""
+        """Resets the counts."""
         self.forward.clear()
         self.backward.clear()
 
@@ -102,7 +102,7 @@ class KernelCalls:
         return scanned
 
     def _count(self, function: type, method: str, counter: Counter[str], kernel: str) -> None:
-        """Count where the class itself (not a base that others share) would be asked for the method."""
+        """Wraps a method on the class itself, not on a base that other functions share."""
         found = inspect.getattr_static(function, method)
         plain = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
 
@@ -128,8 +128,8 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def patched(root: nn.Module) -> dict[str, tuple[int, int]]:
-    """Modules that Liger's code runs in, and modules that it could: n of N for each kernel."""
+def patched_modules(root: nn.Module) -> dict[str, tuple[int, int]]:
+    """For each kernel, how many modules Liger has patched, and how many it could patch."""
     counts = {kernel: [0, 0] for kernel in KERNELS}
     modeling: set[str] = set()
     for module in root.modules():
@@ -150,7 +150,7 @@ def patched(root: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def is_causal_model(module: Any) -> bool:
-    """Whether a module is a language model of transformers itself, not a wrapper around one."""
+    """Whether a module is a transformers language model, not a wrapper around one."""
     return (
         hasattr(module, "get_output_embeddings")
         and type(module).__module__.startswith("transformers")
@@ -159,7 +159,7 @@ def is_causal_model(module: Any) -> bool:
 
 
 def is_liger(function: object) -> bool:
-    """Whether a function, method or class comes from Liger, also behind wrappers such as accelerate's."""
+    """Whether a function, method or class comes from Liger, looking through wrappers such as accelerate's."""
     for _ in range(8):
         if str(getattr(function, "__module__", "")).startswith("liger_kernel"):
             return True
@@ -176,8 +176,8 @@ def _add(count: list[int], of_liger: bool) -> None:
     count[1] += 1
 
 
-def supported(model_type: str | None) -> list[str] | None:
-    """The kernels that Liger has for an architecture; None where it has none."""
+def supported_kernels(model_type: str | None) -> list[str] | None:
+    """The kernels that Liger has for an architecture; None if it has none."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
@@ -187,8 +187,8 @@ def supported(model_type: str | None) -> list[str] | None:
 
 
 @contextmanager
-def without(kernels: Iterable[str]) -> Iterator[None]:
-    """Have Liger's patching functions leave these kernels out, whoever calls them and whatever is asked of them."""
+def kernels_disabled(kernels: Iterable[str]) -> Iterator[None]:
+    """Makes Liger's patching functions skip these kernels, whoever calls them and with whatever arguments."""
     off = [flag for kernel in kernels for flag in FLAGS.get(kernel, ())]
     if not off:
         yield
@@ -200,7 +200,7 @@ def without(kernels: Iterable[str]) -> Iterator[None]:
     kept = dict(table)
     wrapped: dict[Any, Any] = {}
     for kind, function in kept.items():
-        table[kind] = wrapped.setdefault(function, _leaving_out(function, off))
+        table[kind] = wrapped.setdefault(function, _with_flags_off(function, off))
     for function, replaced in wrapped.items():
         for module in (monkey_patch, liger_kernel.transformers):
             setattr(module, function.__name__, replaced)
@@ -213,13 +213,13 @@ def without(kernels: Iterable[str]) -> Iterator[None]:
                 setattr(module, function.__name__, function)
 
 
-def _leaving_out(function: Callable[..., None], off: list[str]) -> Callable[..., None]:
+def _with_flags_off(function: Callable[..., None], off: list[str]) -> Callable[..., None]:
     parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def applied(*args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        inner = given.pop("kwargs", {})
-        function(**{**given, **inner, **{flag: False for flag in off if flag in parameters}})
+        bound = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        inner = bound.pop("kwargs", {})
+        function(**{**bound, **inner, **{flag: False for flag in off if flag in parameters}})
 
     return applied

@@ -1,8 +1,8 @@
-"""Watches the modules of a process through torch's global hooks: no trainer needs to hand over its model.
+"""Records module calls through torch's global hooks, so that no trainer has to hand over its model.
 
-The first module that is called and not part of one seen before is a root. Of every root's decoder layers, forward
-passes (those repeated inside a backward pass apart) and backward passes are counted; of linear layers the type of the
-output, of the last layer its size, of embeddings the number of tokens.
+A called module that is not part of a known one is a root. For each root it counts forward passes of decoder layers
+(recomputation in a backward pass separately) and their backward passes, and records the dtype of linear layers'
+outputs, the size of the LM head's output, and the number of embedded tokens.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from penstock.verify.steps import Steps
+from penstock.verify.training_steps import StepRecorder
 
 
-class Modules:
-    """What the modules of a process did while it was watched."""
+class ModuleRecorder:
+    """Records what a process's modules do during the observed steps."""
 
-    def __init__(self, steps: Steps, on_begin: Callable[[], None]) -> None:
-        """`on_begin` is told when the first pass with gradients begins: what ran before it was no training."""
+    def __init__(self, steps: StepRecorder, on_begin: Callable[[], None]) -> None:
+        """`on_begin` is called when the first pass with gradients begins; earlier passes are not training."""
         self._steps, self._on_begin = steps, on_begin
         self._begun = False
         self._known: set[int] = set()
         self._layers: set[int] = set()
         self._heads: set[int] = set()
         self._embeddings: set[int] = set()
-        self._skipped: set[int] = set()  # linear layers that say nothing about precision: heads and adapters
+        self._skipped: set[int] = set()  # linear layers that don't reflect the precision: heads and adapters
         self._hooks: list[Any] = []
         self.roots: list[nn.Module] = []
         self.dtypes: Counter[str] = Counter()
         self.forwards = self.recomputed = self.backwards = 0
         self.head_rows = self.tokens = 0
 
-    def __enter__(self) -> Modules:
+    def __enter__(self) -> ModuleRecorder:
         self._hooks = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
         return self
 
@@ -46,13 +46,13 @@ class Modules:
 
     @property
     def trained(self) -> nn.Module | None:
-        """The root that is trained: the one with the most trainable weights."""
+        """The trained root: the one with the most trainable weights."""
         weights = [sum(p.numel() for p in root.parameters() if p.requires_grad) for root in self.roots]
         most = max(weights, default=0)
         return self.roots[weights.index(most)] if most else None
 
-    def adopt(self, root: nn.Module) -> None:
-        """Take a module for a root, and find out what its parts are."""
+    def add_root(self, root: nn.Module) -> None:
+        """Registers a module as a root and finds its layers, heads and embeddings."""
         self.roots.append(root)
         for name, module in root.named_modules():
             self._known.add(id(module))
@@ -67,7 +67,7 @@ class Modules:
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if id(module) not in self._known:
-            self.adopt(module)
+            self.add_root(module)
         if not self._begun and module.training and torch.is_grad_enabled():
             self._begun = True
             self._on_begin()
@@ -83,7 +83,7 @@ class Modules:
         if id(module) in self._layers:
             tensor = output[0] if isinstance(output, tuple) else output
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(self._came_back)  # type: ignore[no-untyped-call]
+                tensor.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
         elif id(module) in self._heads:
             self.head_rows = max(self.head_rows, output.numel() // output.shape[-1])
         elif id(module) in self._embeddings and arguments:
@@ -91,19 +91,19 @@ class Modules:
         elif isinstance(module, nn.Linear) and id(module) not in self._skipped and isinstance(output, torch.Tensor):
             self.dtypes[str(output.dtype).removeprefix("torch.")] += 1
 
-    def _came_back(self, _: torch.Tensor) -> None:
+    def _count_backward(self, _: torch.Tensor) -> None:
         self.backwards += 1
 
 
 def decoder_layers(root: nn.Module) -> nn.ModuleList:
-    """The layers of a model: its module list with the most parameters; an empty one where there is none."""
+    """The layers of a model: its module list with the most parameters, or an empty list."""
     lists = [module for module in root.modules() if isinstance(module, nn.ModuleList) and len(module)]
     sizes = [sum(p.numel() for p in entry.parameters()) for entry in lists]
     return lists[sizes.index(max(sizes))] if lists else nn.ModuleList()
 
 
 def model_of(root: nn.Module) -> Any:
-    """The causal language model inside wrappers, or the root itself."""
+    """The causal language model inside any wrappers, or the root itself."""
     for module in root.modules():
         if (
             hasattr(module, "get_output_embeddings")

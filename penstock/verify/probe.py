@@ -1,8 +1,8 @@
-"""The probes' process: `python -m penstock.verify.probe`.
+"""The probe process: `python -m penstock.verify.probe FD`.
 
-Enters: one job as a JSON line on standard input at a time. Leaves: one JSON line each on the descriptor that the first
-argument names. What is heavy to import is imported once; every job runs in a fork of its own, since patches leak
-through a whole process. A fork that dies or takes too long says nothing about what it was to observe.
+Reads one job per line as JSON from standard input and writes one JSON answer per line to the file descriptor FD. Heavy
+imports happen once; each job runs in its own fork, because patches affect a whole process. A fork that dies or times
+out is a failure, which says nothing about what it was meant to observe.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from penstock.verify.jobs import Job, done
+from penstock.verify.jobs import ProbeJob, run_job
 
 HEAVY = ("torch", "transformers.trainer", "transformers.models.auto.modeling_auto")
 
 
 def main() -> None:
-    """Serve jobs until standard input ends."""
+    """Serves jobs until standard input is closed."""
     answers = int(sys.argv[1])
     for name in HEAVY:
-        with contextlib.suppress(Exception):  # the job itself meets the error, and reports it
+        with contextlib.suppress(Exception):  # the job will hit the same error and report it
             __import__(name)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = forked(Job.from_json(request["job"]), request["until"] - time.monotonic())
+        answer = run_in_fork(ProbeJob.from_json(request["job"]), request["until"] - time.monotonic())
         os.write(answers, json.dumps(answer).encode() + b"\n")
 
 
-def forked(job: Job, limit: float) -> dict[str, Any]:
-    """The result of a job, or how its process ended: `{"facts": …}` or `{"failure": …}`."""
+def run_in_fork(job: ProbeJob, limit: float) -> dict[str, Any]:
+    """Runs a job in a fork; returns `{"facts": …}`, or `{"failure": …}` with how the process ended."""
     with tempfile.TemporaryDirectory(prefix="penstock-probe-", ignore_cleanup_errors=True) as folder:
         place, log = Path(folder) / "result.json", Path(folder) / "log.txt"
         child = os.fork()
         if child == 0:
             _child(job, place, log)
-        status = _waited(child, limit)
+        status = _wait(child, limit)
         text = log.read_text(errors="replace") if log.is_file() else ""
         if status is None:
-            return {"failure": f"no answer within {limit:.0f} s; its process was ended{_last(text)}"}
+            return {"failure": f"no answer within {limit:.0f} s; its process was killed{_last(text)}"}
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
             return {"failure": f"its process died of {name}{_last(text)}"}
         if not place.is_file():
-            return {"failure": f"its process ended with {os.waitstatus_to_exitcode(status)}{_last(text)}"}
+            return {"failure": f"its process exited with code {os.waitstatus_to_exitcode(status)}{_last(text)}"}
         found: dict[str, Any] = json.loads(place.read_text())
         return found
 
 
-def _child(job: Job, place: Path, log: Path) -> None:
-    """Do the job and leave without returning."""
+def _child(job: ProbeJob, place: Path, log: Path) -> None:
+    """Runs the job and exits without returning."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -66,12 +66,12 @@ def _child(job: Job, place: Path, log: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         faulthandler.enable(file=2)
-        result = {"facts": done(job)}
+        result = {"facts": run_job(job)}
         text = json.dumps(result)
         place.with_suffix(".part").write_text(text)
         place.with_suffix(".part").rename(place)
         code = 0
-    except BaseException as error:  # whatever it is, it is the answer
+    except BaseException as error:  # whatever went wrong is the answer
         traceback.print_exc()
         last = f"{type(error).__name__}: {error}"
         place.write_text(json.dumps({"failure": last}))
@@ -81,8 +81,8 @@ def _child(job: Job, place: Path, log: Path) -> None:
         os._exit(code)
 
 
-def _waited(child: int, limit: float) -> int | None:
-    """The exit status of a fork; None, and its end, when it takes longer than the limit."""
+def _wait(child: int, limit: float) -> int | None:
+    """Waits for a fork and returns its status; kills it and returns None if it exceeds the limit."""
     handle = os.pidfd_open(child)
     try:
         ready, _, _ = select.select([handle], [], [], max(limit, 0.0))
@@ -98,7 +98,7 @@ def _waited(child: int, limit: float) -> int | None:
 
 
 def _end_group(child: int) -> None:
-    """End a fork and what it started; the group is its own."""
+    """Kills the fork's process group, including anything it started."""
     for _ in range(20):
         try:
             os.killpg(child, signal.SIGKILL)
@@ -110,7 +110,7 @@ def _end_group(child: int) -> None:
 
 
 def _last(text: str) -> str:
-    """The last lines of a log, where they may tell why."""
+    """The last lines of a log, or those of a fatal error, which may explain a failure."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     fault = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     kept = lines[fault : fault + 4] if fault is not None else lines[-2:]

@@ -1,4 +1,4 @@
-"""The second source: torch's profiler, which sees operators and autograd functions without any wrapper of ours."""
+"""A second source of evidence: torch's profiler, which sees operators and autograd functions without our wrappers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _NOT_FORWARD = re.compile(r"backward|evaluate_function", re.IGNORECASE)
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The profiler's library writes lines to standard error whenever it starts and stops; nothing turns that off."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    """Redirects standard error, which the profiler's library writes to on start and stop; no setting turns that off."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 class Profile:
-    """Operators of the watched steps: how often, and with which shapes."""
+    """The operators of the observed steps, with call counts and shapes."""
 
     def __init__(self) -> None:
         self._profiler: Any = None
         self._events: list[Any] = []
 
     def start(self) -> None:
-        """Begin to look."""
+        """Starts profiling."""
         self._profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         with _silence():
             self._profiler.__enter__()
@@ -55,7 +55,7 @@ class Profile:
         return Counter(str(event.name) for event in self._events)
 
     def attention(self) -> dict[str, int]:
-        """The operators that tell which attention ran."""
+        """Counts of the operators that identify the attention implementation."""
         return {name: count for name, count in sorted(self.counts().items()) if self._is_attention(name)}
 
     @staticmethod
@@ -63,13 +63,13 @@ class Profile:
         return bool(_ATTENTION.search(name)) and not _NOT_FORWARD.search(name)
 
     def rows_as_wide_as(self, vocabulary: int, hidden: int) -> int:
-        """Rows of the largest operand whose last dimension is the vocabulary; the last layer's own weight apart."""
+        """Rows of the largest operand whose last dimension is the vocabulary, excluding the LM head's weight."""
         most = 0
         for event in self._events:
             for shape in event.input_shapes or ():
                 if len(shape) < 2 or shape[-1] != vocabulary or not all(isinstance(n, int) for n in shape):
                     continue
-                if shape[-2] == hidden:  # the weight, or one of it for each row
+                if shape[-2] == hidden:  # the weight, possibly batched
                     continue
                 rows = 1
                 for size in shape[:-1]:

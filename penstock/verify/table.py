@@ -1,4 +1,4 @@
-"""A certificate as a table for people."""
+"""Prints a certificate as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = {Verdict.ENGAGED: "green", Verdict.NOT_ENGAGED: "red", Verdict.UNKNOW
 
 
 def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> RenderableType:
-    """The findings, one a row; then conditions, what it is about, remedies, and broken promises."""
+    """The conditions, one row per finding, then the packages, remedies and broken promises."""
     table = Table("promise", "verdict", "asked", "evidence", box=None, pad_edge=False)
     before: tuple[str, ...] = ()
     for finding in certificate.findings:
@@ -25,12 +25,12 @@ def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> R
         before = finding.evidence
     rank = f" (rank {certificate.rank} of {certificate.world_size})" if certificate.world_size > 1 else ""
     lines = [f"{certificate.target}{rank}", *(f"  {condition}" for condition in certificate.conditions)]
-    subjects = dict.fromkeys(str(s) for finding in certificate.findings for s in finding.about)
-    after = [*(f"about {subject}" for subject in subjects), *certificate.remedies]
-    after += [f"required, and not engaged: {promise}" for promise in broken]
+    packages = dict.fromkeys(str(package) for finding in certificate.findings for package in finding.about)
+    after = [*(f"about {package}" for package in packages), *certificate.remedies]
+    after += [f"required but not engaged: {promise}" for promise in broken]
     return Group(Text("\n".join(lines)), table, Text("\n".join(after)))
 
 
 def print_certificate(certificate: Certificate, broken: Iterable[str] = ()) -> None:
-    """Print it on standard output."""
+    """Prints a certificate to standard output."""
     Console().print(certificate_table(certificate, broken), highlight=False, soft_wrap=False)

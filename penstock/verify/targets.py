@@ -1,7 +1,7 @@
-"""What is verified: a trainer, a model or a step, made by a factory; or Penstock's own trainer, by its configuration.
+"""Targets of verification: a trainer, model or step returned by a factory, or `penstock train` with a configuration.
 
-A target runs its training loop in this process until the watch ends it. It cuts model and batches where the limits say
-so, writes nothing but into a temporary folder, and reports to no tracker.
+A target runs its training loop in this process until the observer ends it. It cuts model and batches to the limits,
+writes only to a temporary folder, and reports to no tracker.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import nn
 
 from penstock.errors import UsageError
 from penstock.verify.canaries import Canaries
-from penstock.verify.cutting import cut_model
 from penstock.verify.facts import BatchFacts
+from penstock.verify.shrink import shrink_model
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """How to make a target: a Penstock configuration, or `module:function`."""
+class TargetSpec:
+    """How to create a target: from a Penstock configuration, or from a factory `module:function`."""
 
     config: str | None = None
     method: str | None = None
@@ -34,8 +34,8 @@ class Spec:
 
 
 @dataclass(slots=True)
-class Limits:
-    """How far a probe may go. None: not cut."""
+class ProbeLimits:
+    """Limits of a probe's run. None: not cut."""
 
     steps: int = 2
     micros: int = 8
@@ -48,25 +48,27 @@ class Limits:
 class Target(Protocol):
     """Something that trains."""
 
-    model: Any  # None where it is not known before it trains
+    model: Any  # None if unknown before training starts
     conditions: list[str]
     promised: dict[str, Any]
 
     def run(self) -> None:
-        """Train until the watch has seen enough."""
+        """Trains until the observer has seen enough."""
         ...
 
     def batches(self) -> BatchFacts | None:
-        """What the batches held, where the target shows them."""
+        """Counts over the batches, if the target exposes them."""
         ...
 
 
-def made(spec: Spec, limits: Limits, canaries: Canaries | None = None, off: tuple[str, ...] = ()) -> Target:
-    """The target that a factory or a configuration stands for; `off`: kernels that our own trainer leaves out."""
+def make_target(
+    spec: TargetSpec, limits: ProbeLimits, canaries: Canaries | None = None, off: tuple[str, ...] = ()
+) -> Target:
+    """Creates the target of a factory or a configuration; `off`: kernels to disable in Penstock's trainer."""
     if spec.factory is None:
-        from penstock.verify.own_trainer import OwnTrainer
+        from penstock.verify.penstock_trainer import PenstockTrainer
 
-        return OwnTrainer(spec, limits, canaries, off)
+        return PenstockTrainer(spec, limits, canaries, off)
     result = _called(spec)
     trainers = sys.modules.get("transformers.trainer")
     if trainers is not None and isinstance(result, trainers.Trainer):
@@ -76,20 +78,20 @@ def made(spec: Spec, limits: Limits, canaries: Canaries | None = None, off: tupl
     if isinstance(result, nn.Module):
         return BareModel(result, limits)
     if callable(result):
-        return Step(result)
+        return StepFunction(result)
     raise UsageError(
-        f"--target {spec.factory} returned {type(result).__name__}. Return a transformers or TRL trainer, a model, "
+        f"--target {spec.factory} returned {type(result).__name__}; expected a transformers or TRL trainer, a model, "
         "or a function that runs one training step."
     )
 
 
-def uses_trl(spec: Spec) -> bool:
-    """Whether a factory's module has to do with TRL; importing TRL only for that would take seconds."""
+def uses_trl(spec: TargetSpec) -> bool:
+    """Whether a factory's module mentions TRL; importing TRL just to find out would take seconds."""
     module = inspect.getmodule(_factory(spec))
     return "trl" in sys.modules or (module is not None and "trl" in inspect.getsource(module))
 
 
-def _factory(spec: Spec) -> Callable[..., Any]:
+def _factory(spec: TargetSpec) -> Callable[..., Any]:
     assert spec.factory is not None
     name, colon, function = spec.factory.partition(":")
     if not colon:
@@ -102,7 +104,7 @@ def _factory(spec: Spec) -> Callable[..., Any]:
     return factory
 
 
-def _called(spec: Spec) -> Any:
+def _called(spec: TargetSpec) -> Any:
     factory = _factory(spec)
     parameters = inspect.signature(factory).parameters.values()
     takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -110,17 +112,17 @@ def _called(spec: Spec) -> Any:
 
 
 class BareModel:
-    """A model by itself: random tokens, its own loss, plain gradient descent."""
+    """A bare model, trained with its own loss on random tokens by plain gradient descent."""
 
-    def __init__(self, model: nn.Module, limits: Limits) -> None:
+    def __init__(self, model: nn.Module, limits: ProbeLimits) -> None:
         self._limits = limits
         self.model: Any = model
         self.promised: dict[str, Any] = {}
-        cut = cut_model(model, limits.layers) if limits.layers is not None else None
+        cut = shrink_model(model, limits.layers) if limits.layers is not None else None
         self.conditions = ["random tokens", *filter(None, [cut])]
 
     def run(self) -> None:
-        """Steps of gradient descent on one batch."""
+        """Takes gradient descent steps on a single batch."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = self.model.to(device).train()
         vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -133,24 +135,24 @@ class BareModel:
             optimizer.zero_grad()
 
     def batches(self) -> None:
-        """Random tokens say nothing."""
+        """None: the tokens are random."""
         return
 
 
-class Step:
+class StepFunction:
     """A function that runs one training step."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self._step = step
         self.model = None
-        self.conditions = ["batches and model as the function makes them"]
+        self.conditions = ["batches and model as the function creates them"]
         self.promised: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Call it until the watch has seen enough; a step without a backward call would never end."""
+        """Calls it until the observer ends the loop, at most 16 times in case it never calls backward."""
         for _ in range(16):
             self._step()
 
     def batches(self) -> None:
-        """They are the function's own."""
+        """None: the batches are inside the function."""
         return

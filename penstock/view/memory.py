@@ -17,7 +17,8 @@ from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
-from penstock.view.view import View, open_view
+from penstock.view.settings import view_settings
+from penstock.view.view import View
 
 
 class Piece(NamedTuple):
@@ -70,7 +71,7 @@ class MemoryExamples:
 
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """A view of these examples."""
-        return open_view(self, **options)
+        return View(self, view_settings(options)).scanned()
 
     def __len__(self) -> int:
         return int(self.shard_examples.sum()) // (2 if self.is_preference else 1)

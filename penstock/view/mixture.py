@@ -24,10 +24,12 @@ from blake3 import blake3
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
+from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
 from penstock.view.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
+from penstock.view.runs import Float32
 from penstock.view.settings import ViewSettings
 from penstock.view.view import View
 
@@ -109,6 +111,11 @@ class Mixture:
         """Tokens per item; of pairs, a column per side."""
         return np.concatenate([share.view.lengths for share in self.shares.values()])
 
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
+        return np.concatenate([share.view.trained_weights for share in self.shares.values()])
+
     def epoch_indices(self, epoch: int) -> Int64:
         """The items of an epoch, part by part; an item of two passes stands there twice."""
         if epoch < 0:
@@ -146,7 +153,9 @@ class Mixture:
     def _bounds(self) -> Int64:
         """Items before each part, and the total."""
         for name, share in self.shares.items():
-            if not share.per_epoch or not len(share.view):
+            if not len(share.view):
+                raise ViewError(f"part {name!r} of the mixture: {empty_view(share.view.ledger, share.view.settings)}")
+            if not share.per_epoch:
                 raise ViewError(
                     f"part {name!r} of the mixture gives no example: its view has {len(share.view)} and an epoch "
                     f"takes {share.amount} of them. Raise the amount, or leave the part out."

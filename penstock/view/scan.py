@@ -8,6 +8,7 @@ the view; none is skipped. Costs about a second for a million rows of ten segmen
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from penstock.errors import RegionsUnknown, ViewError
 from penstock.view.examples import Examples, named, place_of
 from penstock.view.holdout import Holdout
 from penstock.view.ledger import Ledger
-from penstock.view.policy import LossPolicy
-from penstock.view.runs import Runs
+from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.runs import Float32, Runs
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.shard import Rows, row_hashes, serve
 from penstock.view.windows import Windows
@@ -62,6 +63,27 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
     _check_weights(examples, settings, weighted)
     numbers, starts, lengths, prompts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     return Index(np.array(bounds, np.int64), numbers, starts, lengths, prompts, ledger)
+
+
+def trained_weights(examples: Examples, settings: ViewSettings, index: Index) -> Float32:
+    """The loss weights of each window's tokens, added up; its first token is never predicted, and does not count."""
+    totals = np.empty(len(index.rows), np.float32)
+    cuts = np.searchsorted(index.rows, index.bounds).tolist()  # windows stand in the order of their rows
+    for shard, (first, last) in enumerate(pairwise(cuts)):
+        if first == last:
+            continue
+        runs = Runs.of(examples.columns(shard))
+        weights = run_weights(settings.train_on, runs).astype(np.float64)
+        lengths = runs.lengths
+        ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        before = np.concatenate(([0.0], np.cumsum(lengths * weights)))
+        base = ends[runs.offsets[index.rows[first:last] - index.bounds[shard]]]
+        windows = slice(first, last)
+        bounds = base + index.starts[windows] + 1, base + index.starts[windows] + index.lengths[windows]
+        run = [np.searchsorted(ends[1:], bound) for bound in bounds]
+        start, end = (before[k] + (bound - ends[k]) * weights[k] for k, bound in zip(run, bounds, strict=True))
+        totals[windows] = end - start
+    return totals
 
 
 def _none(examples: Examples) -> _Compact:

@@ -19,10 +19,12 @@ import numpy.typing as npt
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
+from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, is_labelled, place_of
 from penstock.view.ledger import Ledger
-from penstock.view.scan import Index, scan
+from penstock.view.runs import Float32
+from penstock.view.scan import Index, scan, trained_weights
 from penstock.view.settings import ViewSettings, view_settings
 
 
@@ -54,6 +56,11 @@ class Served(Protocol):
         """Tokens per item; of pairs, a column per side."""
         ...
 
+    @property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights."""
+        ...
+
     def epoch_indices(self, epoch: int) -> Int64:
         """The items of an epoch, in no particular order; a function of (seed, epoch) alone."""
         ...
@@ -65,8 +72,7 @@ class Served(Protocol):
 
 def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> View:
     """A view of the dataset, scanned at once, so that what can't be served is refused here."""
-    view = View(dataset, view_settings(options))
-    return view.scanned()
+    return View(dataset, view_settings(options)).filled()
 
 
 class View:
@@ -79,6 +85,12 @@ class View:
     def scanned(self) -> Self:
         """This view, with its index computed."""
         _ = self._index
+        return self
+
+    def filled(self) -> Self:
+        """This view, scanned; an error that names the cause where it has no examples."""
+        if not len(self):
+            raise empty_view(self.ledger, self.settings)
         return self
 
     def changed(self, **options: Unpack[ViewArguments]) -> Self:
@@ -119,6 +131,11 @@ class View:
     def starts(self) -> Int32:
         """Per item, where in its row it begins."""
         return self._index.starts
+
+    @cached_property
+    def trained_weights(self) -> Float32:
+        """Per item of single examples, the sum of its predicted tokens' loss weights; the first token is not one."""
+        return trained_weights(self.dataset, self.settings, self._index)
 
     def epoch_indices(self, epoch: int) -> Int64:
         """Every item, once an epoch."""

@@ -109,16 +109,16 @@ def test_a_build_that_commits_in_between_keeps_its_shards(
     manifest = dataset.path / "manifest.json"
     whole = manifest.read_bytes()
     manifest.unlink()
-    real, calls = gc.reached, 0
+    real, calls = gc.referenced, 0
 
-    def reached(*given: object, **more: object) -> object:
+    def referenced(*given: object, **more: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:  # the shards are aside; another process commits its manifest
             manifest.write_bytes(whole)
         return real(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gc, "reached", reached)
+    monkeypatch.setattr(gc, "referenced", referenced)
     assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert result(cache) == before
     assert leftovers(cache) == []

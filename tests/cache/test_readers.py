@@ -67,7 +67,7 @@ def test_of_two_who_finish_at_once_the_first_stays(
     name = "b3-" + "a" * 64
     home.commit_shard(name, b"shard", {})
     before = inodes(cache)
-    monkeypatch.setattr(Cache, "_found_digest", lambda *given: None)
+    monkeypatch.setattr(Cache, "_digest_on_disk", lambda *given: None)
     monkeypatch.setattr(tree.Tree, "move", lambda *given, **more: (_ for _ in ()).throw(FileNotFoundError))
     home.commit_shard(name, b"shard", {})
     assert inodes(cache) == before
@@ -119,9 +119,9 @@ def test_a_gc_that_puts_back_keeps_what_was_made_meanwhile(
     manifest = dataset.path / "manifest.json"
     whole, before = manifest.read_bytes(), result(cache)
     manifest.unlink()
-    real, calls, made = gc.reached, 0, {}
+    real, calls, made = gc.referenced, 0, {}
 
-    def reached(*given: object, **more: object) -> object:
+    def referenced(*given: object, **more: object) -> object:
         nonlocal calls, made
         calls += 1
         if calls == 2:  # all shards are aside; another process makes them again and commits
@@ -132,7 +132,7 @@ def test_a_gc_that_puts_back_keeps_what_was_made_meanwhile(
             made = inodes(cache)
         return real(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gc, "reached", reached)
+    monkeypatch.setattr(gc, "referenced", referenced)
     assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert inodes(cache) == made
     assert result(cache) == before

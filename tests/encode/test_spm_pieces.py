@@ -188,7 +188,7 @@ def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
     """Gemma's runs of ▁ as other added tokens: compared with the text as they are written."""
     found = token_pieces(vocabulary)
     kinds = found.kinds.copy()
-    kinds[kinds == pieces_module._Kind.ADDED_OR_PIECE] = pieces_module._Kind.ADDED
+    kinds[kinds == pieces_module._PieceKind.ADDED_OR_PIECE] = pieces_module._PieceKind.ADDED
     return found._replace(kinds=kinds)
 
 

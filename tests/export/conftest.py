@@ -1,4 +1,4 @@
-"""Prepared datasets to export, commands that can be killed, and the environment with the trainers' own packages."""
+"""Prepared datasets to export, killable commands, and the environment with the trainers' own packages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: syncing to a disk takes most of a test."""
+    """A folder on tmpfs if available: syncing to disk would take most of the test time."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="penstock-export-", dir=base))
     yield folder
-    shutil.rmtree(folder, ignore_errors=True)  # other runs clean up here, too
+    shutil.rmtree(folder, ignore_errors=True)  # other runs may clean up here too
 
 
 @pytest.fixture
 def place(memory: Path) -> Iterator[Path]:
-    """An empty folder in memory."""
+    """An empty folder on tmpfs."""
     folder = Path(tempfile.mkdtemp(dir=memory))
     yield folder
     shutil.rmtree(folder)
@@ -40,7 +40,7 @@ def place(memory: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """One fork server for all tests here."""
+    """A fork server shared by these tests."""
     server = Forks(tmp_path_factory.mktemp("logs"))
     yield server
     server.close()
@@ -66,7 +66,7 @@ def pairs(memory: Path, examples: Path, tokenizer: Path) -> ps.Dataset:
 
 @pytest.fixture(scope="session")
 def ask() -> Ask:
-    """Run a script of `packages/` with the trainers' own packages; gives what it prints as JSON."""
+    """Runs a script from `packages/` with the trainers' own packages and returns the JSON it prints."""
     if not EXITS.exists():
         pytest.skip("the trainers' packages are not installed: run `make exits`")
 

@@ -1,4 +1,4 @@
-"""Exports read by the trainers' own code, in the environment that `make exits` makes."""
+"""Exports read by the trainers' own code, in the environment created by `make exits`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 import penstock as ps
 from penstock.chat.conversation import Role
-from penstock.export.export import export
+from penstock.export.exporter import export
 from penstock.view.memory import MemoryExamples
 from penstock.view.view import View
 from tests.export.conftest import EXITS, ROOT, Ask
@@ -34,7 +34,7 @@ def wide(count: int = 23) -> View:
 
 
 def block(page: str, language: str = "python") -> str:
-    """The first code block of a page of the documentation."""
+    """The first code block on a docs page."""
     found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
@@ -64,7 +64,7 @@ def test_olmo_core_reads_documents_and_masks(dataset: ps.Dataset, ask: Ask, plac
         wanted = listed(view)
         assert [_unpadded(item, own) for item, own in zip(found["padded"], wanted, strict=True)] == wanted
         documents = [document for item in found["packed"] for document in _documents(item)]
-        assert _sorted(documents) == _sorted(wanted)  # the packer orders documents by itself
+        assert _sorted(documents) == _sorted(wanted)  # the packer reorders documents
         for item in (*found["padded"], *found["packed"]):
             shifted = [token if counts else -100 for token, counts in zip(item["ids"], item["mask"], strict=True)][1:]
             assert item["labels"][: len(shifted)] == shifted
@@ -78,7 +78,7 @@ def _unpadded(item: dict[str, Any], wanted: dict[str, list[int]]) -> dict[str, l
 
 
 def _documents(item: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """The documents of a packed row; the padding at its end counts as one without loss."""
+    """The documents of a packed row, without the padding at its end, which has no loss."""
     ends = np.cumsum(item["lengths"]).tolist()
     slices = [slice(end - length, end) for length, end in zip(item["lengths"], ends, strict=True)]
     found = [{"ids": item["ids"][own], "mask": item["mask"][own]} for own in slices]
@@ -99,17 +99,17 @@ def test_megatron_core_reads_sequences_and_masks(dataset: ps.Dataset, ask: Ask, 
         assert found["documents"] == len(found["rows"])
 
 
-def test_axolotl_takes_the_rows_as_tokenized(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+def test_axolotl_recognises_tokenized_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     view = dataset.view(max_length=90)
     view.export("axolotl", place / "out", part_tokens=4000)
     (entry,) = yaml.safe_load(block("coming-from-axolotl.md", "yaml"))["datasets"]
     found = ask("axolotl_rows", json.dumps({**entry, "path": str(place / "out")}))
-    assert found["prompter"] == "UnsupportedPrompter"  # what Axolotl gives to tokenized rows
+    assert found["prompter"] == "UnsupportedPrompter"  # Axolotl's choice for tokenized rows
     assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
     assert [row["labels"] for row in found["rows"]] == [item.labels.tolist() for item in view]
 
 
-def test_llama_factory_takes_the_same_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+def test_llama_factory_reads_the_same_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     view = dataset.view(max_length=90)
     view.export("axolotl", place / "out")
     rows = ask("llama_factory_rows", place / "out")
@@ -117,7 +117,7 @@ def test_llama_factory_takes_the_same_rows(dataset: ps.Dataset, ask: Ask, place:
     assert [row["labels"] for row in rows] == [item.labels.tolist() for item in view]
 
 
-def test_the_recipe_for_olmo_core_runs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+def test_olmo_core_recipe_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     dataset.view(max_length=4096).export("olmo", place / "chats-olmo")
     (place / "recipe.py").write_text(block("coming-from-open-instruct.md"))
     done = subprocess.run([EXITS, "recipe.py"], cwd=place, capture_output=True, text=True, check=True)
@@ -134,12 +134,14 @@ def test_torchtune_packs_and_collates_the_rows(dataset: ps.Dataset, ask: Ask, pl
         ends = np.cumsum(used).tolist()
         tokens += [pack["tokens"][end - length : end] for length, end in zip(used, ends, strict=True)]
         labels += [pack["labels"][end - length : end] for length, end in zip(used, ends, strict=True)]
-    kept = [n for n, mask in enumerate(labels) if set(mask) != {-100}]  # padding at a pack's end is a sequence to it
+    kept = [
+        n for n, mask in enumerate(labels) if set(mask) != {-100}
+    ]  # padding at the end of a pack counts as a sequence
     assert [tokens[n][: len(item)] for n, item in zip(kept, view, strict=True)] == [i.input_ids.tolist() for i in view]
     assert [labels[n][: len(item)] for n, item in zip(kept, view, strict=True)] == [i.labels.tolist() for i in view]
 
 
-def test_skyrl_finds_the_rows_in_its_cache(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+def test_skyrl_reads_the_rows_from_its_cache(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     settings = {
         "dataset_name": "chats",
         "dataset_split": "train",
@@ -163,7 +165,7 @@ def test_skyrl_finds_the_rows_in_its_cache(dataset: ps.Dataset, ask: Ask, place:
         assert trained == item.input_ids[item.loss_mask].tolist()
 
 
-def test_verl_reads_the_rows_with_the_class_of_the_page(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
+def test_verl_dataset_class_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     (place / "prepared.py").write_text(block("coming-from-verl.md"))
     view = dataset.view(max_length=90)
     view.export("verl", place / "out", part_tokens=4000)

@@ -1,4 +1,4 @@
-"""What can't be exported is refused with the remedy, and nothing is written."""
+"""Errors of an export state the remedy, and nothing is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.chat.conversation import Part, Role
 from penstock.errors import PenstockError, RegionsUnknown, StoreError, UsageError, ViewError
-from penstock.export.export import export
+from penstock.export.exporter import export
 from penstock.view.memory import MemoryExamples, Piece
 from tests.cache.conftest import Forks
 from tests.feed.data import pair_view, view
@@ -31,26 +31,26 @@ def refused(kind: type[PenstockError], text: str, place: Path, served: Any, to: 
 @pytest.mark.parametrize(
     ("to", "options", "text"),
     [
-        ("olmoo", {}, "no such format. Did you mean 'olmo'\\? There are: axolotl, hf"),
+        ("olmoo", {}, "no such format. Did you mean 'olmo'\\? Available: axolotl, hf"),
         ("../olmo", {}, "no such format"),
-        ("olmo", {"capacity": 128}, "takes no packed rows: its trainer packs by itself. Leave --capacity out"),
-        ("olmo", {}, "loss weights other than 0 and 1, and olmo only has a mask. Use hf, .* or --weights mask"),
+        ("olmo", {"capacity": 128}, "does not support packed rows: its trainer packs. Omit --capacity"),
+        ("olmo", {}, "loss weights other than 0 and 1, and olmo only supports a mask. Use hf, .* or --weights mask"),
         ("hf", {"weights": "maybe"}, "weights='maybe' is unknown. Use one of: error, mask"),
         ("hf", {"part_tokens": 0}, "part_tokens=0 is not possible. Use an integer of 1 or more"),
         ("hf", {"workers": -1}, "workers=-1 is not possible. Use an integer of 1 or more"),
         ("hf", {"capacity": 20}, "more than capacity=20, and packing never splits a row"),
     ],
 )
-def test_wrong_calls(tmp_path: Path, to: str, options: dict[str, Any], text: str) -> None:
+def test_invalid_options(tmp_path: Path, to: str, options: dict[str, Any], text: str) -> None:
     refused(UsageError, text, tmp_path, view(9), to, **options)
 
 
 @pytest.mark.parametrize("to", ["olmo", "megatron", "axolotl", "skyrl", "verl", "torchtune", "nemo"])
-def test_pairs_where_a_format_has_none(tmp_path: Path, to: str) -> None:
-    refused(UsageError, f"--to {to} has no form for preference pairs. Use trl, hf", tmp_path, pair_view(), to)
+def test_format_without_pairs(tmp_path: Path, to: str) -> None:
+    refused(UsageError, f"--to {to} does not support preference pairs. Use trl, hf", tmp_path, pair_view(), to)
 
 
-def test_pairs_that_trl_would_score_differently(tmp_path: Path) -> None:
+def test_pairs_with_untrained_tokens_for_trl(tmp_path: Path) -> None:
     sides = [
         chat((Role.USER, 2), (Role.ASSISTANT, 2), (Role.USER, 2), (Role.ASSISTANT, 2), first_id=first)
         for first in (10, 40)
@@ -61,7 +61,7 @@ def test_pairs_that_trl_would_score_differently(tmp_path: Path) -> None:
     export(pairs.view(), "hf", tmp_path / "out")
 
 
-def test_a_view_whose_regions_are_unknown(tmp_path: Path, forks: Forks, dataset: ps.Dataset) -> None:
+def test_unknown_regions(tmp_path: Path, forks: Forks, dataset: ps.Dataset) -> None:
     examples = MemoryExamples.of([chat((Role.USER, 2), (Role.ASSISTANT, 2)), UNKNOWN])
     with pytest.raises(RegionsUnknown, match="regions_unknown='drop', or train on all_tokens"):
         export(examples.view(), "olmo", tmp_path / "out")
@@ -69,50 +69,52 @@ def test_a_view_whose_regions_are_unknown(tmp_path: Path, forks: Forks, dataset:
     export(examples.view(regions_unknown="drop"), "olmo", tmp_path / "out")
 
 
-def test_an_empty_view(tmp_path: Path) -> None:
+def test_empty_view(tmp_path: Path) -> None:
     examples = MemoryExamples.of([chat((Role.USER, 2))])
-    refused(ViewError, "nothing to export. Its ledger says", tmp_path, examples.view(), "hf")
+    refused(ViewError, "nothing to export. See its ledger", tmp_path, examples.view(), "hf")
 
 
-def test_a_folder_with_other_files(tmp_path: Path) -> None:
+def test_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    refused(UsageError, "out holds other files and no finished export", tmp_path, view(9), "hf")
+    refused(UsageError, "out contains files but no finished export", tmp_path, view(9), "hf")
     (tmp_path / "out" / "notes.txt").unlink()
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "notes.txt").write_text("mine")
-    refused(UsageError, "out.partial holds other files, and half-done exports go there", tmp_path, view(9), "hf")
+    refused(
+        UsageError, "out.partial is needed for the unfinished export but contains other files", tmp_path, view(9), "hf"
+    )
     (tmp_path / "out.partial" / "notes.txt").unlink()
-    export(view(9), "hf", tmp_path / "out")  # empty folders are no hindrance
+    export(view(9), "hf", tmp_path / "out")  # empty folders are fine
 
 
-def test_a_folder_with_another_export(tmp_path: Path) -> None:
+def test_folder_with_a_different_export(tmp_path: Path) -> None:
     export(view(9), "hf", tmp_path / "out")
-    wrong = "out holds another export"
+    wrong = "out holds a different export"
     refused(UsageError, rf"{wrong} \(to: 'hf' there, 'parquet' here", tmp_path, view(9), "parquet")
     refused(UsageError, rf"{wrong} \(views.0.max_length: 64 there, 30 here\)", tmp_path, view(9, max_length=30), "hf")
     refused(UsageError, rf"{wrong} \(views.0.dataset: 'b3-.*' there, 'b3-.*' here\)", tmp_path, view(10), "hf")
     refused(UsageError, rf"{wrong} \(capacity: None there, 64 here\)", tmp_path, view(9), "hf", capacity=64)
 
 
-def test_a_half_done_export_of_something_else(place: Path, forks: Forks, dataset: ps.Dataset) -> None:
+def test_unfinished_export_of_something_else(place: Path, forks: Forks, dataset: ps.Dataset) -> None:
     command = ("export", dataset.path, "--to", "olmo", "-o", place / "out", "--part-tokens")
     assert forks.run(*command, 900, fault="record.rename:3")[0] == -9
     before = sorted(place.rglob("*"))
     code, said = forks.run(*command, 800)
     assert code == 1
-    assert "out.partial holds another export (part_tokens: 900 there, 800 here)" in said.replace("\n", " ")
+    assert "out.partial holds a different export (part_tokens: 900 there, 800 here)" in said.replace("\n", " ")
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_finished_export_that_lost_a_file(tmp_path: Path) -> None:
+def test_finished_export_with_a_damaged_file(tmp_path: Path) -> None:
     export(view(9), "parquet", tmp_path / "out")
     (path,) = (tmp_path / "out" / "data").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    refused(StoreError, "another size than its manifest says. Remove .*out and export", tmp_path, view(9), "parquet")
+    refused(StoreError, "its size differs from the manifest. Remove .*out and export", tmp_path, view(9), "parquet")
 
 
-def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, dataset: ps.Dataset) -> None:
+def test_datasets_not_installed(monkeypatch: pytest.MonkeyPatch, dataset: ps.Dataset) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -121,11 +123,11 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, dataset: ps.Dataset)
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match="needs the package datasets. Install it: pip install 'penstock"):
+    with pytest.raises(UsageError, match="needs the datasets package. Install it with: pip install 'penstock"):
         dataset.view().to_hf()
 
 
-def test_the_command(place: Path, forks: Forks, dataset: ps.Dataset) -> None:
+def test_command(place: Path, forks: Forks, dataset: ps.Dataset) -> None:
     code, said = forks.run("export", dataset.path, "--to", "hf", "-o", place / "out", "--max-length", "40", "--json")
     assert code == 0, said
     answer = json.loads(said)
@@ -141,7 +143,7 @@ def test_the_command(place: Path, forks: Forks, dataset: ps.Dataset) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["half", "out"]
 
 
-def test_a_dataset_over_the_mapped_shards(dataset: ps.Dataset) -> None:
+def test_lazy_dataset(dataset: ps.Dataset) -> None:
     view = dataset.view(max_length=50)
     lazy = view.to_hf()
     assert len(lazy) == len(view)

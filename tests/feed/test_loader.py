@@ -233,7 +233,7 @@ def test_a_state_inside_a_step_needs_the_same_micro_batches() -> None:
     with pytest.raises(FeedError, match="stands inside step 0, after 1 of 4 micro-batches on 1 ranks"):
         Loader(served, batch_size=8, micro_batch=4).load_state_dict(state)
     with pytest.raises(FeedError, match="Save states between steps"):
-        Loader(served, batch_size=8, micro_batch=2, world_size=2).load_state_dict(state)
+        Loader(served, batch_size=8, micro_batch=2, rank=0, world_size=2).load_state_dict(state)
 
 
 def test_what_is_made_ahead_does_not_count_in_a_state() -> None:

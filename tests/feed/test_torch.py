@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.feed.loader import Loader
+from penstock.view.view import View
 from tests.feed.data import mixture, pair_view, plains, view
 
 torch = pytest.importorskip("torch")
@@ -106,12 +107,36 @@ def test_accelerate() -> None:
     accelerator.register_for_checkpointing(load)
     steps = 0
     for batch in load:
-        accelerator.backward(model(**batch.inputs).loss / batch.micros)
+        loss = model(**batch.inputs, num_items_in_batch=batch.step_weight).loss
+        accelerator.backward(loss * accelerator.num_processes)
         if batch.ends_step:
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
     assert steps == load.steps
+
+
+def gradients(served: View, world_size: int = 1, **options: Any) -> torch.Tensor:
+    """The gradient of the first step by the loop in the docs, summed over ranks."""
+    model = tiny_model()
+    for rank in range(world_size):
+        load = Loader(served, batch_size=8, framework="torch", rank=rank, world_size=world_size, **options)
+        for micro in range(load.micros):
+            batch = load.batch(0, micro)
+            loss = model(**batch.inputs, num_items_in_batch=batch.step_weight).loss
+            loss.backward()  # DDP averages over ranks, hence the factor in the docs
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"collate": "packed"}, {"world_size": 2}, {"collate": "packed", "world_size": 2}]
+)
+def test_micro_batches_change_no_gradient(options: dict[str, Any]) -> None:
+    served = view(40, train_on="last_assistant_message")  # some micro-batches train many times as much as others
+    whole = gradients(served, **{**options, "world_size": 1})
+    for micro_batch in (1, 2, 4, 8):
+        cut = gradients(served, micro_batch=micro_batch, **options)
+        assert float((cut - whole).norm() / whole.norm()) < 1e-4, micro_batch
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -229,3 +254,20 @@ def test_collator_gives_what_the_loader_gives() -> None:
             ours = Collator(rows)([rows[row]])
             assert ours.keys() == batch.inputs.keys()
             assert all(torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(batch.inputs[name])) for name in ours)
+
+
+def test_the_weighted_loop_of_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "feed.md").read_text()
+    (code,) = [block for block in page.split("```python\n") if "cross_entropy" in block]
+    served = view(40, train_on="customized")
+    found = []
+    for options in ({}, {"micro_batch": 2}, {"micro_batch": 1, "collate": "packed"}):
+        model = tiny_model()
+        load = Loader(served, batch_size=40, framework="torch", seed=1, **options)
+        for batch in load:
+            names: dict[str, Any] = {"model": model, "batch": batch}
+            exec(code.partition("```")[0], names)
+            names["loss"].backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert load.steps == 1
+    assert all(float((one - found[0]).norm() / found[0].norm()) < 1e-4 for one in found)

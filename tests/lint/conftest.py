@@ -13,20 +13,20 @@ import pytest
 
 @pytest.fixture(scope="session")
 def trl_release(pytestconfig: pytest.Config) -> Callable[[str], Path]:
-    """The folder of an unpacked TRL wheel; wheels are downloaded once and kept in pytest's cache."""
+    """Returns the folder of an unpacked TRL wheel; wheels are downloaded once and kept in pytest's cache."""
 
     def unpacked(version: str) -> Path:
         assert pytestconfig.cache is not None
         folder = pytestconfig.cache.mkdir("trl") / version
         if not folder.is_dir():
             download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"trl=={version}"]
-            made = folder.with_name(f"{version}.making")
-            done = subprocess.run([*download, "--dest", str(made)], capture_output=True, text=True, timeout=120)
+            partial = folder.with_name(f"{version}.partial")
+            done = subprocess.run([*download, "--dest", str(partial)], capture_output=True, text=True, timeout=120)
             if done.returncode:
                 pytest.skip(f"trl {version} can't be downloaded: {done.stderr[-200:]}")
-            with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
-                wheel.extractall(made)
-            made.rename(folder)
+            with zipfile.ZipFile(next(partial.glob("*.whl"))) as wheel:
+                wheel.extractall(partial)
+            partial.rename(folder)
         return folder
 
     return unpacked

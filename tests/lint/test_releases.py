@@ -1,4 +1,4 @@
-"""Lint is right about two TRL releases side by side, with torch not importable, and agrees with the real classes."""
+"""Lint against two unpacked TRL releases, with torch not importable, and against the installed classes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from penstock.lint.accepts import accepted_by
+from penstock.lint.config_class import read_config_class
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = "use_liger_loss: true\nmax_seq_length: 2048\ntokenizer: x\nlearning_rat: 1.0e-5\nlearning_rate: 1.0e-5\n"
 
 
 def lint(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the command where torch can't be imported."""
+    """Runs the command with importing torch blocked."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     code = (
         "import sys; from penstock.cli import main\n"
@@ -49,7 +49,7 @@ def lint(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         ("1.14.0", "trl.DPOConfig", {"learning_rate"}),
     ],
 )
-def test_two_releases(
+def test_unpacked_releases(
     trl_release: Callable[[str], Path], tmp_path: Path, version: str, spec: str, accepted: set[str]
 ) -> None:
     folder = trl_release(version)
@@ -69,14 +69,14 @@ def test_two_releases(
     assert entry["file"].startswith(str(folder))
 
 
-def test_a_path_means_that_very_file(trl_release: Callable[[str], Path], tmp_path: Path) -> None:
+def test_path_selects_that_file(trl_release: Callable[[str], Path], tmp_path: Path) -> None:
     file = trl_release("0.19.1") / "trl" / "trainer" / "dpo_config.py"
     _, report = lint(tmp_path, "--for", f"{file}:DPOConfig")
     assert report["classes"][0]["version"] == "0.19.1"
     assert {e["key"] for e in report["keys"] if e["standing"] == "accepted"} == {"use_liger_loss", "learning_rate"}
 
 
-def test_it_agrees_with_the_installed_classes() -> None:
+def test_keys_match_the_installed_dataclasses() -> None:
     code = (
         "import dataclasses, json, transformers, trl\n"
         "classes = (trl.SFTConfig, trl.DPOConfig, transformers.TrainingArguments)\n"
@@ -85,4 +85,4 @@ def test_it_agrees_with_the_installed_classes() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     specs = ("trl.SFTConfig", "trl.DPOConfig", "transformers.TrainingArguments")
     for spec, names in zip(specs, json.loads(done.stdout), strict=True):
-        assert set(accepted_by(spec).keys) == set(names)
+        assert set(read_config_class(spec).keys) == set(names)

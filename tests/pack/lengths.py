@@ -1,4 +1,4 @@
-"""Views of given lengths without any tokens, since plans read nothing else; and a reference to pack beside."""
+"""Views with lengths but no tokens (plans read nothing else), and a reference packer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.view.ledger import Ledger
 
 
 class Lengths:
-    """Satisfies `Served` as far as a plan goes."""
+    """Implements as much of `Served` as a plan uses."""
 
     is_preference = False
     digest = "b3-lengths"
@@ -34,19 +34,19 @@ class Lengths:
 
 
 def chat_like(count: int, seed: int = 0) -> Int32:
-    """Short turns with a long tail, cut at 8192."""
+    """Short turns with a long tail, truncated to 8192."""
     drawn = np.random.default_rng(seed).lognormal(6.0, 1.0, count)
     return np.clip(drawn, 8, 8192).astype(np.int32)
 
 
 def reasoning_like(count: int, seed: int = 0) -> Int32:
-    """Long answers, cut at 16384."""
+    """Long answers, truncated to 16384."""
     drawn = np.random.default_rng(seed).lognormal(8.3, 0.8, count)
     return np.clip(drawn, 64, 16384).astype(np.int32)
 
 
 def best_fit_decreasing(lengths: Int32, capacity: int) -> int:
-    """How many rows global best-fit decreasing needs, one sequence at a time."""
+    """The number of rows that plain best-fit decreasing needs, one sequence at a time."""
     open_rows: dict[int, int] = {}
     spaces: list[int] = []
     rows = 0

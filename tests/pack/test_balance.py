@@ -1,4 +1,4 @@
-"""Shares: every row in one cell, cells alike on all ranks, work even."""
+"""Balancing: every row in one cell, equal cell sizes on all ranks, balanced work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pack.lengths import Lengths, chat_like, reasoning_like
     world_size=st.integers(1, 9),
     micro_batch=st.one_of(st.none(), st.integers(1, 12)),
 )
-def test_every_row_once_and_ranks_alike(
+def test_every_row_once_and_equal_sizes(
     work: list[float], missing: int, world_size: int, micro_batch: int | None
 ) -> None:
     rows = max(len(work) + missing, 1)
@@ -32,13 +32,13 @@ def test_every_row_once_and_ranks_alike(
     assert sorted(found) == list(range(len(work)))
     assert all(max(own) <= (micro_batch or rows) for own in sizes)
     real = [[row for row in cell if row >= 0] for rank in cells for cell in rank]
-    assert all(cell == sorted(cell) for cell in real), "the plan's order stays"
+    assert all(cell == sorted(cell) for cell in real), "cells keep the plan's order"
     for rank in cells:
         loads = [sum(work[row] for row in cell if row >= 0) for cell in rank if len(cell) == len(rank[0])]
-        assert loads == sorted(loads, reverse=True), "ranks that wait for each other wait for equals"
+        assert loads == sorted(loads, reverse=True), "micro-batches are sorted by work"
 
 
-def test_one_rank_keeps_the_order_of_the_plan() -> None:
+def test_single_rank_keeps_the_plan_order() -> None:
     assert shares(np.array([1.0, 9, 4]), 4, 1, None) == [[[0, 1, 2, -1]]]
 
 
@@ -48,13 +48,13 @@ def test_fewer_rows_than_ranks() -> None:
     assert sum(row >= 0 for rank in cells for row in rank[0]) == 3
 
 
-def test_micro_batches_meet_their_equals() -> None:
+def test_micro_batches_are_sorted_by_work() -> None:
     cells = shares(np.array([100.0, 90, 1, 2, 3, 4, 80, 70]), 8, 2, 2)
     work = [100.0, 90, 1, 2, 3, 4, 80, 70]
     loads = [[sum(work[row] for row in cell) for cell in rank] for rank in cells]
     assert all(rank == sorted(rank, reverse=True) for rank in loads)
     assert max(map(sum, loads)) / min(map(sum, loads)) < 1.05
-    assert shares(np.array([5.0, 4, 3, 0]), 4, 1, 2) == [[[1, 2], [0, 3]]], "the heavier one first"
+    assert shares(np.array([5.0, 4, 3, 0]), 4, 1, 2) == [[[1, 2], [0, 3]]], "heaviest micro-batch first"
 
 
 @pytest.mark.parametrize(("lengths", "capacity"), [(chat_like(60_000), 8192), (reasoning_like(30_000), 16384)])

@@ -1,4 +1,4 @@
-"""Packing over a histogram: its laws, and how full the bins are."""
+"""Packing: its laws, and how full the bins are."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ def test_every_sequence_once_and_no_bin_overfull(lengths: list[int], extra: int)
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1000), top=st.integers(5, 300), share=st.floats(0.01, 1))
-def test_as_full_as_plain_best_fit(seed: int, top: int, share: float) -> None:
+def test_as_full_as_plain_best_fit_decreasing(seed: int, top: int, share: float) -> None:
     lengths = np.random.default_rng(seed).integers(1, top + 1, 400).astype(np.int32)
     capacity = max(int(top / share), top)
     _, contents = packed(lengths, capacity)
     assert len(contents) <= best_fit_decreasing(lengths, capacity) + 2
 
 
-def test_some_bins_asked_alone_are_the_same() -> None:
+def test_single_bins_match_the_full_listing() -> None:
     bins, _ = packed(chat_like(3000), 8192)
     places, counts = bins.places(np.arange(bins.total))
     ends = np.cumsum(counts)
     for one in (0, bins.total // 2, bins.total - 1):
         own, count = bins.places(np.array([one]))
         assert own.tolist() == places[ends[one] - counts[one] : ends[one]].tolist() and count[0] == counts[one]
-    assert counts.tolist() == sorted(counts.tolist()), "few sequences first"
+    assert counts.tolist() == sorted(counts.tolist()), "sorted by number of sequences"
 
 
 @pytest.mark.parametrize(("lengths", "capacity"), [(chat_like(100_000), 8192), (reasoning_like(100_000), 16384)])
-def test_real_shapes_leave_next_to_nothing_empty(lengths: Int32, capacity: int) -> None:
+def test_realistic_lengths_fill_the_bins(lengths: Int32, capacity: int) -> None:
     bins, tokens = best_fit(Histogram.of(lengths), capacity), int(lengths.sum(dtype=np.int64))
     plain = best_fit_decreasing(lengths, capacity)
     assert tokens / (bins.total * capacity) > max(tokens / (plain * capacity) - 0.001, 0.995)
 
 
-def test_short_sequences_are_spread() -> None:
+def test_short_sequences_are_spread_over_bins() -> None:
     lengths = chat_like(100_000)
     _, counts = best_fit(Histogram.of(lengths), 8192).places(np.arange(8000))
     assert np.std(counts) < 0.8 * np.mean(counts)
 
 
-def test_what_does_not_fit_is_our_bug() -> None:
+def test_invalid_lengths_are_an_assertion_error() -> None:
     with pytest.raises(AssertionError):
         best_fit(Histogram.of(np.array([5])), 4)
     with pytest.raises(AssertionError):

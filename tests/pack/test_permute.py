@@ -1,4 +1,4 @@
-"""Permutations by position: bijections, different for every key, the same on every machine."""
+"""Permutations: bijective, different for every key, the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pack.permute import key_of, permuted
+from penstock.pack.permute import key_of, permute
 
 
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_every_position_has_its_own_image(size: int, key: int) -> None:
-    images = permuted(np.arange(size), size, key)
+def test_bijective(size: int, key: int) -> None:
+    images = permute(np.arange(size), size, key)
     assert sorted(images.tolist()) == list(range(size))
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), key=st.integers(0, 2**64 - 1))
-def test_sets_of_different_sizes_are_permuted_at_once(sizes: list[int], key: int) -> None:
+def test_sets_of_different_sizes_in_one_call(sizes: list[int], key: int) -> None:
     size = np.repeat(sizes, sizes)
     position = np.concatenate([np.arange(own) for own in sizes])
-    images = permuted(position, size, key)
+    images = permute(position, size, key)
     assert images.tolist() == [
-        int(permuted(np.array([at]), int(own), key)[0]) for at, own in zip(position, size, strict=True)
+        int(permute(np.array([at]), int(own), key)[0]) for at, own in zip(position, size, strict=True)
     ]
 
 
-def test_any_position_can_be_asked_alone_and_large_sets_cost_nothing() -> None:
+def test_single_positions_of_a_huge_set() -> None:
     far = np.array([0, 10**12 - 1, 5 * 10**11])
-    assert [int(permuted(far[at : at + 1], 10**12, 7)[0]) for at in range(3)] == permuted(far, 10**12, 7).tolist()
+    assert [int(permute(far[at : at + 1], 10**12, 7)[0]) for at in range(3)] == permute(far, 10**12, 7).tolist()
 
 
-def test_small_sets_see_all_their_orders() -> None:
+def test_small_sets_reach_all_orders() -> None:
     for size, orders in ((2, 2), (3, 6), (4, 24)):
-        seen = Counter(tuple(permuted(np.arange(size), size, key_of("order", key)).tolist()) for key in range(2400))
+        seen = Counter(tuple(permute(np.arange(size), size, key_of("order", key)).tolist()) for key in range(2400))
         assert len(seen) == orders
         assert max(seen.values()) < 2 * 2400 / orders
 
 
-def test_the_order_is_the_same_for_ever() -> None:
-    assert permuted(np.arange(10), 10, key_of(0, "epoch", 0)).tolist() == GOLDEN
+def test_golden_order() -> None:
+    assert permute(np.arange(10), 10, key_of(0, "epoch", 0)).tolist() == GOLDEN
 
 
-def test_positions_outside_are_refused() -> None:
+def test_position_out_of_range() -> None:
     with pytest.raises(IndexError):
-        permuted(np.array([3]), 3, 0)
+        permute(np.array([3]), 3, 0)
 
 
 GOLDEN = [9, 6, 4, 2, 0, 7, 1, 3, 8, 5]

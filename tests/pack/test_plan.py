@@ -1,4 +1,4 @@
-"""Plans: every item once an epoch, whatever is asked first; tails; mixtures; what a plan costs."""
+"""Plans: every item once per epoch, steps in any order, tails, mixtures, memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=120)
     seed=st.integers(0, 2**70),
     shuffle=st.booleans(),
 )
-def test_every_item_once_an_epoch_and_no_row_overfull(
+def test_every_item_once_per_epoch_and_no_row_overfull(
     lengths: list[int], batch_size: int, packing: tuple[int, int] | None, seed: int, shuffle: bool
 ) -> None:
     capacity, align = packing or (None, 1)
@@ -55,7 +55,7 @@ def test_every_item_once_an_epoch_and_no_row_overfull(
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=LENGTHS, batch_size=st.integers(1, 12), capacity=st.sampled_from([None, 40]), seed=st.integers(0, 99))
-def test_tails_differ_in_the_last_step_alone(
+def test_tails_differ_only_in_the_last_step(
     lengths: list[int], batch_size: int, capacity: int | None, seed: int
 ) -> None:
     fill, drop, wrap = (Plan(Lengths(lengths), PlanSettings(batch_size, capacity, seed=seed, tail=t)) for t in Tail)
@@ -80,7 +80,7 @@ def same(left: object, right: object) -> bool:
 
 
 @pytest.mark.parametrize("capacity", [None, 8192])
-def test_steps_are_found_without_the_ones_before(capacity: int | None) -> None:
+def test_step_does_not_depend_on_earlier_calls(capacity: int | None) -> None:
     served = Lengths(chat_like(2000))
     plan = Plan(served, PlanSettings(16, capacity, seed=3))
     far = 1_000_000
@@ -93,7 +93,7 @@ def test_steps_are_found_without_the_ones_before(capacity: int | None) -> None:
     assert not np.array_equal(other.items, plan.at(0).items), "seeds differ"
 
 
-def test_without_shuffling_sequences_come_in_order() -> None:
+def test_sequences_in_order_without_shuffling() -> None:
     plan = Plan(Lengths([3] * 10), PlanSettings(4, shuffle=False))
     assert [plan.at(step).items.tolist() for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
 
@@ -102,7 +102,9 @@ def test_without_shuffling_sequences_come_in_order() -> None:
     ("lengths", "capacity", "batch_size"),
     [(chat_like(100_000), 8192, 64), (reasoning_like(100_000), 16384, 64), (reasoning_like(50_000), 16384, 16)],
 )
-def test_steps_have_the_mean_length_of_a_random_partition(lengths: Int32, capacity: int, batch_size: int) -> None:
+def test_mean_length_of_a_step_is_as_even_as_in_a_random_partition(
+    lengths: Int32, capacity: int, batch_size: int
+) -> None:
     plan = Plan(Lengths(lengths), PlanSettings(batch_size, capacity))
     errors = []
     for step in range(plan.steps_in(0) - 1):
@@ -127,7 +129,7 @@ def mixture(amounts: tuple[float, float]) -> Mixture:
 
 @pytest.mark.parametrize("amounts", [(1.0, 2.0), (1.0, 0.3), (0.5, 1.7)])
 @pytest.mark.parametrize("capacity", [None, 70])
-def test_mixtures_serve_what_their_epochs_hold(amounts: tuple[float, float], capacity: int | None) -> None:
+def test_mixture_epochs(amounts: tuple[float, float], capacity: int | None) -> None:
     mixed = mixture(amounts)
     plan = Plan(mixed, PlanSettings(8, capacity, seed=5))
     total = plan.steps(4)
@@ -138,15 +140,15 @@ def test_mixtures_serve_what_their_epochs_hold(amounts: tuple[float, float], cap
     assert plan.at(total).epoch == 4
 
 
-def test_the_digest_names_what_decides_the_rows() -> None:
+def test_digest_covers_all_settings() -> None:
     base = PlanSettings(8, 100)
     others = [PlanSettings(9, 100), PlanSettings(8), PlanSettings(8, 100, 2), PlanSettings(8, 100, seed=2**65)]
     others += [PlanSettings(8, 100, shuffle=False), PlanSettings(8, 100, tail=Tail.WRAP)]
     assert len({plan.digest for plan in (base, *others)}) == 7 and base.digest == PlanSettings(8, 100).digest
 
 
-def test_refusals() -> None:
-    with pytest.raises(UsageError, match=r"item 1 has 90 tokens, more than capacity=64.*max_length of at most 64"):
+def test_errors() -> None:
+    with pytest.raises(UsageError, match=r"item 1 has 90 tokens, more than capacity=64.*max_length to at most 64"):
         Plan(Lengths([5, 90]), PlanSettings(1, 64))
     with pytest.raises(UsageError, match=r"item 0 has 61 tokens \(64 aligned\).*at most 56"):
         Plan(Lengths([61]), PlanSettings(1, 63, align=8))
@@ -159,7 +161,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("capacity", [8192, 100_000])
-def test_memory_while_planning_and_afterwards(capacity: int) -> None:
+def test_memory_during_and_after_planning(capacity: int) -> None:
     count = 200_000
     served = Lengths(chat_like(count))
     tracemalloc.start()

@@ -116,7 +116,7 @@ def test_saved_datasets(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"indices mapping .*dataset.flatten_indices\(\)"):
         discover([tmp_path / "one"])
     (tmp_path / "two/train/data-00000-of-00001.arrow").unlink()
-    with pytest.raises(SourceError, match=r"data-00000-of-00001\.arrow is missing"):
+    with pytest.raises(SourceError, match=r"data-00000-of-00001\.arrow, which state.json lists, is missing"):
         discover([tmp_path / "two"])
 
 

@@ -1,4 +1,4 @@
-"""Tiny random models, small data, runs of a few steps. One thread: the machine may be busy, and runs repeat exactly."""
+"""Tiny random models, small data, runs of a few steps. A single thread makes runs reproducible on a busy machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.running import Config
+from tests.train.runs import Config
 
 COMMON = {
     "vocab_size": 1024,
@@ -55,7 +55,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(models: Path, cache: Path, examples: Path, tmp_path: Path) -> Config:
-    """A small run: `config("sft", name, **sections)`; sections are merged into the defaults."""
+    """Returns `make(method, name, **sections)`, which builds a small configuration; sections update the defaults."""
 
     def make(method: str = "sft", name: str = "run", model: str = "llama", **sections: Any) -> dict[str, Any]:
         source = "chats.jsonl" if method == "sft" else "pairs.jsonl"
@@ -65,8 +65,8 @@ def config(models: Path, cache: Path, examples: Path, tmp_path: Path) -> Config:
             "feed": {"batch_size": 8, "steps": 6},
             "optim": {"lr": 3e-3},
         }
-        for section, given in sections.items():
-            values[section] = {**values.get(section, {}), **given} if isinstance(given, dict) else given
+        for section, value in sections.items():
+            values[section] = {**values.get(section, {}), **value} if isinstance(value, dict) else value
         return {"output": str(tmp_path / name), **values}
 
     return make

@@ -17,12 +17,12 @@ from trl import KTOConfig, KTOTrainer
 import penstock as ps
 from penstock.errors import RowError, UsageError
 from penstock.train.config import KtoConfig
-from penstock.train.errors import PromiseError
+from penstock.train.errors import UnsupportedError
 from penstock.train.kto import Kto
 from penstock.train.objective import Policy
-from penstock.train.reference import Frozen
+from penstock.train.reference import FrozenReference
 from penstock.train.run import train_kto, train_sft
-from tests.train.running import Config, losses, metrics
+from tests.train.runs import Config, losses, metrics
 
 ROWS = [
     {"prompt": f"{a} plus {b} is", "completion": f" {a + b + (not good) * 7}, I think.", "label": good}
@@ -118,7 +118,7 @@ def test_the_loss_is_trls(weights: tuple[float, float], models: Path, examples: 
     model.train()
     policy = Policy(model, model, torch.device("cpu"), None)
     settings = KtoConfig(beta=0.3, desirable_weight=weights[0], undesirable_weight=weights[1])
-    objective = Kto(policy, Frozen(reference, reference), settings, Accelerator(cpu=True))
+    objective = Kto(policy, FrozenReference(reference, reference), settings, Accelerator(cpu=True))
     view = ps.prepare(ROWS, tokenizer=tokenizer, cache=tmp_path / "c").view(**VIEW)
     loader = view.loader(batch_size=size, shuffle=False, epochs=1, framework="torch")
     compared = 0
@@ -148,9 +148,11 @@ def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
         train_kto(config("kto", data={**data, "train_on": "all_assistant_messages"}))
     with pytest.raises(UsageError, match="micro_batch must be 2 or more"):
         train_kto(config("kto", data=data, feed={"micro_batch": 1}))
-    with pytest.raises(PromiseError, match="labelled answers .KTO.: that is for `penstock train kto`. To leave"):
+    with pytest.raises(
+        UnsupportedError, match="consists of labelled answers .KTO.. Use `penstock train kto`. To ignore"
+    ):
         train_sft(config(data=data))
     with pytest.raises(UsageError, match="kto is set, and this is `penstock train sft`"):
         train_sft(config(data=data, kto={"beta": 0.5}))
-    with pytest.raises(PromiseError, match="single conversations: that is for `penstock train sft`"):
+    with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
         train_kto(config("sft", data=VIEW))

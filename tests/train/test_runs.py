@@ -1,4 +1,4 @@
-"""Whole runs: losses fall, preferences are learnt, and what is written can be used."""
+"""Complete runs: losses fall, preferences are learned, and the outputs are usable."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.train.run import train_dpo, train_sft
-from tests.train.running import Config, losses, metrics
+from tests.train.runs import Config, losses, metrics
 
 
-def test_the_loss_falls_by_half(config: Config, examples: Path) -> None:
+def test_loss_halves(config: Config, examples: Path) -> None:
     values = config(feed={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, eval={"holdout": 20})
     outcome = train_sft(values)
     assert outcome.signal == 0
@@ -25,7 +25,7 @@ def test_the_loss_falls_by_half(config: Config, examples: Path) -> None:
     assert "<polyline" in (outcome.output / "loss.svg").read_text()
 
 
-def test_the_final_model_is_a_hugging_face_model(config: Config, examples: Path) -> None:
+def test_final_model_loads_in_transformers(config: Config, examples: Path) -> None:
     outcome = train_sft(config(feed={"steps": 2}))
     assert outcome.model is not None
     model = AutoModelForCausalLM.from_pretrained(outcome.model)
@@ -37,7 +37,7 @@ def test_the_final_model_is_a_hugging_face_model(config: Config, examples: Path)
     assert model(**ids).logits.isfinite().all()
 
 
-def test_a_tokenizer_json_alone_will_do(config: Config, examples: Path, tmp_path: Path) -> None:
+def test_tokenizer_json_alone(config: Config, examples: Path, tmp_path: Path) -> None:
     folder = tmp_path / "alone"
     folder.mkdir()
     for name in ("tokenizer.json", "chat_template.jinja"):
@@ -53,7 +53,7 @@ def test_a_tokenizer_json_alone_will_do(config: Config, examples: Path, tmp_path
 
 
 @pytest.mark.parametrize("reference", ["cached", "live"])
-def test_preferences_are_learnt(config: Config, reference: str) -> None:
+def test_preferences_are_learned(config: Config, reference: str) -> None:
     values = config("dpo", feed={"steps": 12}, dpo={"reference": reference})
     train_dpo(values)
     lines = metrics(values)
@@ -62,7 +62,7 @@ def test_preferences_are_learnt(config: Config, reference: str) -> None:
     assert lines[-1]["reward_margin"] > 0
 
 
-def test_cached_and_live_references_agree_and_cached_ones_are_reused(config: Config, cache: Path) -> None:
+def test_cached_references_equal_live_ones_and_are_reused(config: Config, cache: Path) -> None:
     live, cached = config("dpo", "live", dpo={"reference": "live"}), config("dpo", "cached", data={"max_length": 96})
     live["data"]["max_length"] = 96
     train_dpo(live)
@@ -96,7 +96,7 @@ def test_merged_adapters(config: Config) -> None:
     AutoModelForCausalLM.from_pretrained(outcome.model)
 
 
-def test_a_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
+def test_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
     chats = str(examples / "data" / "chats.jsonl")
     sources = [
         {"path": chats, "weight": 0.25, "name": "some"},
@@ -104,11 +104,11 @@ def test_a_mixture_by_weights_and_counts(config: Config, examples: Path) -> None
     ]
     values = config(data={"sources": sources}, feed={"batch_size": 8, "steps": None, "epochs": 2})
     outcome = train_sft(values)
-    assert outcome.steps == 2 * 15  # 100 + 20 examples an epoch
+    assert outcome.steps == 2 * 15  # 100 + 20 examples per epoch
     assert sum(line["sequences"] for line in metrics(values)) == 240
 
 
-def test_options_of_the_model(config: Config) -> None:
+def test_model_options(config: Config) -> None:
     plain, saving = config(name="plain"), config(name="saving", model="qwen3")
     saving["model"] = {**plain["model"], "gradient_checkpointing": True, "attention": "eager"}
     train_sft(plain)
@@ -121,7 +121,7 @@ def test_options_of_the_model(config: Config) -> None:
     assert losses(plain) != losses(mixed)
 
 
-def test_the_mean_over_examples(config: Config) -> None:
+def test_example_mean(config: Config) -> None:
     padded, packed = config(name="padded", loss={"mean": "example"}), config(name="packed", loss={"mean": "example"})
     rows = {"batch_size": 100, "micro_batch": 1, "steps": 1}  # all of the data, so that both see the same rows
     for values in (padded, packed):

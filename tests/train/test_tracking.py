@@ -17,11 +17,11 @@ import penstock as ps
 from penstock.errors import UsageError
 from penstock.feed.settings import Collate
 from penstock.train.config import Mean
-from penstock.train.errors import PromiseError
+from penstock.train.errors import UnsupportedError
 from penstock.train.groups import Groups
 from penstock.train.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
-from tests.train.running import Config, environment, metrics
+from tests.train.runs import Config, environment, metrics
 
 SOURCES = ("loss_by_source/first", "loss_by_source/second")
 
@@ -109,5 +109,5 @@ def test_wandb_offline_and_tensorboard(config: Config, examples: Path, cache: Pa
 def test_trackers_that_can_not_be(config: Config) -> None:
     with pytest.raises(UsageError, match="log.trackers: 'wanbd' is unknown; expected wandb, tensorboard, mlflow"):
         train_sft(config(log={"trackers": ["wanbd"]}))
-    with pytest.raises(PromiseError, match="log.trackers: clearml is not installed. pip install clearml"):
+    with pytest.raises(UnsupportedError, match="log.trackers: clearml is not installed. pip install clearml"):
         train_sft(config(log={"trackers": ["clearml"]}))

@@ -1,4 +1,4 @@
-"""The losses are TRL's, on the same batch and model."""
+"""Losses equal TRL's on the same batch and model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from penstock.feed.batch import Batch
 from penstock.feed.loader import Loader
 from penstock.train.config import Mean
+from penstock.train.config_reader import read_config
 from penstock.train.data import open_data
 from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
-from penstock.train.reading import read_config
-from tests.train.running import Config
+from tests.train.runs import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "max_length": None, "disable_tqdm": True}
@@ -68,7 +68,7 @@ def test_dpo(config: Config, models: Path, examples: Path, tmp_path: Path, smoot
     inputs = {name: batch.tensors[name] for name in ("input_ids", "attention_mask")}
     inputs["completion_mask"] = (batch.tensors["labels"] != -100).long()
     model.train()
-    # TRL's sigmoid loss ignores its label_smoothing; swapping the sides is what smoothing mixes in.
+    # TRL's sigmoid loss ignores label_smoothing, so mix in the loss with swapped sides by hand.
     swapped = {name: torch.cat(tensor.chunk(2)[::-1]) for name, tensor in inputs.items()}
     right, wrong = trainer.compute_loss(model, inputs), trainer.compute_loss(model, swapped)
     theirs = (1 - smoothing) * right + smoothing * wrong

@@ -1,4 +1,4 @@
-"""TRL's trainers on an export have the loss of Penstock's trainer on the same batch, and prepare nothing."""
+"""TRL's trainers on an export have the same loss as Penstock's on the same batch, and skip preparation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own_loss(model: Any, batch: Batch) -> float:
 def sft_trainer(model: Any, folder: Path, work: Path, **options: Any) -> SFTTrainer:
     class Unprepared(SFTTrainer):
         def _prepare_dataset(self, *_: Any, **__: Any) -> Any:
-            raise AssertionError("TRL prepares what is prepared")
+            raise AssertionError("TRL prepares the dataset again")
 
     config = SFTConfig(str(work), dataset_kwargs={"skip_prepare_dataset": True}, **QUIET, **options)
     return Unprepared(
@@ -105,8 +105,8 @@ def test_dpo(examples: Path, cache: Path, models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, 256])
-def test_a_short_run(view: Any, models: Path, tmp_path: Path, capacity: int | None) -> None:
-    """Not the loss alone: TRL's own loop takes the rows."""
+def test_short_run(view: Any, models: Path, tmp_path: Path, capacity: int | None) -> None:
+    """Runs TRL's own training loop on the export."""
     view.export("trl", tmp_path / "rows", capacity=capacity)
     options: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
     if capacity is not None:

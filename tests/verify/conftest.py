@@ -1,4 +1,4 @@
-"""One process for all probes of a test session: what is heavy is imported once."""
+"""One probe process per test session, so that torch and transformers are imported once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.verify.jobs import Job, Kind
-from penstock.verify.supervise import Failure, Supervisor
+from penstock.verify.jobs import JobKind, ProbeJob
+from penstock.verify.supervisor import Failure, Supervisor
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -32,10 +32,12 @@ def supervisor() -> Iterator[Supervisor]:
 
 @pytest.fixture(scope="session")
 def observe(supervisor: Supervisor) -> Observe:
-    """The facts about a target of `factories`."""
+    """Returns the facts about a target from `factories`."""
 
-    def observed(factory: str, kind: Kind = Kind.RUN, off: tuple[str, ...] = (), tokens: int = 6) -> dict[str, Any]:
-        job = Job(kind, {"factory": f"factories:{factory}"}, off, layers=1, tokens=tokens)
+    def observed(
+        factory: str, kind: JobKind = JobKind.RUN, off: tuple[str, ...] = (), tokens: int = 6
+    ) -> dict[str, Any]:
+        job = ProbeJob(kind, {"factory": f"factories:{factory}"}, off, layers=1, tokens=tokens)
         found = supervisor.observe(job)
         assert not isinstance(found, Failure), found.reason
         return found

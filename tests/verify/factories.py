@@ -1,4 +1,4 @@
-"""Tiny targets for the probes, made in the probes' processes."""
+"""Tiny targets, created inside the probe processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def eager() -> Any:
 
 
 def not_a_number() -> Any:
-    """Liger's SwiGLU gives NaN."""
+    """Liger's SwiGLU returns NaN."""
     model = _with_liger(_model("llama"))
     import liger_kernel.ops as ops
 

@@ -1,4 +1,4 @@
-"""The command: what is required decides the exit code, and under a launcher every rank certifies itself."""
+"""The command: exit codes with --require, usage errors, and one certificate per rank under a launcher."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.verify.certificate import Certificate, Finding, Subject, Verdict
+from penstock.verify.certificate import Certificate, Finding, PackageInfo, Verdict
 from tests.verify.conftest import HERE, ROOT
 
 
-def test_a_required_promise_that_is_not_engaged_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    subject = Subject("liger_kernel", "0.8.5", "/x/liger_kernel/__init__.py", "abc+changes")
+def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject = PackageInfo("liger_kernel", "0.8.5", "/x/liger_kernel/__init__.py", "abc+changes")
     found = (
         Finding("liger.rope", Verdict.ENGAGED, ("4 calls",), True, (subject,)),
         Finding("packing.isolated", Verdict.UNKNOWN, ("it crashed",), True, (subject,)),
     )
-    monkeypatch.setattr("penstock.verify.verifying.verify", lambda *_: Certificate("t", ("device cpu",), found))
+    monkeypatch.setattr("penstock.verify.verify", lambda *_: Certificate("t", ("device cpu",), found))
     output = tmp_path / "certificate.json"
     run = CliRunner().invoke(app, ["verify", "--target", "m:f", "--output", str(output), "--require", "liger.rope"])
     assert run.exit_code == 0, run.output
@@ -43,7 +43,7 @@ def test_a_required_promise_that_is_not_engaged_is_an_error(monkeypatch: pytest.
         (["--target", "m:f", "--method", "ppo"], "expected sft or dpo"),
     ],
 )
-def test_wrong_usage(arguments: list[str], words: str) -> None:
+def test_usage_errors(arguments: list[str], words: str) -> None:
     run = CliRunner().invoke(app, ["verify", *arguments])
     assert words in str(run.exception)
 
@@ -88,5 +88,5 @@ def test_each_rank_certifies_itself(tmp_path: Path) -> None:
         assert findings["liger.rms_norm"]["verdict"] == findings["loss.equal"]["verdict"] == "engaged"
         evidence.append(findings["loss.finite"]["evidence"][0])
     losses, gradients = zip(*(text.split("; ") for text in evidence), strict=True)
-    assert losses[0] != losses[1]  # ranks have rows of their own
-    assert gradients[0] == gradients[1]  # and step together
+    assert losses[0] != losses[1]  # each rank has its own rows
+    assert gradients[0] == gradients[1]  # gradients are reduced

@@ -1,4 +1,4 @@
-"""Crashes, time-outs and failed imports are unknown, with the message; a wrong number is traced to its kernel."""
+"""Crashes, time-outs and failed imports are unknown, with the message; NaN is traced to its kernel."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from pathlib import Path
 import pytest
 
 from penstock.verify.certificate import Verdict
-from penstock.verify.jobs import Job, Kind
-from penstock.verify.supervise import Failure, Supervisor
-from penstock.verify.verifying import Wanted, _Verification, verify
+from penstock.verify.jobs import JobKind, ProbeJob
+from penstock.verify.supervisor import Failure, Supervisor
+from penstock.verify.verifier import VerifyOptions, _Verification, verify
 from tests.verify.conftest import HERE, ROOT
 
 
-def test_a_segfault_and_a_hang_are_told_as_such(supervisor: Supervisor) -> None:
-    died = supervisor.observe(Job(Kind.RUN, {"factory": "factories:segfault"}))
+def test_segfault_and_hang_are_reported(supervisor: Supervisor) -> None:
+    died = supervisor.observe(ProbeJob(JobKind.RUN, {"factory": "factories:segfault"}))
     assert isinstance(died, Failure)
     assert "SIGSEGV" in died.reason
     assert "string_at" in died.reason
     started = time.monotonic()
-    hung = supervisor.observe(Job(Kind.RUN, {"factory": "factories:hang"}), limit=9)
+    hung = supervisor.observe(ProbeJob(JobKind.RUN, {"factory": "factories:hang"}), limit=9)
     assert isinstance(hung, Failure)
     assert "no answer within" in hung.reason
     assert time.monotonic() - started < 15
 
 
-def test_the_command_ends_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(ROOT)]))
     started = time.monotonic()
-    certificate = verify(Wanted(factory="factories:hang", limit=4))
+    certificate = verify(VerifyOptions(factory="factories:hang", limit=4))
     assert time.monotonic() - started < 8
     assert {finding.verdict for finding in certificate.findings} == {Verdict.UNKNOWN}
 
 
 @pytest.mark.parametrize("package", ["liger_kernel", "triton"])
-def test_what_can_not_be_imported_is_unknown(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_import_is_unknown(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise ImportError('{package} is broken')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE), str(ROOT)]))
-    certificate = verify(Wanted(factory="factories:llama", limit=300, layers=1, tokens=6))
+    certificate = verify(VerifyOptions(factory="factories:llama", limit=300, layers=1, tokens=6))
     liger = [finding for finding in certificate.findings if finding.promise.startswith("liger.")]
     assert len(liger) == 5
     assert {finding.verdict for finding in liger} == {Verdict.UNKNOWN}
     assert all(f"{package} is broken" in finding.evidence[0] for finding in liger)
 
 
-def test_a_kernel_that_gives_nan_is_found(supervisor: Supervisor) -> None:
-    wanted = Wanted(factory="factories:not_a_number", layers=1, tokens=4)
-    certificate = _Verification(wanted, supervisor, lambda _: None).certificate()
+def test_bisection_finds_kernel_that_returns_nan(supervisor: Supervisor) -> None:
+    options = VerifyOptions(factory="factories:not_a_number", layers=1, tokens=4)
+    certificate = _Verification(options, supervisor, lambda _: None).certificate()
     assert certificate.verdict("loss.finite") is Verdict.NOT_ENGAGED
     assert certificate.verdict("loss.equal") is Verdict.NOT_ENGAGED
     (remedy,) = certificate.remedies
-    assert remedy.startswith("Liger's mlp makes the difference. Disable it: liger_kernel_config: {swiglu: false")
+    assert remedy.startswith("The difference comes from Liger's mlp. To disable: liger_kernel_config: {swiglu: false")

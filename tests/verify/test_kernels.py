@@ -1,4 +1,4 @@
-"""Liger on, off, unsupported: what probes of real tiny models see, and how it is judged."""
+"""Liger on, off and unsupported: observations of real tiny models, and their verdicts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from penstock.verify.certificate import Finding, Verdict
-from penstock.verify.judge import compared, judged
-from penstock.verify.verifying import OFF
+from penstock.verify.judge import compare_losses, judge_run
+from penstock.verify.verifier import OFF
 from tests.verify.conftest import Observe
 
 KERNELS = ("rms_norm", "rope", "mlp", "cross_entropy", "fused_linear_cross_entropy")
 
 
 def findings(facts: dict[str, Any]) -> dict[str, Finding]:
-    return {finding.promise: finding for finding in judged(facts)}  # type: ignore[arg-type]
+    return {finding.promise: finding for finding in judge_run(facts)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("factory", "without"), [("llama", "cross_entropy"), ("qwen3", "fused_linear_cross_entropy")])
-def test_every_kernel_is_engaged_and_the_loss_is_equal(observe: Observe, factory: str, without: str) -> None:
+def test_kernels_are_engaged_and_the_loss_is_equal(observe: Observe, factory: str, without: str) -> None:
     facts = observe(factory)
     found = findings(facts)
     for kernel in KERNELS:
@@ -31,20 +31,20 @@ def test_every_kernel_is_engaged_and_the_loss_is_equal(observe: Observe, factory
     assert found["loss.finite"].verdict is Verdict.ENGAGED
     plain = observe(factory, off=OFF)
     assert all(findings(plain)[f"liger.{kernel}"].verdict is Verdict.NOT_ENGAGED for kernel in KERNELS)
-    verdict, words = compared(facts, plain)  # type: ignore[arg-type]
+    verdict, words = compare_losses(facts, plain)  # type: ignore[arg-type]
     assert verdict is Verdict.ENGAGED, words
     logits = found["logits.not_materialised"].verdict
     assert logits is (Verdict.ENGAGED if factory == "llama" else Verdict.NOT_ENGAGED)
 
 
-def test_an_unsupported_architecture_is_not_engaged_with_the_reason(observe: Observe) -> None:
+def test_unsupported_architecture_is_not_engaged(observe: Observe) -> None:
     found = findings(observe("gpt2"))
     assert found["liger.rms_norm"].verdict is Verdict.NOT_ENGAGED
     assert "Liger has no kernels for models of type 'gpt2'" in found["liger.rms_norm"].evidence
 
 
-def test_verdicts_name_what_they_are_about(observe: Observe) -> None:
-    about = {subject.package: subject for subject in findings(observe("llama_without"))["liger.rope"].about}
+def test_findings_name_their_packages(observe: Observe) -> None:
+    about = {package.package: package for package in findings(observe("llama_without"))["liger.rope"].about}
     assert {"liger_kernel", "transformers", "penstock", "factories"} <= about.keys()
     assert about["liger_kernel"].version
     assert about["liger_kernel"].file
@@ -61,7 +61,7 @@ def test_adapters_checkpointing_and_bf16(observe: Observe) -> None:
     assert plain["attention"].evidence[0] == "sdpa ran"
 
 
-def test_a_trainer_that_applies_liger_when_it_trains(observe: Observe) -> None:
+def test_trainer_that_applies_liger_on_train(observe: Observe) -> None:
     facts = observe("hugging_face")
     found = findings(facts)
     for kernel in ("rms_norm", "rope", "mlp", "fused_linear_cross_entropy"):
@@ -71,7 +71,7 @@ def test_a_trainer_that_applies_liger_when_it_trains(observe: Observe) -> None:
     assert facts["batches"]["tokens"] == 96  # before they were cut
 
 
-def test_under_trl_the_flag_no_longer_fuses_the_dpo_loss(observe: Observe) -> None:
+def test_use_liger_kernel_does_not_fuse_the_dpo_loss_in_trl(observe: Observe) -> None:
     found = findings(observe("trl_dpo"))["liger.fused_dpo_loss"]
     assert found.verdict is Verdict.NOT_ENGAGED
     assert found.asked

@@ -1,12 +1,12 @@
-"""Packing isolation by experiment: the table of ways for eager and sdpa, and what TRL's trainers really pass."""
+"""Packing isolation by experiment: the documented table for eager and sdpa, and TRL's trainers."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.verify.certificate import Verdict
-from penstock.verify.jobs import Kind
-from penstock.verify.judge_data import isolation_finding, isolation_verdict
+from penstock.verify.jobs import JobKind
+from penstock.verify.judge import isolation_finding, isolation_verdict
 from tests.verify.conftest import Observe
 
 ISOLATED = {
@@ -19,8 +19,8 @@ ISOLATED = {
 
 
 @pytest.mark.parametrize("factory", ["eager", "llama_without"])
-def test_the_table(observe: Observe, factory: str) -> None:
-    cases = observe(factory, Kind.ISOLATION)["cases"]
+def test_input_styles(observe: Observe, factory: str) -> None:
+    cases = observe(factory, JobKind.ISOLATION)["cases"]
     assert {case["name"] for case in cases} == ISOLATED.keys()
     for case in cases:
         expected = Verdict.ENGAGED if ISOLATED[case["name"]] else Verdict.NOT_ENGAGED
@@ -29,7 +29,7 @@ def test_the_table(observe: Observe, factory: str) -> None:
 
 
 @pytest.mark.parametrize(("factory", "words"), [("trl_packed", "isolated"), ("trl_wrapped", "contaminated")])
-def test_trl(observe: Observe, factory: str, words: str) -> None:
-    finding = isolation_finding(observe(factory, Kind.ISOLATION)["cases"], True, ())
+def test_trl_packing_strategies(observe: Observe, factory: str, words: str) -> None:
+    finding = isolation_finding(observe(factory, JobKind.ISOLATION)["cases"], True, ())
     assert finding.evidence[0].startswith(words)
     assert finding.verdict is (Verdict.ENGAGED if words == "isolated" else Verdict.NOT_ENGAGED)

@@ -1,4 +1,4 @@
-"""Rules and bisection by themselves: no torch, no processes."""
+"""Rules and bisection on their own, without torch or processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from itertools import combinations
 import pytest
 
 from penstock.errors import UsageError
+from penstock.verify.bisection import bisect_kernels
 from penstock.verify.certificate import Certificate, Finding, Verdict, required_promises
-from penstock.verify.culprit import culprits
-from penstock.verify.judge import ran_attention
-from penstock.verify.judge_data import isolation_verdict
+from penstock.verify.judge import isolation_verdict, ran_attention
 
 KERNELS = ["rms_norm", "rope", "mlp", "cross_entropy", "fused_linear_cross_entropy"]
 
 
-@pytest.mark.parametrize("guilty", [*combinations(KERNELS, 1), *combinations(KERNELS, 2)])
-def test_bisection_finds_every_culprit(guilty: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("faulty", [*combinations(KERNELS, 1), *combinations(KERNELS, 2)])
+def test_bisection_finds_all_faulty_kernels(faulty: tuple[str, ...]) -> None:
     runs: list[tuple[str, ...]] = []
 
     def is_wrong(off: tuple[str, ...]) -> bool:
         runs.append(off)
-        return bool(set(guilty) - set(off))
+        return bool(set(faulty) - set(off))
 
-    (said,) = culprits(KERNELS, is_wrong, " ".join)
-    assert set(said.split(" makes")[0].removeprefix("Liger's ").split(" and ")) == set(guilty)
-    assert len(runs) <= 4 * len(guilty)
+    (remedy,) = bisect_kernels(KERNELS, is_wrong, " ".join)
+    named = remedy.partition(". ")[0].removeprefix("The difference comes from Liger's ")
+    assert set(named.split(" and ")) == set(faulty)
+    assert len(runs) <= 4 * len(faulty)
 
 
-def test_a_failed_run_ends_the_search() -> None:
-    assert "not complete" in culprits(KERNELS, lambda off: None, " ".join)[0]
+def test_failed_run_ends_the_bisection() -> None:
+    assert "not complete" in bisect_kernels(KERNELS, lambda off: None, " ".join)[0]
 
 
 def test_required_promises() -> None:
@@ -39,7 +39,7 @@ def test_required_promises() -> None:
         required_promises(["liger.ropes"])
 
 
-def test_what_was_not_looked_at_is_not_engaged_for_certain() -> None:
+def test_unknown_and_unexamined_promises_count_as_broken() -> None:
     found = (Finding("bf16", Verdict.ENGAGED, ("x",)), Finding("lora", Verdict.UNKNOWN, ("y",)))
     certificate = Certificate("t", (), found)
     assert certificate.broken(["bf16", "lora", "attention"]) == ["lora", "attention"]
@@ -56,12 +56,12 @@ def test_what_was_not_looked_at_is_not_engaged_for_certain() -> None:
         (0.001, 0.0005, 0.001, Verdict.UNKNOWN),
     ],
 )
-def test_an_experiment_without_power_is_unknown(own: float, others: float, noise: float, verdict: Verdict) -> None:
+def test_isolation_verdict(own: float, others: float, noise: float, verdict: Verdict) -> None:
     case = {"name": "x", "packed": True, "own": own, "others": others, "noise": noise, "sequences": 3, "error": None}
     assert isolation_verdict(case)[0] is verdict  # type: ignore[arg-type]
 
 
-def test_families_of_attention() -> None:
+def test_attention_families() -> None:
     assert ran_attention({"aten::_scaled_dot_product_flash_attention_for_cpu": 2}) == "sdpa"
     assert ran_attention({"aten::_softmax": 2}) == "eager"
     assert ran_attention({"flash_attn::_flash_attn_varlen_forward": 1, "aten::_softmax": 1}) == "flash"

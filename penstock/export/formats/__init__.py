@@ -1,1 +1,1 @@
-"""One module per format, each with a `FORMAT`; its name is the `--to`."""
+"""One module per export format. The module's name is the value of `--to`; its `FORMAT` implements `ExportFormat`."""

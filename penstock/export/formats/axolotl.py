@@ -1,4 +1,4 @@
-"""Rows that Axolotl takes as tokenized already: exactly `input_ids`, `attention_mask` and `labels`."""
+"""Rows that Axolotl recognises as tokenized: exactly `input_ids`, `attention_mask` and `labels`."""
 
 from __future__ import annotations
 

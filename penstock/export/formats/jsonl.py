@@ -1,4 +1,4 @@
-"""JSON lines for people: the text beside its tokens and loss mask."""
+"""Human-readable JSON lines: text, tokens and loss mask."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import numpy as np
 import orjson
 
-from penstock.export.folder import Folder
-from penstock.export.format import Part, Takes
+from penstock.export.folder import ExportFolder
+from penstock.export.format import ExportPart, Supports
 from penstock.export.rows import Block, ExportRows
 from penstock.export.tables import plain_columns
 
 
 class Jsonl:
-    """A line per row, with the columns of `hf` and the text of each list of ids."""
+    """One line per row, with the columns of `hf` and the text of each list of ids."""
 
-    summary = "JSON lines with text, tokens and loss mask, for people"
-    takes = Takes(pairs=True, packed=True, weights=True)
+    summary = "Human-readable JSON lines with text, tokens and loss mask"
+    supports = Supports(pairs=True, packed=True, weights=True)
     part_tokens = 1 << 24
 
     def check(self, rows: ExportRows) -> None:
-        """Whatever a view serves can be written."""
+        """Does nothing: all rows are supported."""
 
-    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
-        """One file."""
+    def write(
+        self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
+    ) -> dict[str, int]:
+        """Writes the part as one file."""
         name = f"data/train-{part.number:05}-of-{part.of:05}.jsonl"
         with folder.new(name) as file:
             for block in blocks:
@@ -34,8 +36,8 @@ class Jsonl:
             size = file.tell()
         return {name: size}
 
-    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
-        """Nothing but the lines."""
+    def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
+        """Writes nothing: the lines describe themselves."""
         del parts, folder
         return {"rows": len(rows)}
 

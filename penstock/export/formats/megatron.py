@@ -1,7 +1,7 @@
-"""Megatron's indexed dataset, `tokens.bin` and `tokens.idx`; packed rows go to its fine-tuning path, as `nemo` does.
+"""Megatron's indexed dataset, `tokens.bin` and `tokens.idx`; packed rows are written as `nemo`, for fine-tuning.
 
-The loss mask is a second indexed dataset of the same shape, `loss_mask.bin` and `.idx`, one byte a token. Each
-sequence is a document. All offsets are known before anything is written, so parts are written in any order.
+The loss mask is a second indexed dataset of the same shape, `loss_mask.bin` and `.idx`, with one byte per token. Each
+sequence is a document. All offsets are known in advance, so parts can be written in any order.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import IO, Any, Final
 import numpy as np
 
 from penstock.arrays import Int64
-from penstock.export.folder import Folder
-from penstock.export.format import Part, Takes
+from penstock.export.folder import ExportFolder
+from penstock.export.format import ExportPart, Supports
 from penstock.export.formats import nemo
 from penstock.export.rows import Block, ExportRows
 
 CODES: Final = {"uint8": 1, "int32": 4, "uint16": 8}
-UINT16_BELOW: Final = 65500  # the vocabulary size from which Megatron itself writes int32
+UINT16_BELOW: Final = 65500  # vocabulary size from which Megatron itself writes int32
 CHUNK: Final = 1 << 16
 
 
 def id_type(largest: int) -> np.dtype[Any]:
-    """The type Megatron chooses for a vocabulary."""
+    """The dtype Megatron uses for this vocabulary."""
     return np.dtype(np.uint16 if largest + 1 < UINT16_BELOW else np.int32)
 
 
@@ -32,14 +32,16 @@ class Megatron:
     """One pair of files for the tokens, one for the mask."""
 
     summary = "Megatron: .bin/.idx, or packed Parquet rows with --capacity"
-    takes = Takes(packed=True)
+    supports = Supports(packed=True)
     part_tokens = 1 << 24
 
     def check(self, rows: ExportRows) -> None:
-        """Whatever a view serves can be written."""
+        """Does nothing: all rows are supported."""
 
-    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
-        """A piece of both .bin files."""
+    def write(
+        self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
+    ) -> dict[str, int]:
+        """Writes this part's range of both .bin files."""
         if rows.capacity is not None:
             return nemo.FORMAT.write(part, blocks, rows, folder)
         dtype, first = id_type(rows.largest_id), part.first_token
@@ -50,8 +52,8 @@ class Megatron:
         last = first + part.tokens
         return {"tokens.bin": last * dtype.itemsize, "loss_mask.bin": last}
 
-    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
-        """Both .idx files."""
+    def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
+        """Writes both .idx files."""
         if rows.capacity is not None:
             return nemo.FORMAT.finish(parts, rows, folder)
         dtype = id_type(rows.largest_id)
@@ -62,7 +64,7 @@ class Megatron:
 
 
 def _write_index(file: IO[bytes], rows: ExportRows, dtype: np.dtype[Any]) -> None:
-    """The header, then lengths, byte offsets and document bounds, a piece at a time."""
+    """Writes the header, then lengths, byte offsets and document bounds, in chunks."""
     count, ends = len(rows), rows.ends
     file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype.name], count, count + 1))
     pieces = [slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
@@ -75,7 +77,7 @@ def _write_index(file: IO[bytes], rows: ExportRows, dtype: np.dtype[Any]) -> Non
 
 
 def _begins(ends: Int64, piece: slice) -> Int64:
-    """The tokens before each sequence of a piece."""
+    """The offset of each sequence in a chunk."""
     first = ends[piece.start - 1] if piece.start else 0
     return np.concatenate(([first], ends[piece.start : piece.stop - 1]))
 

@@ -1,13 +1,13 @@
-"""Packed Parquet rows of NeMo's Megatron Bridge: `input_ids`, `loss_mask`, `seq_start_id`.
+"""Packed Parquet rows for NeMo's Megatron Bridge: `input_ids`, `loss_mask`, `seq_start_id`.
 
-Its mask stands one token earlier than ours: entry t says whether predicting token t+1 counts, inside each sequence.
+Its mask is shifted by one token from ours: entry t says whether the prediction of token t+1 counts.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from penstock.export.format import Takes
+from penstock.export.format import Supports
 from penstock.export.rows import Block, ExportRows
 from penstock.export.tables import Columns, ParquetFiles, TableFormat, input_ids, lists
 
@@ -17,7 +17,7 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     starts = block.starts
     mask = np.zeros(len(block.ids), np.int8)
     mask[:-1] = block.trained[1:]
-    mask[starts[1:] - 1] = 0  # the last token of a sequence predicts nothing of its own
+    mask[starts[1:] - 1] = 0  # the last token of a sequence predicts nothing
     row_starts = (np.cumsum(block.row_tokens) - block.row_tokens).repeat(block.counts)
     return {
         "input_ids": input_ids(block),
@@ -30,5 +30,5 @@ FORMAT = TableFormat(
     summary="NeMo (Megatron Bridge): packed Parquet rows for fine-tuning",
     columns=_columns,
     container=ParquetFiles(".idx.parquet"),
-    takes=Takes(packed=True),
+    supports=Supports(packed=True),
 )

@@ -1,8 +1,8 @@
-"""OLMo-core's numpy files: raw memory maps of tokens and label masks, document bounds beside them.
+"""OLMo-core's numpy files: raw memory maps of tokens and label masks, with document bounds.
 
-`token_ids_part_0000.npy` has no npy header: it is the ids alone, in the smallest unsigned type that holds every id.
-`labels_mask_part_0000.npy` is one bool per token, true where the token itself is trained. Each line of
-`token_ids_part_0000.csv.gz` is the start and end of a document in its part.
+`token_ids_part_0000.npy` has no npy header, only the ids, in the smallest unsigned type that holds every id.
+`labels_mask_part_0000.npy` has one bool per token, true if the token itself is trained. Each line of
+`token_ids_part_0000.csv.gz` has the start and end of a document in its part.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.export.folder import Folder
-from penstock.export.format import Part, Takes
+from penstock.export.folder import ExportFolder
+from penstock.export.format import ExportPart, Supports
 from penstock.export.rows import Block, ExportRows
 
 
@@ -29,14 +29,16 @@ class Olmo:
     """Numpy parts of whole documents."""
 
     summary = "OLMo-core: raw numpy parts with label masks and document bounds"
-    takes = Takes()
+    supports = Supports()
     part_tokens = 1 << 26  # 256 MB of 4-byte ids
 
     def check(self, rows: ExportRows) -> None:
-        """Whatever a view serves can be written."""
+        """Does nothing: all rows are supported."""
 
-    def write(self, part: Part, blocks: Iterator[Block], rows: ExportRows, folder: Folder) -> dict[str, int]:
-        """Ids, masks and bounds of a part."""
+    def write(
+        self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
+    ) -> dict[str, int]:
+        """Writes the ids, masks and document bounds of a part."""
         tokens, masks, bounds = _names(part)
         dtype = id_type(rows.largest_id)
         ends, before = list[bytes](), 0
@@ -54,8 +56,8 @@ class Olmo:
             file.write(packed.getbuffer())
         return {tokens: before * dtype.itemsize, masks: before, bounds: packed.tell()}
 
-    def finish(self, parts: list[Part], rows: ExportRows, folder: Folder) -> dict[str, Any]:
-        """What a configuration of OLMo-core asks for."""
+    def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
+        """Returns the facts that an OLMo-core configuration needs."""
         del folder
         return {
             "dtype": id_type(rows.largest_id).name,
@@ -65,7 +67,7 @@ class Olmo:
         }
 
 
-def _names(part: Part) -> tuple[str, str, str]:
+def _names(part: ExportPart) -> tuple[str, str, str]:
     number = f"{part.number:04}"
     return f"token_ids_part_{number}.npy", f"labels_mask_part_{number}.npy", f"token_ids_part_{number}.csv.gz"
 

@@ -1,13 +1,13 @@
-"""Parquet files that `datasets.load_dataset(FOLDER)` and any other reader open; the columns are those of `hf`."""
+"""Parquet files for `datasets.load_dataset(FOLDER)` and any other reader, with the columns of `hf`."""
 
 from __future__ import annotations
 
-from penstock.export.format import Takes
+from penstock.export.format import Supports
 from penstock.export.tables import ParquetFiles, TableFormat, plain_columns
 
 FORMAT = TableFormat(
     summary="Parquet files with input_ids and labels",
     columns=plain_columns,
     container=ParquetFiles(),
-    takes=Takes(pairs=True, packed=True, weights=True),
+    supports=Supports(pairs=True, packed=True, weights=True),
 )

@@ -1,6 +1,6 @@
-"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers the last `num_actions` tokens alone.
+"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers only the last `num_actions` tokens.
 
-That window begins at the first trained token, or at the second token of the row: nothing predicts the first one.
+That window begins at the first trained token, but not before the second token of the row: nothing predicts the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parquet rows with `tokens` and `labels`, which torchtune's packing and collating take as they are."""
+"""Parquet rows with `tokens` and `labels`, which torchtune's packing and collators use directly."""
 
 from __future__ import annotations
 

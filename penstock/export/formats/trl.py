@@ -1,8 +1,8 @@
-"""Rows for TRL's trainers, prepared already.
+"""Tokenized rows for TRL's trainers.
 
-SFT: `input_ids` and `labels` (and `seq_lengths` of packed rows), with the masks that older releases read. DPO:
-`prompt_ids`, `chosen_ids`, `rejected_ids`. TRL's DPO scores every token behind the prompt, so what follows the last
-trained token of a side is left out; an untrained token before it can't be expressed, and is refused.
+SFT: `input_ids` and `labels` (plus `seq_lengths` for packed rows), with the masks that older releases read. DPO:
+`prompt_ids`, `chosen_ids`, `rejected_ids`. TRL's DPO scores every token after the prompt, so tokens after the last
+trained one are omitted; an untrained token before it can't be expressed and is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.arrays import Int64
 from penstock.errors import UsageError
-from penstock.export.format import Takes
+from penstock.export.format import Supports
 from penstock.export.rows import Block, ExportRows
 from penstock.export.tables import ArrowFolder, Columns, TableFormat, input_ids, labels, lists, loss_mask, seq_lengths
 from penstock.pack.bins import ranges
@@ -39,7 +39,7 @@ def _pairs(block: Block) -> Columns:
 
 
 def _last_trained(block: Block) -> Int64:
-    """Per sequence, the end of its last trained token; every sequence has one."""
+    """The end of the last trained token of each sequence; every sequence has one."""
     places = np.flatnonzero(block.trained)
     return places[np.searchsorted(places, np.cumsum(block.lengths)) - 1] + 1
 
@@ -55,7 +55,7 @@ def _check(rows: ExportRows) -> None:
     if wrong:
         raise UsageError(
             f"{wrong} of {len(rows)} pairs have untrained tokens inside an answer, and TRL's DPO scores every token "
-            "behind the prompt. Use train_on='all_tokens' if that is meant, or --to hf, which carries masks."
+            "after the prompt. Use train_on='all_tokens' to train on them, or --to hf, which has masks."
         )
 
 
@@ -63,6 +63,6 @@ FORMAT = TableFormat(
     summary="TRL: SFTTrainer rows, padded or packed; DPOTrainer pairs",
     columns=_columns,
     container=ArrowFolder(),
-    takes=Takes(pairs=True, packed=True),
-    checked=_check,
+    supports=Supports(pairs=True, packed=True),
+    check_rows=_check,
 )

@@ -1,4 +1,4 @@
-"""Parquet rows with `input_ids` and a 0/1 `loss_mask` of the same length, for a dataset class of verl's SFT trainer."""
+"""Parquet rows with `input_ids` and a 0/1 `loss_mask` of the same length, for verl's SFT trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import a module of a package whose `__init__` can't run here (it asks for CUDA, or for packages of another kind)."""
+"""Imports modules of a package whose `__init__` can't run here (it needs CUDA, or conflicting packages)."""
 
 import ast
 import importlib.util
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def without_init(*packages: str) -> None:
-    """Have these packages found on disk, with nothing of their own executed."""
+    """Registers packages by their location on disk without running their `__init__`."""
     for name in packages:
         top = importlib.util.find_spec(name.split(".")[0])
         folder = Path(next(iter(top.submodule_search_locations))).joinpath(*name.split(".")[1:])
@@ -20,7 +20,7 @@ def without_init(*packages: str) -> None:
 
 
 def functions(module: str, names: set[str], namespace: dict) -> dict:
-    """Some functions of a module that can't be imported here, compiled from its own source."""
+    """Compiles functions from the source of a module that can't be imported here."""
     top = importlib.util.find_spec(module.split(".")[0])
     path = Path(next(iter(top.submodule_search_locations))).joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text())

@@ -1,6 +1,6 @@
 """Loads an export as LLaMA-Factory does for its tokenized_path: llama_factory_rows.py FOLDER.
 
-The package pins a stack of its own, so the function that takes the data is compiled from its source.
+The package pins conflicting dependencies, so the function that loads the data is compiled from its source.
 """
 
 import json

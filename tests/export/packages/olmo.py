@@ -11,7 +11,7 @@ from olmo_core.data.utils import get_labels
 
 
 def padded(facts: dict, common: dict) -> object:
-    """A document per item."""
+    """One document per item."""
     return NumpyPaddedFSLDatasetConfig(sequence_length=facts["longest"], **common).build()
 
 
@@ -24,7 +24,7 @@ def packed(facts: dict, common: dict) -> object:
 
 
 def items(dataset: object) -> list[dict]:
-    """All that a dataset says of its items."""
+    """Everything that a dataset returns for its items."""
     dataset.prepare()
     found = []
     for number in range(len(dataset)):
@@ -37,7 +37,7 @@ def items(dataset: object) -> list[dict]:
 
 
 if __name__ == "__main__":
-    os.environ["OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL"] = "0"  # bounds from the csv.gz: eos stands inside chats too
+    os.environ["OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL"] = "0"  # use the bounds in csv.gz: chats contain eos tokens
     answers = []
     for folder in map(Path, sys.argv[2:]):
         facts = json.loads((folder / "penstock.json").read_text())["facts"]

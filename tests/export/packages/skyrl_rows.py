@@ -1,6 +1,6 @@
 """Reads an export through SkyRL's own cache and collator: skyrl_rows.py CACHE KEY-SETTINGS-AS-JSON.
 
-`skyrl.backends` does not import on Python 3.11, so the functions that read the format are taken from its source.
+`skyrl.backends` does not import on Python 3.11, so the functions that read the format are compiled from its source.
 """
 
 import json
@@ -16,7 +16,7 @@ from bare import functions
 from datasets import Dataset
 
 
-class Batch(dict):
+class TrainingInputBatch(dict):
     metadata: dict
 
 
@@ -25,7 +25,9 @@ if __name__ == "__main__":
     names = {"_compute_cache_key", "_get_cache_path", "_load_from_cache", "collate_sft_batch"}
     known = {"json": json, "os": os, "torch": torch, "Dataset": Dataset, "Optional": Optional, "TensorList": list}
     skyrl = functions(
-        "skyrl.train.sft_trainer", names, {**known, "TrainingInputBatch": Batch, "logger": logging.getLogger()}
+        "skyrl.train.sft_trainer",
+        names,
+        {**known, "TrainingInputBatch": TrainingInputBatch, "logger": logging.getLogger()},
     )
     path = skyrl["_get_cache_path"](cache, skyrl["_compute_cache_key"](**settings))
     if not Path(path).is_dir():

@@ -1,6 +1,6 @@
 """Packs and collates an export with torchtune's own code: torchtune_rows.py FOLDER LENGTH.
 
-Importing `torchtune` as a whole needs a torchao that this torch has not; these modules need none of it.
+Importing all of `torchtune` needs a torchao that doesn't support this torch; these modules don't need it.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""Reads an export through the dataset class of the documentation and verl's own loading and collating: verl_rows.py
-CLASS-FILE FOLDER."""
+"""Reads an export with the docs' dataset class and verl's own loader and collator: verl_rows.py CLASS-FILE FOLDER."""
 
 import json
 import sys

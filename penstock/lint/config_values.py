@@ -1,0 +1,127 @@
+"""Keys and values of a YAML or JSON file, or of a launcher's command line, and the differences between them.
+
+A command line is parsed as HfArgumentParser does: `--key value`, `--key=value`, `--flag`, `--no_flag`, several values
+after one key; hyphens and underscores are equivalent. Anything before the first key (a script, a YAML file) is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.addresses import local_path
+from penstock.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValues:
+    """Keys and values from one origin: a file or the command line."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDifference:
+    """A key whose value differs between file and command line."""
+
+    key: str
+    reason: str
+
+
+def read_file(path: Path) -> ConfigValues:
+    """Reads the top-level keys of a YAML or JSON file."""
+    try:
+        text = local_path(path, "configuration").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}. Pass a YAML or JSON file.") from error
+    values = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}.")
+    return ConfigValues(str(path), values)
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{path}: not valid JSON: {error}") from error
+
+
+def _yaml(path: Path, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML: {error}") from error
+
+
+def read_command(arguments: Sequence[str]) -> ConfigValues:
+    """Parses the keys passed on a command line."""
+    values: dict[str, Any] = {}
+    for name, words in _grouped(arguments):
+        if not words and name.startswith("no_"):
+            values[name.removeprefix("no_")] = False
+        else:
+            values[name] = True if not words else literal(words[0]) if len(words) == 1 else [literal(w) for w in words]
+    return ConfigValues("command line", values)
+
+
+def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each key with the words that follow it."""
+    name, words = "", list[str]()
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            if name:
+                yield name, words
+            key, equals, value = argument[2:].partition("=")
+            name, words = key.replace("-", "_"), [value] if equals else []
+        else:
+            words.append(argument)
+    if name:
+        yield name, words
+
+
+def literal(text: str) -> Any:
+    """Parses a command-line word into a value."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML reads 1e-5 as text
+        except ValueError:
+            return value
+    return value
+
+
+def differences(file: ConfigValues, command: ConfigValues) -> list[KeyDifference]:
+    """Compares the values passed by a launcher with those in the file."""
+    found = []
+    for key in dict.fromkeys((*file.values, *command.values)):
+        if key not in command.values:
+            found.append(
+                KeyDifference(key, f"{file.origin} says {file.values[key]!r}; the command line does not pass it")
+            )
+        elif key not in file.values:
+            found.append(
+                KeyDifference(key, f"the command line passes {command.values[key]!r}; {file.origin} has no such key")
+            )
+        elif not _same(file.values[key], command.values[key]):
+            stated, passed = file.values[key], command.values[key]
+            found.append(KeyDifference(key, f"{file.origin} says {stated!r}; the command line passes {passed!r}"))
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compares values after parsing: the text '1e-5' equals the number."""
+    values = [literal(value) if isinstance(value, str) else value for value in (one, other)]
+    return bool(values[0] == values[1])

@@ -1,0 +1,198 @@
+"""Rules that find accepted keys with no effect, or a different effect than their name says, given the other options.
+
+Each rule sees the values of a configuration and the defaults declared by the installed trainer, and yields a `NoEffect`
+per problem. Rules judge settings only; `penstock verify` finds out what happens at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.lint.config_class import ConfigClass
+
+ISOLATING = ("flash_attention_2", "flash_attention_3", "flex_attention", "kernels-community/", "paged|flash")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """Input of the rules: the configured values and the classes that read them, with their defaults."""
+
+    values: Mapping[str, Any]
+    classes: Sequence[ConfigClass]
+
+    def get(self, key: str) -> Any:
+        """The configured value, else the declared default if it is a literal."""
+        if key in self.values:
+            return self.values[key]
+        for entry in self.classes:
+            if key in entry.keys and entry.keys[key].default is not None:
+                return _literal(entry.keys[key].default)
+        return None
+
+    def is_set(self, key: str) -> bool:
+        """Whether the configuration sets this key and some class accepts it."""
+        return key in self.values and self.accepts(key)
+
+    def accepts(self, key: str) -> bool:
+        """Whether any of the classes accepts this key."""
+        return any(key in entry.keys for entry in self.classes)
+
+    def release(self, name: str) -> tuple[int, int] | None:
+        """Major and minor version of TRL if the class `name` comes from TRL."""
+        for entry in self.classes:
+            if entry.package == "trl" and entry.name == name and entry.version:
+                parts = entry.version.split(".")
+                return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A key that doesn't have the effect its name suggests, and why."""
+
+    key: str
+    reason: str
+
+
+Rule = Callable[[RuleContext], Iterator[NoEffect]]
+
+
+def find_ineffective(settings: RuleContext) -> list[NoEffect]:
+    """Applies all rules."""
+    return [effect for rule in RULES for effect in rule(settings)]
+
+
+def _literal(source: str | None) -> Any:
+    known = {"True": True, "False": False, "None": None}
+    if source is None or source in known:
+        return known.get(source or "None")
+    return source.strip("'\"")
+
+
+def _packing(settings: RuleContext) -> Iterator[NoEffect]:
+    if not settings.accepts("packing"):
+        return
+    if not settings.get("packing"):
+        for key in ("packing_strategy", "eval_packing"):
+            if settings.is_set(key) and settings.values[key]:
+                yield NoEffect(key, "has no effect without packing: true")
+        return
+    if settings.get("packing_strategy") == "wrapped":
+        yield NoEffect(
+            "packing_strategy",
+            "wrapped: sequences in a row attend to each other and are cut at arbitrary points. Use bfd",
+        )
+        return
+    attention = _attention(settings)
+    if attention is None or not attention.startswith(ISOLATING):
+        state = f"attn_implementation is {attention!r}" if attention else "no attn_implementation is set"
+        yield NoEffect(
+            "packing",
+            f"{state}: only attention with sequence boundaries ({', '.join(ISOLATING[:3])}) is certain to isolate "
+            "packed sequences. Set it in model_init_kwargs, or check isolation with penstock verify",
+        )
+
+
+def _attention(settings: RuleContext) -> str | None:
+    """The configured attention: a top-level key, or one in `model_init_kwargs`."""
+    inner = settings.values.get("model_init_kwargs")
+    found = settings.values.get("attn_implementation")
+    if found is None and isinstance(inner, Mapping):
+        found = inner.get("attn_implementation")
+    return None if found is None else str(found)
+
+
+def _masks(settings: RuleContext) -> Iterator[NoEffect]:
+    """Mask columns are read only if a flag says so."""
+    for column, flag in (("completion_mask", "completion_only_loss"), ("assistant_masks", "assistant_only_loss")):
+        if settings.accepts(flag) and not settings.get(flag) and _mentioned(column, settings.values):
+            yield NoEffect(column, f"is read only with {flag}: true; without it, every token is trained")
+
+
+def _mentioned(word: str, value: Any) -> bool:
+    match value:
+        case str():
+            return value == word
+        case Mapping():
+            return any(key == word or _mentioned(word, entry) for key, entry in value.items())
+        case list() | tuple():
+            return any(_mentioned(word, entry) for entry in value)
+        case _:
+            return False
+
+
+def _liger(settings: RuleContext) -> Iterator[NoEffect]:
+    if settings.is_set("liger_kernel_config") and not settings.get("use_liger_kernel"):
+        yield NoEffect("liger_kernel_config", "has no effect without use_liger_kernel: true")
+    if not settings.values.get("use_liger_kernel"):
+        return
+    dpo, sft = settings.release("DPOConfig"), settings.release("SFTConfig")
+    if dpo is not None and not (0, 28) <= dpo <= (1, 12):
+        when = "from 0.28 to 1.12" if dpo > (1, 12) else "with use_liger_loss"
+        yield NoEffect(
+            "use_liger_kernel", f"does not fuse the DPO loss in TRL {dpo[0]}.{dpo[1]} (it did {when}); layers only"
+        )
+    if sft is not None and sft >= (1, 15):
+        yield NoEffect(
+            "use_liger_kernel", f"TRL {sft[0]}.{sft[1]} turns the fused cross entropy off; layer kernels only"
+        )
+
+
+def _padding_free(settings: RuleContext) -> Iterator[NoEffect]:
+    if settings.values.get("padding_free") and not settings.get("packing") and settings.is_set("max_length"):
+        yield NoEffect("max_length", "is not enforced by recent TRL releases with padding_free and no packing")
+    if settings.values.get("padding_free") and settings.is_set("pad_to_multiple_of"):
+        yield NoEffect(
+            "pad_to_multiple_of", "has almost no effect with padding_free: it only rounds up the whole batch"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A key that has an effect only if another key has one of the `values`."""
+
+    key: str
+    other: str
+    values: tuple[Any, ...]
+    reason: str
+
+
+DEPENDENCIES = (
+    Dependency(
+        "gradient_checkpointing_kwargs", "gradient_checkpointing", (True,), "without gradient_checkpointing: true"
+    ),
+    Dependency("eval_steps", "eval_strategy", ("steps",), "unless eval_strategy is steps"),
+    Dependency("save_steps", "save_strategy", ("steps", "SaveStrategy.STEPS"), "unless save_strategy is steps"),
+    Dependency("hub_model_id", "push_to_hub", (True,), "without push_to_hub: true"),
+    Dependency("hub_strategy", "push_to_hub", (True,), "without push_to_hub: true"),
+    Dependency("ref_model_mixup_alpha", "sync_ref_model", (True,), "without sync_ref_model: true"),
+    Dependency("ref_model_sync_steps", "sync_ref_model", (True,), "without sync_ref_model: true"),
+    Dependency("greater_is_better", "load_best_model_at_end", (True,), "without load_best_model_at_end: true"),
+    Dependency("bf16_full_eval", "eval_strategy", ("steps", "epoch"), "without an eval_strategy"),
+)
+
+
+def _dependencies(settings: RuleContext) -> Iterator[NoEffect]:
+    for rule in DEPENDENCIES:
+        known = settings.is_set(rule.key) and settings.accepts(rule.other)
+        if known and settings.values[rule.key] is not None and settings.get(rule.other) not in rule.values:
+            yield NoEffect(rule.key, f"has no effect {rule.reason}")
+
+
+def _overridden(settings: RuleContext) -> Iterator[NoEffect]:
+    steps = settings.values.get("max_steps")
+    if isinstance(steps, (int, float)) and steps > 0 and settings.is_set("num_train_epochs"):
+        yield NoEffect("num_train_epochs", f"is overridden by max_steps: {steps}")
+    if settings.is_set("warmup_ratio") and settings.values.get("warmup_steps"):
+        yield NoEffect("warmup_ratio", f"is overridden by warmup_steps: {settings.values['warmup_steps']}")
+    if settings.is_set("fsdp_config") and settings.values["fsdp_config"] and not settings.get("fsdp"):
+        yield NoEffect("fsdp_config", "has no effect without fsdp")
+    if not settings.get("dataloader_num_workers") or str(settings.get("dataloader_num_workers")) == "0":
+        for key in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
+            if settings.is_set(key) and settings.values[key]:
+                yield NoEffect(key, "has no effect with dataloader_num_workers: 0")
+
+
+RULES: tuple[Rule, ...] = (_packing, _masks, _liger, _padding_free, _dependencies, _overridden)

@@ -1,0 +1,72 @@
+"""Bit flips never change a token after `verify` nor crash the interpreter. A sample of `python -m tools.bit_flips`."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptError
+from penstock.store.cache import Cache
+from penstock.store.format import seal, unseal
+from penstock.store.memo import CLOCK_TICK
+from penstock.store.shard import read_shard
+from tests.cache.conftest import ROOT, Prepare
+
+
+def test_random_bit_flips() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)  # another sample each time; the failure names it
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tools.bit_flips",
+        "--flips",
+        "42",
+        "--seed",
+        str(seed),
+        "--jobs",
+        "1",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+
+
+def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) -> None:
+    """It named slices that the file does not have, and every prepare ended with an error."""
+    time.sleep(2 * CLOCK_TICK)  # younger files are not remembered
+    prepare(data)
+    (memo,) = cache.glob("memo/*/*.json")
+    memo.write_bytes(memo.read_bytes().replace(b'"first_row":0', b'"first_row":4', 1))
+    assert prepare(data).hit
+
+
+def test_a_damaged_note_is_no_note(prepare: Prepare, data: Path, cache: Path) -> None:
+    dataset = prepare(data).dataset
+    name = dataset.shards[0]
+    note = Cache(cache).note_path(name)
+    note.write_bytes(note.read_bytes().replace(b'"rejected":0', b'"rejected":1'))
+    assert Cache(cache).read_note(name) is None
+    assert Cache(cache).shard_note(name)["rejected"] == 0
+    value = unseal(b"note", seal(b"note", {"digest": 1, "bytes": "2"}))
+    note.write_bytes(seal(b"note", value))  # of somebody who means harm
+    assert Cache(cache).read_note(name) is None
+
+
+def test_a_shard_whose_offsets_lead_astray_is_refused_at_once(prepare: Prepare, data: Path) -> None:
+    """One flipped bit in a segment's end took all memory when the shard was viewed."""
+    dataset = prepare(data).dataset
+    path = dataset.cache.shard_path(dataset.shards[0])
+    ends = dataset.columns(0).segment_ends
+    place = path.read_bytes().index(ends.tobytes())
+    damaged = bytearray(path.read_bytes())
+    damaged[place + 3] ^= 0x40  # a billion tokens
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(damaged)
+    with pytest.raises(CorruptError, match="segments do not cover"):
+        read_shard(copy)

@@ -1,0 +1,104 @@
+"""Findings, keys without effect, and differences between file and command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.lint.config_class import ConfigClass, Key, read_config_class
+from penstock.lint.config_values import ConfigValues, differences, read_command, read_file
+from penstock.lint.linter import KeyStatus, lint, report_lines
+
+
+def trl(name: str = "SFTConfig", version: str = "1.16.0") -> ConfigClass:
+    real = read_config_class(f"trl.{name}")
+    return ConfigClass(real.spec, name, "trl", version, real.file, real.line, real.keys, real.read)
+
+
+def without_effect(values: dict[str, Any], entry: ConfigClass | None = None) -> dict[str, str]:
+    report = lint(ConfigValues("x", values), [entry or trl()])
+    return {effect.key: effect.reason for effect in report.ineffective}
+
+
+def test_valid_configuration_has_no_findings() -> None:
+    report = lint(ConfigValues("x", {"learning_rate": 1e-5, "packing": False, "config": "y"}), [trl()])
+    assert report.sound
+    assert all(finding.status is KeyStatus.ACCEPTED for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "words"),
+    [
+        ({"packing": True}, "packing", "no attn_implementation"),
+        ({"packing": True, "model_init_kwargs": {"attn_implementation": "sdpa"}}, "packing", "'sdpa'"),
+        ({"packing": True, "packing_strategy": "wrapped"}, "packing_strategy", "attend to each other"),
+        ({"packing_strategy": "bfd"}, "packing_strategy", "without packing"),
+        ({"columns": ["input_ids", "completion_mask"]}, "completion_mask", "completion_only_loss: true"),
+        ({"liger_kernel_config": {"rope": False}}, "liger_kernel_config", "use_liger_kernel"),
+        ({"use_liger_kernel": True}, "use_liger_kernel", "fused cross entropy off"),
+        ({"eval_steps": 10}, "eval_steps", "eval_strategy is steps"),
+        ({"max_steps": 5, "num_train_epochs": 3}, "num_train_epochs", "max_steps: 5"),
+        ({"dataloader_prefetch_factor": 4}, "dataloader_prefetch_factor", "num_workers: 0"),
+        ({"padding_free": True, "max_length": 100}, "max_length", "not enforced"),
+    ],
+)
+def test_keys_without_effect(values: dict[str, Any], key: str, words: str) -> None:
+    assert words in without_effect(values)[key]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"packing": True, "model_init_kwargs": {"attn_implementation": "flash_attention_2"}},
+        {"columns": ["completion_mask"], "completion_only_loss": True},
+        {"eval_steps": 10, "eval_strategy": "steps"},
+        {"save_steps": 10},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},  # TRL checkpoints by default
+    ],
+)
+def test_effective_keys_are_not_reported(values: dict[str, Any]) -> None:
+    assert not without_effect(values)
+
+
+@pytest.mark.parametrize(("version", "reported"), [("0.27.0", True), ("1.0.0", False), ("1.13.0", True)])
+def test_use_liger_kernel_depends_on_the_trl_release(version: str, reported: bool) -> None:
+    assert ("use_liger_kernel" in without_effect({"use_liger_kernel": True}, trl("DPOConfig", version))) is reported
+
+
+def test_keys_of_an_unresolved_base_are_unknown_not_refused() -> None:
+    entry = ConfigClass(
+        "p.C", "C", "p", None, Path("p.py"), 1, {"a": Key("a", Path("p.py"), 2, None)}, (), ("base B of C",)
+    )
+    report = lint(ConfigValues("x", {"a": 1, "b": 2}), [entry])
+    assert [finding.status for finding in report.findings] == [KeyStatus.ACCEPTED, KeyStatus.UNKNOWN]
+    assert not report.refused
+    assert not report.sound
+    assert any("base B of C" in line for line in report_lines(report))
+
+
+def test_command_lines() -> None:
+    words = ["train.py", "--learning-rate", "1e-5", "--bf16", "--no_packing", "--report_to", "a", "b", "--beta=0.2"]
+    expected = {"learning_rate": 1e-5, "bf16": True, "packing": False, "report_to": ["a", "b"], "beta": 0.2}
+    assert read_command(words).values == expected
+
+
+def test_differences_between_file_and_command_line() -> None:
+    file = ConfigValues("c.yaml", {"learning_rate": "1e-5", "packing": True, "beta": 0.1})
+    passed = read_command(["--learning_rate", "1e-5", "--packing", "false", "--seed", "3"])
+    found = {entry.key: entry.reason for entry in differences(file, passed)}
+    assert found.keys() == {"packing", "beta", "seed"}
+    assert found["packing"] == "c.yaml says True; the command line passes False"
+    assert "does not pass it" in found["beta"]
+
+
+def test_config_files(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"a": 1}')
+    assert read_file(tmp_path / "c.json").values == {"a": 1}
+    (tmp_path / "bad.yaml").write_text("a: [")
+    (tmp_path / "list.yaml").write_text("- a")
+    for name, words in (("bad.yaml", "not valid YAML"), ("list.yaml", "found list"), ("none.yaml", "No such file")):
+        with pytest.raises(UsageError, match=words):
+            read_file(tmp_path / name)

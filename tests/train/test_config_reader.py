@@ -1,0 +1,84 @@
+"""Configurations: YAML, overrides, and errors that state the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.train.config import TrainConfig
+from penstock.train.config_reader import flat, plain, read_config
+from penstock.train.document import keys_table
+
+EXAMPLE = {"model": {"init": "x"}, "data": {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}}
+
+
+def test_overrides_replace_values() -> None:
+    config = read_config(
+        EXAMPLE, ["optim.lr=1e-5", "data.sources.0.examples=500", "feed.collate=packed", "lora.targets=q_proj"]
+    )
+    assert config.optim.lr == 1e-5
+    assert [source.path for source in config.data.sources] == [("a.jsonl",), ("b", "c")]
+    assert (config.data.sources[0].examples, config.data.sources[1].weight) == (500, 0.3)
+    assert config.lora.targets == ("q_proj",)
+    assert EXAMPLE["data"] == {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}
+
+
+def test_round_trip() -> None:
+    config = read_config(EXAMPLE, ["eval.holdout=0.05", "optim.betas=[0.8, 0.9]"])
+    assert read_config(plain(config)) == config
+    assert flat(plain(config))["optim.betas"] == [0.8, 0.9]
+
+
+def test_example_configurations(examples: Path) -> None:
+    for name in ("sft.yaml", "dpo.yaml"):
+        assert read_config(examples / name).data.sources
+
+
+def test_empty_sections_are_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model:\n  init: x\nlora:\n")
+    assert read_config(path).lora == TrainConfig().lora
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lrr=1", "unknown option 'optim.lrr'. Did you mean 'lr'?"),
+        ("opti.lr=1", "unknown option 'opti'. Did you mean 'optim'?"),
+        ("data.sources.0.wieght=2", "unknown option 'data.sources.0.wieght'. Did you mean 'weight'?"),
+        ("data.sources.5.weight=1", "'5' is not the index of an entry; there are 2"),
+        ("optim.lr=abc", "optim.lr='abc' is not possible. Use a number"),
+        ("optim=3", "optim=3: expected a section"),
+        ("model.precision=fp8", "model.precision='fp8' is unknown. Use one of: auto, fp32, bf16-mixed, bf16"),
+        ("feed.batch_size", "expected section.key=value"),
+        ("feed.batch_size=[", "not valid YAML"),
+    ],
+)
+def test_errors(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_config(EXAMPLE, [override])
+
+
+def test_invalid_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Pass the path of a YAML file"):
+        read_config(tmp_path / "nothing.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(UsageError, match="expected sections"):
+        read_config(tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [\n")
+    with pytest.raises(UsageError, match="not valid YAML"):
+        read_config(tmp_path / "broken.yaml")
+
+
+def test_every_option_has_help() -> None:
+    for section in fields(TrainConfig):
+        kind = type(getattr(TrainConfig(), section.name))
+        for option in fields(kind) if is_dataclass(kind) else [section]:
+            assert option.metadata["help"], f"{section.name}.{option.name}"
+
+
+def test_docs_list_every_key(examples: Path) -> None:
+    assert keys_table() in (examples.parent / "docs" / "train.md").read_text()

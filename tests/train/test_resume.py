@@ -1,0 +1,110 @@
+"""Runs that are killed and resumed have the same losses and final weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.train.errors import TrainError
+from penstock.train.run import train_sft
+from tests.train.runs import Config, environment, losses, metrics
+
+STEPS = 24
+
+
+def start(config: dict[str, Any], **more: str) -> subprocess.Popen[bytes]:
+    path = Path(config["output"]).with_suffix(".json")
+    path.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "penstock.cli", "train", "sft", str(path)]
+    with path.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, env={**environment(), **more}, stderr=log, start_new_session=True)
+
+
+def stderr(config: dict[str, Any]) -> str:
+    """What the last process wrote to standard error."""
+    return Path(config["output"]).with_suffix(".log").read_text()
+
+
+def wait_for_step(config: dict[str, Any], step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not any(line["step"] >= step for line in metrics(config)):
+        assert process.poll() is None or step >= STEPS, stderr(config)
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def final_weights(config: dict[str, Any]) -> bytes:
+    return (Path(config["output"]) / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def settings(config: Config) -> Any:
+    """Dropout in the adapters (so that random states matter), prefetching across epochs, frequent checkpoints."""
+    feed = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "ahead": 2}
+    lora = {"rank": 2, "dropout": 0.2, "merge": True}
+    return lambda name: config(
+        name=name, feed=feed, lora=lora, checkpoint={"every": 3}, eval={"holdout": 10, "every": 5}
+    )
+
+
+def test_killed_at_random_steps(settings: Any) -> None:
+    uninterrupted, killed = settings("uninterrupted"), settings("killed")
+    train_sft(uninterrupted)
+    chance = random.Random(7)
+    step, kinds = 0, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+    codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
+    for kind in kinds:
+        step += chance.randrange(3, 6)
+        process = start(killed)
+        wait_for_step(killed, step, process)
+        os.kill(process.pid, kind)
+        assert process.wait() == codes[kind], stderr(killed)
+    train_sft(killed)
+    assert losses(killed) == losses(uninterrupted)
+    timeless = [{k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(killed)]
+    expected = [
+        {k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(uninterrupted)
+    ]
+    assert timeless == expected
+    assert final_weights(killed) == final_weights(uninterrupted)
+    kept = sorted(path.name for path in (Path(killed["output"]) / "checkpoints").iterdir())
+    assert kept == ["step-00000021", "step-00000024"]
+
+
+@pytest.mark.parametrize("point", ["checkpoint.sync:2", "checkpoint.rename:2"])
+def test_killed_while_saving(settings: Any, point: str) -> None:
+    values = {**settings("saving"), "feed": {"batch_size": 8, "steps": 6}, "checkpoint": {"every": 2}}
+    process = start(values, PENSTOCK_FAULT=point)
+    assert process.wait() == -signal.SIGKILL
+    train_sft(values)
+    assert len(losses(values)) == 6
+    assert not list((Path(values["output"]) / "checkpoints").glob(".*"))
+
+
+def test_finished_run_is_not_repeated(config: Config) -> None:
+    values = config(feed={"steps": 2})
+    train_sft(values)
+    before = final_weights(values)
+    outcome = train_sft(values)
+    assert (outcome.steps, outcome.first) == (2, None)
+    assert final_weights(values) == before
+
+
+def test_changed_settings_are_refused(config: Config) -> None:
+    values = config(feed={"steps": 2})
+    train_sft(values)
+    with pytest.raises(TrainError, match=r"optim\.lr was 0\.003 and is 0\.5.*checkpoint\.resume=anyway"):
+        train_sft(values, "optim.lr=0.5")
+    with pytest.raises(TrainError, match="'never'"):
+        train_sft(values, "checkpoint.resume=never")
+    train_sft(values, "feed.ahead=0", "checkpoint.keep=1")  # these may change
+    assert train_sft(values, "feed.steps=3", "checkpoint.resume=anyway").steps == 3
