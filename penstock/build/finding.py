@@ -32,6 +32,13 @@ class SliceFinder:
             return None
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
 
+    def planned(self) -> list[Slice] | None:
+        """The slices of a split, after reading whole files if that is needed; None without a split."""
+        if self._sources.split is None:
+            return None
+        self._plan_all()
+        return self.known()
+
     def find(self, keep: KeepData = KeepData.STREAMED) -> Iterator[Slice]:
         """All slices in order, found as they are asked for; those that are read for that with data, if it is kept."""
         if self._sources.split is not None:

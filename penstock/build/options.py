@@ -15,6 +15,7 @@ from penstock.addresses import local_path
 from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
 from penstock.options import option, read_options
+from penstock.other_names import prepare_values
 from penstock.regions.modes import RegionsMode, StopMode
 from penstock.store.trust import Trust
 
@@ -146,7 +147,7 @@ class PrepareOptions(FormatOptions):
 
 def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
     """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
-    options = read_options(PrepareOptions, values, "prepare")
+    options = read_options(PrepareOptions, prepare_values(values), "prepare")
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
     if options.quarantine_file is not None:

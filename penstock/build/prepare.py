@@ -116,7 +116,9 @@ class Builder:
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
-        self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
+        workers, capped = worker_count(options.workers)
+        self.notices += [capped] if capped else []
+        self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
@@ -143,6 +145,8 @@ class Builder:
         return rows
 
     def _bytes_total(self) -> int:
+        if not self.sources.is_whole:
+            return 0  # known once the split's slices are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
@@ -308,6 +312,8 @@ class Builder:
         here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
         if here:
             self.progress.workers = 1
+        if self.sources.limit is None and (known := self._finder.planned()) is not None:
+            self.progress.bytes_total = sum(part.size for part in known)
         found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)

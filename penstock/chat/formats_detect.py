@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from penstock.chat.formats import (
@@ -247,4 +247,12 @@ def _no_fit(
             if near and near[0] not in names:
                 flag = "messages" if names == _LIST_COLUMNS else purpose
                 return f"{text} Column {near[0]!r} is near {names[0]!r}: name it with --{flag}-key {near[0]}."
-    return text
+    if options.format != "auto":
+        return text
+    lists = [c for c in columns if any(isinstance(v := r.get(c), list) and v and isinstance(v[0], dict) for r in rows)]
+    nearest = lists or sorted(columns, key=lambda c: -max(_likeness(c, name) for name in _LIST_COLUMNS))[:1]
+    return f"{text} If {nearest[0]!r} holds the conversation, say so: --messages-key {nearest[0]}." if nearest else text
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other).ratio()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import orjson
@@ -27,7 +31,7 @@ def prepare(
 ) -> None:
     """Render and tokenize conversations once, into a dataset that every run can share."""
     messages = Console(stderr=True)
-    with LiveProgress(messages, progress_line) as live:
+    with _interruptible(), LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
         messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
         outcome = builder.run()
@@ -35,6 +39,16 @@ def prepare(
         print(orjson.dumps(outcome_json(outcome), option=orjson.OPT_INDENT_2).decode())
     else:
         summary(Console(), outcome)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("penstock: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        os._exit(130)  # what is committed is whole, and threads that wait for workers need not be waited for
 
 
 def summary(console: Console, outcome: Outcome) -> None:

@@ -48,6 +48,9 @@ def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None
 
 
 def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
+    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
+    messages = Console(stderr=True, quiet=not first)
+    messages.print(f"penstock train {method}: {config}", highlight=False, markup=False)  # imports take seconds
     try:
         import accelerate  # noqa: F401
         import transformers.utils.logging as its_logging
@@ -59,12 +62,14 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
-    messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
+
+    def status(text: str) -> None:
+        messages.print(text, highlight=False, markup=False, soft_wrap=True)
+
     watched = first_steps(method, config, overrides)
     with watched, LiveTraining(messages) as live, LiveProgress(messages, progress_line) as preparing:
-        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live)
+        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live, on_status=status)
     if first:
         _finish(outcome, json)
     if outcome.signal:
@@ -79,9 +84,13 @@ def _finish(outcome: TrainResult, json: bool) -> None:
     if outcome.first is not None and outcome.last is not None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
+    elif outcome.model is not None:
+        console.print(f"all {outcome.steps} steps were done already; the model is written again", highlight=False)
+    if outcome.model is not None:
+        finished = f"finished: {outcome.steps} steps; the model is in {outcome.model}"
+        console.print(finished, highlight=False, soft_wrap=True, markup=False)
     if outcome.signal:
         message = f"stopped after step {outcome.steps}, which is saved; the same command resumes from there"
         console.print(message, highlight=False)
-    for path in (outcome.model, outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
-        if path is not None:
-            console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    for path in (outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
+        console.print(str(path), highlight=False, soft_wrap=True, markup=False)

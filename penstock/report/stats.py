@@ -20,7 +20,7 @@ from penstock.chat.conversation import Role
 from penstock.view.examples import Examples
 from penstock.view.ledger import Reason
 from penstock.view.runs import Tally, UInt64
-from penstock.view.settings import UnknownRegions, ViewSettings
+from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.shard import Rows, row_hashes
 from penstock.view.view import View
 
@@ -40,7 +40,7 @@ class Spread:
         """Zeros where there are no values."""
         if not len(values):
             return cls(0.0, 0, 0, 0, 0)
-        p50, p90, p99 = np.percentile(values, [50, 90, 99], method="inverted_cdf")
+        p50, p90, p99 = np.percentile(values, [50, 90, 99], method="higher")
         return cls(float(values.mean()), int(p50), int(p90), int(p99), int(values.max()))
 
 
@@ -68,6 +68,8 @@ class Stats:
     rows_without_trained_token: int
     rows_with_unknown_regions: int
     duplicate_rows: int  # rows whose content occurred before
+    cut_rows: int = 0  # by the maximum length: rows that lost tokens,
+    cut_tokens: int = 0  # and the tokens they lost
 
     def to_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -105,6 +107,7 @@ def stats(target: Examples | View) -> Stats:
     hashes = np.sort(np.concatenate([_NONE.astype(np.uint64), *(count.hashes for count in counts)]))
     roles = sum((count.roles for count in counts), Counter[str]())
     tokens, trained = int(lengths.sum()), view.ledger.trained
+    cut_rows, cut_tokens = _cut(view) if isinstance(target, View) else (0, 0)
     return Stats(
         rows=len(hashes),
         sequences=len(lengths),
@@ -118,7 +121,23 @@ def stats(target: Examples | View) -> Stats:
         rows_without_trained_token=view.ledger.dropped_rows.get(Reason.NO_TRAINED_TOKEN, 0),
         rows_with_unknown_regions=left_out + sum(count.unknown for count in counts),
         duplicate_rows=int(np.count_nonzero(hashes[1:] == hashes[:-1])),
+        cut_rows=cut_rows,
+        cut_tokens=cut_tokens,
     )
+
+
+def _cut(view: View) -> tuple[int, int]:
+    """Rows over the view's maximum length, and the tokens that they lose by it."""
+    most, how = view.settings.max_length, view.settings.overlong
+    if most is None or how is Overlong.SPLIT:
+        return 0, 0
+    rows = tokens = 0
+    for shard in range(len(view.dataset.shard_examples)):
+        sizes = Rows.of(view.dataset.columns(shard)).sizes.reshape(-1, 2 if view.is_preference else 1)
+        over = sizes[sizes.max(axis=1, initial=0) > most]
+        rows += len(over)
+        tokens += int((over if how is Overlong.DROP else np.maximum(over - most, 0)).sum())
+    return rows, tokens
 
 
 _NONE: Final = np.empty(0, np.int64)

@@ -6,6 +6,7 @@ validate the configuration → prepare the data → load the model → check tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate
 from penstock.train.config import TrainConfig
 from penstock.train.config_reader import ConfigSource, read_config
-from penstock.train.data import Data, Served, has_fractional_weights, open_data
+from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
 from penstock.train.errors import TrainError, UnsupportedError
 from penstock.train.lock import output_lock
 from penstock.train.metrics import MetricsWriter, Report, StepReport
@@ -79,15 +80,30 @@ def train(
     *,
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
+    on_status: OnStatus = lambda _: None,
 ) -> TrainResult:
     """Trains with the given method; called by `train_sft`, `train_dpo` and `train_kto`."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
     with signals.handled(), output_lock(chosen.output):
-        data = open_data(chosen, on_progress)
+        _check_output(chosen.output)
+        data = open_data(chosen, on_progress, on_status)
         _check_data(chosen, method, data)
-        return _trained(method, chosen, data, signals, on_report)
+        on_status(f"model: loading {chosen.model.path or chosen.model.init}")
+        return _trained(method, chosen, data, signals, on_report, on_status)
+
+
+def _check_output(output: Path) -> None:
+    """Refuse an output that can't be written, before the model is loaded. The lock has shown that files can be made."""
+    for name in ("checkpoints", "model"):
+        path = output / name
+        if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+            why = "you may not write to it" if path.is_dir() else "it is not a folder"
+            raise TrainError(f"{path}: {why}. Choose another output, or mend that first.")
+    for name in ("metrics.jsonl", "loss.svg"):
+        if (output / name).exists() and not os.access(output / name, os.W_OK):
+            raise TrainError(f"{output / name}: you may not write to it. Choose another output, or mend that first.")
 
 
 def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
@@ -109,7 +125,7 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
 
 
 def _trained(
-    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None
+    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None, on_status: OnStatus
 ) -> TrainResult:
     from penstock.train.final_model import save_model
 
@@ -123,6 +139,7 @@ def _trained(
 
     trainer = _ready(method, config, data, signals, report)
     done = trainer.resume()
+    on_status(_described(trainer, done))
     with _explained(config.output):
         try:
             done = trainer.fit(done)
@@ -133,6 +150,19 @@ def _trained(
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
     return TrainResult(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
+
+
+def _described(trainer: Trainer, done: int) -> str:
+    """What is about to be trained, in a line."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in trainer.policy.model.parameters()]
+    total, trained = sum(size for size, _ in sizes), sum(size for size, takes in sizes if takes)
+    steps = trainer.loader.steps or 0
+    at = f"going on from step {done} of {steps}" if 0 < done < steps else f"{steps} steps"
+    if done >= steps:
+        at = f"all {steps} steps are done already"
+    where = f"{trainer.accelerator.device} × {trainer.accelerator.num_processes}"
+    share = f"{trained:,} of {total:,} parameters trained ({trained / max(total, 1):.1%})"
+    return f"training: {share}, on {where}, {at}"
 
 
 @contextmanager
