@@ -421,7 +421,7 @@ class Builder:
             self._notice(self._auto.warning)
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
-        dataset.mark_used()
+        dataset.mark_used(now=True)  # `latest` means it
         if self._doubted and (checked := self._unchecked(manifest.key)):
             self._checked.remember(checked)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

@@ -100,9 +100,9 @@ class StoredDataset:
         kind = "pairs" if self.is_preference else "labelled examples" if labelled else "examples"
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
-    def mark_used(self) -> None:
+    def mark_used(self, *, now: bool = False) -> None:
         """Record that the dataset is in use, for `cache ls` and `cache gc`. Does nothing in a read-only cache."""
-        if self._marked and time.monotonic() - self._marked < USED_INTERVAL:
+        if not now and self._marked and time.monotonic() - self._marked < USED_INTERVAL:
             return
         self._marked = time.monotonic()
         mark = self.path / "used"
@@ -110,7 +110,7 @@ class StoredDataset:
             if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
+                if not now and time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
                     return
             try:
                 self.cache.tree.touch(mark, create=True)

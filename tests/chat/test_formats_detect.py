@@ -124,7 +124,11 @@ CATALOGUE = (
             f"no row format fits the columns mesages, id. {CATALOGUE} "
             "Column 'mesages' is near 'messages': name it with --messages-key mesages.",
         ),
-        ([{"a": 1}], FormatOptions(), f"no row format fits the columns a. {CATALOGUE}"),
+        (
+            [{"a": 1}],
+            FormatOptions(),
+            f"no row format fits the columns a. {CATALOGUE} If 'a' holds the conversation, say so: --messages-key a.",
+        ),
         ([{"a": 1}], FormatOptions(format="alpaca"), f"format alpaca does not fit the columns a. {CATALOGUE}"),
         ([{}], FormatOptions(), f"no row format fits the columns (none with a value). {CATALOGUE}"),
         (
