@@ -27,7 +27,7 @@ $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev  ## Run all tests
+test: $(VENV)/dev chromium  ## Run all tests
 	$(BIN)/python -m pytest -n 2
 
 quick: $(VENV)/dev  ## Run the quick tests, under two minutes
@@ -39,6 +39,13 @@ generate: $(VENV)/dev  ## Rewrite the files that are generated from the options
 
 graph: $(VENV)/dev  ## Print the import graph; fail on a backward edge
 	$(BIN)/python -m tools.graph
+
+# The viewer's tests run in Debian's Chromium. Where it is missing and can't be installed they are skipped, and say so.
+.PHONY: chromium
+chromium:
+	@command -v chromium chromium-browser >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	    && { apt-get update -qq; apt-get install -y -qq chromium; } >/dev/null; } \
+	    || echo "no Chromium: tests/look/test_browser.py is skipped (as root: apt-get install chromium)"
 
 check: $(VENV)/dev  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -61,7 +68,7 @@ exits: .exits/done  ## Install the trainers whose own code reads our exports in 
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt torch
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt \
 	    ai2-olmo-core megatron-core transformers datasets peft trl accelerate ray tensordict torchdata hydra-core \
-	    codetiming dill pylatexenc loguru omegaconf addict colorama fire posthog numba art schedulefree tqdm
+	    codetiming dill pylatexenc loguru omegaconf addict colorama fire pillow posthog numba art schedulefree tqdm
 	.exits/bin/pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-exits.txt \
 	    axolotl llamafactory skyrl torchtune verl
 	touch $@

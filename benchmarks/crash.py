@@ -1,42 +1,42 @@
 """The long crash test: kills at random times and at every commit step, with varying numbers of workers.
 
-    python -m benchmarks.crash --kills 500 [--rows 20000] [--cache DIR] [--seed 0]
+    python -m benchmarks.crash --kills 500 [--rows 8000] [--cache DIR] [--seed 0]
 
-Uses real worker processes, real (but smaller) slices, and the fast engines. Each round starts with an empty cache and
-is killed and rerun until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and
-no temporary file, claim or marker may remain.
+Uses real worker processes, real (but smaller) slices, and the fast engines; builds are forked from a process that has
+imported everything, so that no kill is spent on imports. Each round starts with an empty cache and is killed and rerun
+until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and no temporary file,
+claim or marker may remain.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 
-from tests.cache.conftest import leftovers, result
-from tests.cache.test_crashes import STEPS
+from penstock.sources.slices import SliceSizes
+from tests.cache.conftest import Forks, leftovers, result
+from tests.cache.test_crashes import KILLED, STEPS
 
 ROOT = Path(__file__).parent.parent
-RUN = (
-    "import sys; from tests.cache.forks import cut_small; from penstock.build import prepare; "
-    "from penstock.sources.slices import SliceSizes; cut_small(SliceSizes(50_000, 200_000, 800_000)); "
-    "prepare.SMALL_BYTES = 0; from penstock.cli import main; sys.argv = ['penstock', *sys.argv[1:]]; main()"
-)
+SLICES = SliceSizes(20_000, 80_000, 320_000)
 
 
 def main() -> None:
     """Runs rounds until there were enough kills."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=None, help="where to work; default: a temporary folder")
     args = parser.parse_args()
@@ -50,29 +50,47 @@ def main() -> None:
 def crash(work: Path, kills: int, rows: int, choose: random.Random) -> dict[str, object]:
     """Runs rounds of kills; fails if a round's result differs from the undisturbed one."""
     data = _data(work / "rows.jsonl", rows, choose)
-    began = time.monotonic()
-    code = _start(data, work / "reference", 2, "").wait()
-    assert code == 0, "the undisturbed build failed"
-    whole, expected = time.monotonic() - began, result(work / "reference")
-    done = rounds = 0
-    steps: dict[str, int] = {}
-    while done < kills:
-        cache, code = work / f"round-{rounds}", -signal.SIGKILL
-        while code != 0:
-            fault = f"{choose.choice(STEPS)}:{choose.randint(1, 6)}" if choose.random() < 0.5 else ""
-            process = _start(data, cache, choose.choice((1, 2, 3)), fault)
-            code = _wait_or_kill(process, choose.uniform(0, 1.3 * whole))
-            assert code in (0, -signal.SIGKILL), f"exit code {code}"
-            done += code != 0
-            steps[fault.split(":")[0] or "random"] = steps.get(fault.split(":")[0] or "random", 0) + (code != 0)
-        assert _start(data, cache, 1, "").wait() == 0
-        assert result(cache) == expected, f"round {rounds} differs; look at {cache}"
-        assert leftovers(cache) == [], leftovers(cache)
-        shutil.rmtree(cache)
-        rounds += 1
-        print(f"{done} kills, {rounds} rounds identical", file=sys.stderr, flush=True)
+    (work / "logs").mkdir()
+    forks = Forks(work / "logs", slices=SLICES)
+    try:
+        began = time.monotonic()
+        code, said = _build(forks, data, work / "reference", 2)
+        assert code == 0, f"the undisturbed build failed: {said}"
+        whole, expected = time.monotonic() - began, result(work / "reference")
+        done = rounds = 0
+        steps: Counter[str] = Counter()
+        while done < kills:
+            cache = work / f"round-{rounds}"
+            killed = _round(forks, data, cache, whole, choose)
+            code, said = _build(forks, data, cache, 1)
+            assert code == 0, said
+            assert result(cache) == expected, f"round {rounds} differs; look at {cache}"
+            assert leftovers(cache) == [], leftovers(cache)
+            shutil.rmtree(cache)
+            steps += killed
+            done, rounds = steps.total(), rounds + 1
+            print(f"{done} kills, {rounds} rounds identical", file=sys.stderr, flush=True)
+    finally:
+        forks.close()
     shards = sum(name.endswith(".arrow") for name in expected)
     return {"kills": done, "rounds": rounds, "shards": shards, "undisturbed_seconds": round(whole, 1), "by_step": steps}
+
+
+def _round(forks: Forks, data: Path, cache: Path, whole: float, choose: random.Random) -> Counter[str]:
+    """Kill builds of one cache until one completes; the kills by commit step, or `random`."""
+    killed: Counter[str] = Counter()
+    code = KILLED
+    while code == KILLED:
+        fault = f"{choose.choice(STEPS)}:{choose.randint(1, 6)}" if choose.random() < 0.5 else ""
+        pid = _start(forks, data, cache, choose.choice((1, 2, 3)), fault)
+        timer = threading.Timer(choose.uniform(0, choose.choice((0.2, 0.5, 1.0)) * whole), _kill_group, (pid,))
+        timer.start()
+        code = forks.wait(pid)
+        timer.cancel()
+        assert code in (0, KILLED), f"exit code {code}: {forks.output(pid)}"
+        if code == KILLED:
+            killed[fault.split(":")[0] or "random"] += 1
+    return killed
 
 
 def _data(path: Path, rows: int, choose: random.Random) -> Path:
@@ -84,24 +102,23 @@ def _data(path: Path, rows: int, choose: random.Random) -> Path:
     return path
 
 
-def _start(data: Path, cache: Path, workers: int, fault: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PENSTOCK_FAULT": fault}
-    command = ["prepare", str(data), "--tokenizer", str(ROOT / "examples" / "tokenizer"), "--cache", str(cache)]
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, *command, "--workers", str(workers)],
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def _build(forks: Forks, data: Path, cache: Path, workers: int) -> tuple[int, str]:
+    pid = _start(forks, data, cache, workers, "")
+    return forks.wait(pid), forks.output(pid)
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> int:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.wait()
+def _start(forks: Forks, data: Path, cache: Path, workers: int, fault: str) -> int:
+    command = ("prepare", data, "--tokenizer", ROOT / "examples" / "tokenizer", "--cache", cache, "--workers", workers)
+    return forks.start(*command, fault=fault, workers=True)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a build and its workers; a build that has not made its group yet is killed alone."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,15 @@ CLAUSE = re.compile("(?=[，。！？；：、])")
 
 
 def material(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """The rows of the files that are single conversations."""
+    """The rows of the files that are single conversations; files without one are an error."""
     rows = [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
-    return [row for row in rows if "messages" in row and "chosen" not in row]
+    found = [row for row in rows if "messages" in row and "chosen" not in row]
+    if files and not found:
+        raise SystemExit(
+            f"{', '.join(map(str, files))}: none of {len(rows)} rows has a `messages` column; "
+            "preference rows are left out. Give a file of conversations with --data."
+        )
+    return found
 
 
 def shuffled_text(text: str, random: np.random.Generator) -> str:
@@ -54,6 +60,8 @@ def shuffled_row(row: dict[str, Any], random: np.random.Generator) -> dict[str, 
 
 def grown(rows: Sequence[dict[str, Any]], size: int, seed: int = 0) -> Iterator[bytes]:
     """Yields JSON lines made from the rows, reshuffled on each pass, until they have `size` bytes."""
+    if not rows:
+        raise SystemExit("there are no rows to grow: does the chat template refuse all of them?")
     random = np.random.default_rng(seed)
     written = 0
     while True:

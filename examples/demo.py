@@ -45,6 +45,12 @@ def main() -> None:
         print("\nA few steps on a tiny model with random weights, packed rows, batches collated ahead:")
         run("train", "sft", "examples/sft.yaml", f"output={cache}/run", f"data.prepare.cache={cache}", "feed.epochs=2")
 
+        report = Path(tempfile.gettempdir()) / "penstock-demo.html"
+        run("report", str(ds.path), "--max-length", "128", "--run", f"{cache}/run", "-o", str(report))
+        print("\nOpen the report in a browser. To browse the rows themselves:")
+        print("  penstock prepare examples/data/chats.jsonl --tokenizer examples/tokenizer")
+        print(f"  penstock view {ds.key[:15]}    # needs pip install 'penstock[look]'")
+
 
 if __name__ == "__main__":
     main()

@@ -22,6 +22,6 @@ def local_path(given: str | os.PathLike[str], what: str) -> Path:
     scheme = scheme_of(given)
     if scheme:
         raise UsageError(
-            f"{what} {os.fspath(given)}: addresses are not served ({scheme}). Give a path on a local or mounted disk."
+            f"{what} {os.fspath(given)}: {scheme} addresses are not supported. Use a path on a local or mounted disk."
         )
     return Path(given).expanduser()

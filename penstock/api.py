@@ -19,6 +19,7 @@ from penstock.build.options import PrepareOptions, prepare_options
 from penstock.export.options import WriteOptions
 from penstock.feed.loader import Loader
 from penstock.feed.settings import LoaderOptions
+from penstock.notebook import html
 from penstock.options import with_signature
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.view import mixture, view
@@ -30,11 +31,19 @@ if TYPE_CHECKING:
     from penstock.build.progress import OnProgress, Progress
     from penstock.export.exporter import Exported
     from penstock.export.exporter import OnProgress as OnExportProgress
+    from penstock.look.stats import Stats
     from penstock.store.conversations import ConversationReader
 
 
 class View(view.View):
     """A dataset as a loss policy, a maximum length and a hold-out see it."""
+
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of what this view serves: what `penstock stats` prints and a report shows."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     @with_signature(LoaderOptions)
     def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
@@ -81,6 +90,12 @@ class Mixture(mixture.Mixture):
         return _to_hf(self, capacity)
 
 
+def _stats(counted: View | Dataset, capacity: int | None) -> Stats:
+    from penstock.look.stats import stats
+
+    return stats(counted, capacity)
+
+
 def _export(
     served: View | Mixture,
     to: str,
@@ -107,6 +122,13 @@ class Dataset(StoredDataset):
         """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
         return View(self, view_settings(options)).filled()
 
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Counts of all rows; trained is what `all_assistant_messages` trains."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
+
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation that example (or pair) `index` was rendered from, read again from its source.
 
@@ -121,11 +143,6 @@ class Dataset(StoredDataset):
         from penstock.store.conversations import ConversationReader  # needs the template engines
 
         return ConversationReader(self)
-
-    def _repr_html_(self) -> str:
-        from penstock.report.outcome import as_html, dataset_facts
-
-        return as_html(repr(self), dataset_facts(self))
 
     def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
         return open_, (str(self.path),)
@@ -150,7 +167,7 @@ def prepare(
     place, unless `on_unwritable="error"`.
     """
     from penstock.build.prepare import Builder  # what is prepared already opens without the engines
-    from penstock.report.watching import watched
+    from penstock.look.terminal.watching import watched
 
     tokenizer: object = options.get("tokenizer")
     given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer

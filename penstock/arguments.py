@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from penstock.adoption.options import Check
-    from penstock.build.options import DroppedCalls, Eos, OnBadRow, OnMiss, OnUnwritable, SpecialText, TokenizerAs
+    from penstock.build.options import (
+        Arguments,
+        DroppedCalls,
+        Eos,
+        OnBadRow,
+        OnDropped,
+        OnMiss,
+        OnUnwritable,
+        SpecialText,
+        TokenizerAs,
+    )
     from penstock.export.options import Weights
     from penstock.feed.collate import Side
     from penstock.feed.settings import Collate, Framework
@@ -47,6 +57,7 @@ class PrepareArguments(TypedDict, total=False):
     split: str | None
     limit: int | None
     on_bad_row: OnBadRow | str
+    on_dropped: OnDropped | str
     workers: str | int
     cache: str | os.PathLike[str] | None
     tokenizer_revision: str | None
@@ -62,6 +73,7 @@ class PrepareArguments(TypedDict, total=False):
     eos: Eos | str
     special_tokens_in_text: SpecialText | str
     dropped_tool_calls: DroppedCalls | str
+    arguments: Arguments | str
     no_cache: bool
     force: bool
     trust: Trust | str

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 import penstock as ps
 from benchmarks.conformance import Clock, ConformanceTally, compare, compare_rows, trl_templates
-from benchmarks.masks import Comparison, MaskTally
+from benchmarks.masks import MaskComparison, MaskTally
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Oracle
 from benchmarks.segments import dump
@@ -128,7 +128,7 @@ def test_a_changed_segment_is_shown(data: list[Files], tokenizer: Path, tmp_path
     here, there = dict(np.load(out)), dict(np.load(out))
     decoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     equal = MaskTally()
-    Comparison(here, there, data[0], decoder, equal).run()
+    MaskComparison(here, there, data[0], decoder, equal).run()
     assert equal.perfect
     assert equal.rows == equal.segments == equal.masks["all_messages"] == len(here["row"])
 
@@ -138,7 +138,7 @@ def test_a_changed_segment_is_shown(data: list[Files], tokenizer: Path, tmp_path
     here["all_assistant_messages"] = here["all_assistant_messages"].copy()
     here["all_assistant_messages"][first] = False
     changed = MaskTally()
-    Comparison(here, there, data[0], decoder, changed).run()
+    MaskComparison(here, there, data[0], decoder, changed).run()
     assert changed.segments == changed.masks["all_assistant_messages"] == changed.rows - 1
     assert changed.masks["all_messages"] == changed.rows
     assert set(changed.changes) == {

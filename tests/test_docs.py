@@ -130,6 +130,7 @@ def test_the_first_hour_runs(fresh_environment: dict[str, str], tmp_path: Path) 
 
 
 PAGES = [ROOT / "docs" / "export.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
+PAGES = [ROOT / "docs" / "export.md", ROOT / "docs" / "look.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -165,6 +166,13 @@ def test_the_recipes_for_trl_run(workplace: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_the_example_of_look_runs(workplace: Path) -> None:
+    (code,) = blocks(ROOT / "docs" / "look.md", "python")
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=workplace, env=environment(workplace), capture_output=True, text=True, check=True)
+    assert "128" in done.stdout
+
+
 def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
     """And shows its progress there: one display, which ends as the summary."""
     code = f"""
@@ -196,6 +204,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
         [sys.executable, ROOT / "examples" / "demo.py"], env=variables, capture_output=True, text=True, check=True
     )
     assert "nothing to do" in done.stdout
+    assert "penstock-demo.html" in done.stdout and "penstock view b3-" in done.stdout
 
 
 def test_the_command_line_reference_is_up_to_date() -> None:

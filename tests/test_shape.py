@@ -28,8 +28,16 @@ STAGES = (
     "feed",
     "train",
 )
-SHARED = ("addresses", "arguments", "arrays", "errors", "native", "options")  # no stage: anybody may use them
-BESIDE = ("export", "adoption", "report", "verify", "cli", "api")
+SHARED = (
+    "addresses",
+    "arguments",
+    "arrays",
+    "errors",
+    "native",
+    "notebook",
+    "options",
+)  # no stage: anybody may use them
+BESIDE = ("export", "adoption", "look", "verify", "cli", "api")
 
 
 def imports(path: Path) -> set[str]:

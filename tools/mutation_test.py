@@ -2,11 +2,11 @@
 
     python -m tools.mutation_test [--only TEXT] [--data FOLDER] [--json FILE]
 
-Each mutation in `tools.mutations` is applied to a copy of the tree, the C file is recompiled, and the machine's quick
-tests run until one fails. With --data, each mutation that changes at least 1% of the rows of some file (rendered with
-one of `TEMPLATES`) must also be caught while that file is prepared: by the probes that compare the engines before any
-row is served, or by the spot check. Exits with 1 if a mutation is missed. Takes about ten seconds per mutation on one
-core.
+Each mutation in `tools.mutations` is applied to a copy of the tree, the C file is recompiled, and the tests in `STAGES`
+(quick ones first) run until one fails. With --data, each mutation that changes at least 1% of the rows of some file
+(rendered with one of `TEMPLATES`) must also be caught while that file is prepared: by the probes that compare the
+engines before any row is served, or by the spot check. Exits with 1 if a mutation is missed. Takes about ten seconds
+per mutation on one core, and a minute for one that survives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from typing import Any
 from tools.mutations import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
-TESTS = "tests/template/test_machine.py"
+_MACHINE = "tests/template/test_machine.py"
+STAGES = (  # files of tests, and which of them
+    *((_MACHINE, "not trl"), (_MACHINE, "trl")),
+    *(("tests/template/test_special_text.py", ""), ("tests/template/test_rows.py", "")),
+)
+ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file
 SHARE = 0.01
@@ -101,14 +106,14 @@ class TreeCopy:
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", "FAILED (hangs)")
 
-    def tests(self) -> str:
-        """The first test that fails, or "survived"; the slow tests of whole templates run last."""
-        quick = self._tests("not trl")
-        return self._tests("trl") if quick == "survived" else quick
+    def tests(self, stages: tuple[tuple[str, str], ...] = STAGES) -> str:
+        """The first test that fails, or "survived"."""
+        outcomes = (self._tests(*stage) for stage in stages)
+        return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
 
-    def _tests(self, chosen: str) -> str:
+    def _tests(self, file: str, chosen: str) -> str:
         options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=no", "-k", chosen)
-        done = self.run("-m", "pytest", *options, TESTS)
+        done = self.run("-m", "pytest", *options, file)
         if done.returncode == 0:
             return "survived"
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -229,8 +234,8 @@ def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usu
         result.tests = f"stale: found {text.count(old)} times"
         return result
     if copy.write(file, text.replace(old, new)):
-        result.tests = copy.tests()
-        if files:
+        result.tests = copy.tests(ALIGNMENT if file.endswith("align.c") else STAGES)
+        if files and not file.endswith("align.c"):
             judge_build(copy, result, files, usual)
     else:
         result.tests = "does not compile"
@@ -261,7 +266,7 @@ def main() -> int:
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
         usual = json.loads(copy.run("-m", "tools.mutation_test", "--digests", *map(str, files)).stdout) if files else {}
-        if (first := copy.tests()) != "survived":
+        if (first := copy.tests((*STAGES, *ALIGNMENT))) != "survived":
             print(f"the tests fail without any mutation: {first}")
             return 1
         for mutation in MUTATIONS:

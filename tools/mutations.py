@@ -152,11 +152,12 @@ ROWS: Final = (
     ("        c->roles[0] = 1;\n", "        c->roles[0] = 2;\n"),
     ('        PUT(m, "\\n\\n");\n', '        PUT(m, "\\n");\n'),
     ('saying(m, NAME("user"), pair.list->v[0], at)', 'saying(m, NAME("user"), pair.list->v[1], at)'),
-    ("thinking ? *thinking : *reasoning);", "*reasoning);"),
+    ("set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning);", ""),
     ('        else if (content.tag == NONE && is_among(l->text_for_null, where))\n            content = LITERAL("");\n', ""),
     ("return of_dict(m, 0);\n    const Value found = json_text", "return none();\n    const Value found = json_text"),
     ("        if (!truth(m, tools)) tools = none();\n", ""),
     ("needle.size <= left", "needle.size < left"),
+    ("if (left < 2 || !l->needle_pairs", "if (left < 3 || !l->needle_pairs"),
     ("if (content && !is_said(m, *content, text)) flags[i] = 0;", ""),
     ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
     ("if (find_key(found.dict, reserved[i])) unusual(m);", ""),
@@ -209,6 +210,23 @@ EXPRESSIONS: Final = (
     ('or "," in node.value:', "or False:"),
     ("for part in reversed(parts):", "for part in parts:"),
 )
+ALIGN: Final = (
+    ("        } else if (*at == ' ' && is_bar(piece, piece_end)) {", "        } else if (false) {"),
+    ("    if (rule & PREPENDS) return true;", "    if (rule & PREPENDS) return first;"),
+    ("    if (rule & PREPENDS) return true;", "    if (rule & PREPENDS) return false;"),
+    ("    return at < end && *at != ' ' && !is_bar(at, end);", "    return at < end && *at != ' ';"),
+    ("kind == PIECE || kind == ADDED_OR_PIECE ? behind(", "kind == PIECE ? behind("),
+    ("        starts = kind >= ADDED;", "        starts = kind == ADDED;"),
+    ("reached = at - text + width(*at);", "reached = at - text + 1;"),
+    ("        if (at - text > reached) reached = at - text;", "        reached = at - text;"),
+    ("    return at == end;\n}\n\n/* A token", "    return true;\n}\n\n/* A token"),
+    ("if (inclusive[s] && k < n && (k ? ends[k - 1] : 0) < cuts[s]) count++;", ""),
+    ("k + (inclusive[s] && k < n && at < cut);", "k;"),
+    ("if (next > cut) break;", "if (next >= cut) break;"),
+    ("    return (size_t)at == size;", "    return true;"),
+    ("        if (ids[i] >= p->count) return false;", ""),
+    ("            if (ids[k] >= count) return false;", ""),
+)
 
 MUTATIONS: Final = tuple(
     (file, old, new)
@@ -223,6 +241,7 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}provenance.c", PROVENANCE),
         (f"{_NATIVE}rows.c", ROWS),
         (f"{_NATIVE}program.c", PROGRAM),
+        (f"{_NATIVE}align.c", ALIGN),
         ("penstock/template/compiler.py", COMPILER),
         ("penstock/template/expressions.py", EXPRESSIONS),
     )

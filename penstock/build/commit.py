@@ -58,9 +58,12 @@ def make_manifest(
     ledgers: list[Any] = []
     proved = 0
     lengths: Counter[int] = Counter()
-    for name in names:
+    first_noted: dict[str, list[int]] = {}
+    for name, part in zip(names, slices, strict=True):
         columns, meta = read_shard(cache.shard_path(name))
         ledgers.append(meta.ledger)
+        for note, runs in meta.noted.items():
+            first_noted.setdefault(note, [part.file, part.first_row + runs[0]])
         proved += len(meta.proof["rows"])
         found, counts = np.unique(np.diff(columns.id_offsets), return_counts=True)
         lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
@@ -75,7 +78,7 @@ def make_manifest(
         examples=[ledger["examples"] for ledger in ledgers],
         tokens=[ledger["tokens"] for ledger in ledgers],
     )
-    ledger = _summed(ledgers) | {"lengths": _percentiles(lengths)}
+    ledger = _summed(ledgers) | {"lengths": _percentiles(lengths), "first_noted": first_noted}
     return Manifest(key, recipe, table, ledger, {"rows": proved}, preference)
 
 

@@ -42,6 +42,20 @@ class DroppedCalls(StrEnum):
     KEEP = "keep"
 
 
+class Arguments(StrEnum):
+    """In which form templates are given the arguments of tool calls."""
+
+    AUTO = "auto"  # parsed or written as JSON where the template can't print them otherwise
+    AS_GIVEN = "as-given"
+
+
+class OnDropped(StrEnum):
+    """What the build does about rows of which the model sees or learns less than they hold."""
+
+    WARN = "warn"
+    ERROR = "error"
+
+
 class TokenizerAs(StrEnum):
     """Whose ids a tokenizer gives."""
 
@@ -89,6 +103,9 @@ class PrepareOptions(FormatOptions):
     split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
     limit: Annotated[int, Ge(1)] | None = option("Take only the first N rows of those selected")
     on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
+    on_dropped: OnDropped = option(
+        "When tools, reasoning, columns or other parts of a row are not used: warn, error", OnDropped.WARN
+    )
     workers: str = option("Worker processes: a number, or auto", "auto", also="int")
     cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub", panel=SOURCE)
@@ -124,6 +141,11 @@ class PrepareOptions(FormatOptions):
     )
     dropped_tool_calls: DroppedCalls = option(
         "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT, panel=TEMPLATE
+    )
+    arguments: Arguments = option(
+        "Arguments of tool calls: auto (strings and objects as the template prints them), as-given",
+        Arguments.AUTO,
+        panel=TEMPLATE,
     )
     no_cache: bool = option("Build in a new temporary folder instead of the cache", False, panel=CACHE)
     force: bool = option("Rebuild all slices, whatever the cache has", False, panel=CACHE)

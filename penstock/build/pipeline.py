@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from penstock.build.batch import Ending, ExampleBatch, encode_texts, joined, piece_texts, surrounded
-from penstock.build.options import DroppedCalls, Eos, SpecialText
+from penstock.build.options import Arguments, DroppedCalls, Eos, SpecialText
 from penstock.build.reading import (
     SliceState,
     encoder_panic,
@@ -32,7 +32,7 @@ from penstock.build.reading import (
 )
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.chat.conversation import Conversation
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, NotedRows
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
 from penstock.encode.encoder import Encoder
@@ -55,7 +55,8 @@ class SliceResult:
 
     columns: Columns
     rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
-    notes: Counter[str]
+    noted: NotedRows  # of the rows that were kept
+    nulls_dropped: int  # fields that Arrow added
     rows: int
     engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
@@ -104,6 +105,7 @@ class Rendering:
             mapping=recipe.mapping,
             special_text=vocabulary.special_contents,
             added_tokens=[token.content for token in vocabulary.added],
+            arguments_as_given=recipe.arguments is Arguments.AS_GIVEN,
             fast=fast,
         )
         self.splitter = Splitter(
@@ -170,12 +172,11 @@ class Pipeline:
             parts = [self._examples(rows, stretch, state) for stretch in stretches(rows.rows)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
-        if rows.nulls_dropped:
-            state.notes[Note.ARROW_NULLS.value] += rows.nulls_dropped
         columns = batch.columns(hashes, format=self.recipe.mapping.format)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
-        return SliceResult(columns, rejected, state.notes, len(rows.rows), engines, sorted(set(state.fresh)))
+        fresh = sorted(set(state.fresh))
+        return SliceResult(columns, rejected, state.notes, rows.nulls_dropped, len(rows.rows), engines, fresh)
 
     def _examples(self, rows: SliceRows, stretch: range, state: SliceState) -> ExampleBatch:
         """All examples of a stretch of rows, in order; rows with an error are rejected whole."""
@@ -324,11 +325,12 @@ class Pipeline:
             state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
             state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
-        state.note((rows[k], note) for k, notes in rendered.notes.items() for note in notes)
+        places = np.array(rows, np.int64)
+        state.note_rows(rendered.notes, places)
+        state.note_rows(segments.notes, places)
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(rows[k], error)
         state.render += rendered.reference
-        state.notes += segments.notes
         return segments
 
 

@@ -22,7 +22,7 @@ from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.inputs import with_inputs
 from penstock.build.limits import worker_count
-from penstock.build.options import OnBadRow, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
+from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
 from penstock.build.pool import Setup, job_here, run_here, run_workers
 from penstock.build.progress import OnProgress, Progress, SliceReport
@@ -31,6 +31,7 @@ from penstock.build.sharing import Sharing
 from penstock.build.worker_process import Task
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
+from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.sources import KeepData, Slice, SourceSet, discover
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_LOSSES = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
 ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
@@ -261,6 +263,17 @@ class Builder:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
                 if self._meta(name).rejected:
                     raise self._first_rejected(name, part)
+        if any(note in _LOSSES for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
+            for name, part in zip(manifest.shards.names, self._slices, strict=True):
+                self._refuse_losses(name, part)
+
+    def _refuse_losses(self, name: str, part: Slice) -> None:
+        """Raise for the first row of a slice of which the model sees or learns less than it holds."""
+        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _LOSSES}
+        if noted:
+            row, note = min((row, note) for note, row in noted.items())
+            (where,) = row_places(self.sources.files[part.file], part, [row])
+            raise RowError(note, *reason_and_remedy(Note(note)), where)
 
     # -- making what is missing -----------------------------------------------------------------------------------
 
@@ -354,6 +367,8 @@ class Builder:
                 self._auto.look()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
                 raise self._first_rejected(task.name, task.slice)
+            if report.losses and self.options.on_dropped is OnDropped.ERROR:
+                self._refuse_losses(task.name, task.slice)
 
         def retry(task: Task, how: str) -> None:
             self.progress.retries += 1
@@ -375,10 +390,14 @@ class Builder:
     def _seen(self, task: Task) -> None:
         self.progress.bytes_seen += task.slice.size
         self._tell()
-        if self.options.on_bad_row is not OnBadRow.ERROR or not self.cache.has_shard(task.name):
+        strict = self.options.on_bad_row is OnBadRow.ERROR, self.options.on_dropped is OnDropped.ERROR
+        if not any(strict) or not self.cache.has_shard(task.name):
             return
-        if self.cache.shard_note(task.name)["rejected"] and self._meta(task.name).rejected:
+        note = self.cache.shard_note(task.name)
+        if strict[0] and note["rejected"] and self._meta(task.name).rejected:
             raise self._first_rejected(task.name, task.slice)
+        if strict[1] and note.get("losses"):
+            self._refuse_losses(task.name, task.slice)
 
     def _tell(self) -> None:
         if self._on_progress is not None:

@@ -19,6 +19,7 @@ class SliceReport:
     tokens: int
     bytes: int  # of rows read
     rejected: int
+    losses: list[str]  # notes of what the model neither sees nor learns
     engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
     encoder: tuple[str, str]  # the engine that encodes, and why it is not a faster one
     checked: int  # rows that were redone with the references and compared

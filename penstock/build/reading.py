@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from penstock.chat.notes import Note
+import numpy as np
+
+from penstock.arrays import Int64
+from penstock.chat.notes import Note, NotedRows, joined_notes
 from penstock.encode.encoder import MAX_PIECE_BYTES
 from penstock.errors import EncoderPanic, RowError
 
@@ -22,14 +25,30 @@ class SliceState:
     """What became of the rows so far."""
 
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
+    noted: dict[Note, list[Int64]] = field(default_factory=dict)  # numbers of rows, not yet sorted
     render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
     encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
 
     def note(self, found: Iterable[tuple[int, Note]]) -> None:
-        """Count rows with something to be noted, each once."""
-        self.notes.update(note.value for _, note in set(found))
+        """Note rows one by one."""
+        rows: dict[Note, list[int]] = {}
+        for row, note in found:
+            rows.setdefault(note, []).append(row)
+        for note, own in rows.items():
+            self.noted.setdefault(note, []).append(np.array(own, np.int64))
+
+    def note_rows(self, found: NotedRows, rows: Int64) -> None:
+        """Note rows of a batch, which has these rows of the slice."""
+        for note, places in found.items():
+            self.noted.setdefault(note, []).append(rows[places])
+
+    @property
+    def notes(self) -> NotedRows:
+        """The noted rows that were kept."""
+        refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
+        kept = joined_notes(*({note: np.concatenate(rows)} for note, rows in self.noted.items()))
+        return {note: left for note, rows in kept.items() if len(left := np.setdiff1d(rows, refused))}
 
     def reject(self, row: int, error: RowError) -> None:
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}

@@ -1,8 +1,8 @@
 """The recipe: all that decides the tokens besides the rows, in one place.
 
 Left out on purpose, because they change no byte of a shard: the sources' paths and names, the split, the cache, the
-number of workers, `fast` (engines are interchangeable), `on_bad_row` and the quarantine file (rejected rows are kept
-with their shard either way), and everything a view decides.
+number of workers, `fast` (engines are interchangeable), `on_bad_row`, `on_dropped` and the quarantine file (rejected
+and noted rows are kept with their shard either way), and everything a view decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from penstock.build.options import DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
+from penstock.build.options import Arguments, DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
@@ -22,7 +22,7 @@ from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.tokenizer import TokenizerFiles
 
-STAGES_VERSION = 3  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
+STAGES_VERSION = 4  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
 REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
 
@@ -44,6 +44,7 @@ class Recipe:
     special_tokens: dict[str, str]
     tokenizer: str  # digest of tokenizer.json
     tokenizer_as: TokenizerAs = TokenizerAs.FILE
+    arguments: Arguments = Arguments.AUTO
 
     def as_json(self) -> dict[str, Any]:
         """What the manifest shows and the digest covers."""
@@ -65,6 +66,7 @@ class Recipe:
             "tokenizer": self.tokenizer,
             # Only where it is not the usual: recipes from before there was a choice stay the same.
             **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
+            **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
         }
 
     @cached_property
@@ -89,6 +91,7 @@ class Recipe:
             special_tokens=value["special_tokens"],
             tokenizer=value["tokenizer"],
             tokenizer_as=TokenizerAs(value.get("tokenizer_as", "file")),
+            arguments=Arguments(value.get("arguments", "auto")),
         )
 
 
@@ -110,6 +113,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: Tokenize
         special_tokens=dict(model.special_tokens),
         tokenizer=bytes_digest(model.tokenizer_json),
         tokenizer_as=options.tokenizer_as or TokenizerAs.FILE,
+        arguments=options.arguments if templates else Arguments.AUTO,
     )
 
 

@@ -15,6 +15,7 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.spot_check import mismatches, sampled_rows
 from penstock.chat.conversation import Part
+from penstock.chat.notes import Note, to_runs
 from penstock.encode.memory import resident_bytes
 from penstock.sources import Slice, SliceRows, TextRows, read_rows
 from penstock.store.cache import Cache
@@ -76,16 +77,19 @@ class SliceJob:
             "examples": columns.examples,
             "tokens": int(columns.id_offsets[-1]),
             "regions_unknown": unknown,
-            "notes": {note: n for note, n in sorted(result.notes.items()) if n},
+            "notes": _counts(result),
             "warnings": self.pipeline.warnings,
         }
-        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}))
+        noted = {note.value: to_runs(rows) for note, rows in sorted(result.noted.items())}
+        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}, noted))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
         taken = self.pipeline.paths[0]
         paths = taken, 0 if check[1] else taken  # a path that no row has taken before is compared, or the slice redone
+        losses = sorted(note.value for note in result.noted if note.is_loss)
         note = {
             "rejected": len(rejected),
+            "losses": losses,
             "engines": engines,
             "encoder": self.pipeline.encoder.engine,
             "checked": check[0],
@@ -99,6 +103,7 @@ class SliceJob:
             tokens=ledger["tokens"],
             bytes=size,
             rejected=len(rejected),
+            losses=losses,
             engines=engines,
             encoder=(self.pipeline.encoder.engine, self.pipeline.encoder.not_served),
             checked=check[0],
@@ -112,6 +117,14 @@ class SliceJob:
             return report
 
         return commit
+
+
+def _counts(result: SliceResult) -> dict[str, int]:
+    """How many rows have each note (of what Arrow added: fields)."""
+    counts = {note.value: len(rows) for note, rows in result.noted.items()}
+    if result.nulls_dropped:
+        counts[Note.ARROW_NULLS.value] = result.nulls_dropped
+    return dict(sorted(counts.items()))
 
 
 def described(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:

@@ -9,11 +9,13 @@ does the same to the rows that it reads.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
 from penstock.chat.conversation import Conversation, Message
 from penstock.chat.formats_json import parse_text
+from penstock.chat.notes import Note
 from penstock.errors import RowError
 
 _ABSENT = object()
@@ -22,8 +24,11 @@ _ABSENT = object()
 class Adapter:
     """Adapts conversations to one template, whose reference render is `plain`."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, plain: Plain, *, arguments_as_given: bool = False) -> None:
         self.needs = find_needs(plain)
+        if arguments_as_given:
+            self.needs = replace(self.needs, object_arguments=False, other_strings_fail=False, string_arguments=False)
+        self._notes: set[Note] = set()  # of the conversation under way
         self._takes_all = self.needs == Needs()
         self._takes_calls = not (
             self.needs.object_arguments
@@ -38,6 +43,7 @@ class Adapter:
         """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
         if self._takes_all or conversation.pieces is not None:
             return conversation
+        self._notes.clear()
         tools = None if conversation.tools is None else self.adapt_tools(conversation.tools)
         changed = self._changed(conversation)
         if not changed and tools is conversation.tools:
@@ -45,7 +51,7 @@ class Adapter:
         messages = conversation.messages.copy()
         for number, message in changed.items():
             messages[number] = message
-        return conversation._replace(messages=messages, tools=tools)
+        return conversation._replace(messages=messages, tools=tools, notes=(*conversation.notes, *sorted(self._notes)))
 
     def _changed(self, conversation: Conversation) -> dict[int, Message]:
         """The messages that must change, by number."""
@@ -100,9 +106,12 @@ class Adapter:
         arguments = function.get("arguments")
         if type(arguments) is str and self.needs.object_arguments:
             parsed = self._parsed(arguments, function["name"], place)
-            function = function if parsed is arguments else {**function, "arguments": parsed}
+            if parsed is not arguments:
+                function = {**function, "arguments": parsed}
+                self._notes.add(Note.ARGUMENTS_PARSED)
         elif type(arguments) is dict and self.needs.string_arguments:
             function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+            self._notes.add(Note.ARGUMENTS_DUMPED)
         if is_bare:
             return _wrapped(function) if self.needs.wrapped_calls else function
         if self.needs.typed_calls and "type" not in call:

@@ -19,6 +19,13 @@ COLUMNS = "Columns and keys of a row"  # a panel of the help
 CALLS = "tool_calls"  # as a role's target: an assistant message whose text is the JSON of its tool calls
 
 LABEL_COLUMN = "label"  # KTO's: false means that the answer is a bad one
+NEAR_COLUMNS = (  # look meant; where the mapping does not use them, rows that have them are noted
+    *("message", "messages", "conversation", "conversations"),
+    *("tool", "function", "functions", "available_tools", "tool_definitions"),
+    *("system_prompt", "system_message", "template_kwargs", "template_vars", "chat_template_args"),
+    *("weight", "weights", "loss_weight", "loss_weights", "loss_mask"),
+    *("reasoning", "reasoning_content", "thinking", "chain_of_thought"),
+)
 MEDIA_COLUMNS = ("image", "images", "videos", "audios")  # refused where they have a value
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # the first that is not null counts
 WEIGHT_KEYS = ("weight", "train", "trainable", "masked", "loss", "loss_scale", "loss_weight")
@@ -113,9 +120,16 @@ class Mapping:
         return dict(self.columns).get(purpose)
 
     @property
+    def near_columns(self) -> tuple[str, ...]:
+        """Columns that look meant and are not used."""
+        used = dict(self.columns).values()
+        first = 4 if self.format is Format.PREFERENCE else 0  # pairs often carry a conversation of their own
+        return tuple(name for name in NEAR_COLUMNS[first:] if name not in used)
+
+    @property
     def read_columns(self) -> frozenset[str]:
         """Every column whose value is looked at."""
-        return frozenset((*dict(self.columns).values(), *MEDIA_COLUMNS, LABEL_COLUMN))
+        return frozenset((*dict(self.columns).values(), *MEDIA_COLUMNS, LABEL_COLUMN, *self.near_columns))
 
     def as_json(self) -> dict[str, Any]:
         """All that decides how rows are read, and nothing else: the mapping's part of the recipe."""

@@ -1,51 +1,142 @@
 """Notes: what happened to rows that were kept all the same, counted by name in the ledger and told with a remedy.
 
-A stage counts rows under a `Note`; the names are those of the ledger and never change. To note something new, add it
-here with its remedy and count it where it happens, in every engine alike.
+A stage notes rows under a `Note`; the names are those of the ledger and never change. To note something new, add it
+here with its remedy, note it where it happens, in every engine alike, and give it a line in `docs/notes.md`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+
+import numpy as np
+
+from penstock.arrays import Int64
 
 
 class Note(StrEnum):
     """What is noted, as the ledger names it."""
 
-    SPECIAL_TEXT = "special tokens in text"
-    CALLS_DROPPED = "tool calls dropped by the template"
+    TOOLS_DROPPED = "tools_dropped"
+    CALLS_DROPPED = "tool_calls_dropped"
+    REASONING_DROPPED = "reasoning_dropped"
     CONTENT_DROPPED = "content_dropped"
     SYSTEM_DROPPED = "system_dropped"
-    REASONING_DROPPED = "reasoning_dropped"
+    NAME_DROPPED = "name_dropped"
     LABEL_FALSE = "label_false"
+    COLUMN_UNUSED = "column_unused"
+    ARGUMENTS_PARSED = "arguments_parsed"
+    ARGUMENTS_DUMPED = "arguments_dumped"
+    SPECIAL_TEXT = "special_tokens_in_text"
     EOS_APPENDED = "eos_appended"
     NO_EOS = "no_eos"
     NO_STOP = "no_stop"
     HEADER_UNKNOWN = "header_unknown"
     SPAN_UNOWNED = "span_unowned"
-    ARROW_NULLS = "arrow nulls dropped"
+    ARROW_NULLS = "arrow_nulls_dropped"
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether something of the row is neither seen nor learned by the model: `--on-dropped error` refuses it."""
+        return self in _LOSSES
+
+
+_LOSSES = (
+    Note.TOOLS_DROPPED,
+    Note.CALLS_DROPPED,
+    Note.REASONING_DROPPED,
+    Note.CONTENT_DROPPED,
+    Note.SYSTEM_DROPPED,
+    Note.NAME_DROPPED,
+    Note.LABEL_FALSE,
+    Note.COLUMN_UNUSED,
+)
 
 _TOLD = {
-    Note.SPECIAL_TEXT: "special tokens stand in the text of messages; --special-tokens-in-text reject refuses them",
-    Note.CALLS_DROPPED: "the template drops tool calls; use one that prints them (--template)",
-    Note.CONTENT_DROPPED: "the template drops an answer; use one that prints it (--template)",
-    Note.SYSTEM_DROPPED: "the template drops the system prompt; use one that prints it (--template)",
-    Note.REASONING_DROPPED: "the template drops reasoning, which is not trained on; "
-    "use one that prints it (--template), or end conversations at the answers whose reasoning counts",
-    Note.LABEL_FALSE: "the column 'label' is false, as of bad answers in KTO data, and is not used; "
-    "take these rows out, or train on pairs",
-    Note.EOS_APPENDED: "the end-of-sequence token was appended to plain text; --eos never leaves it out",
-    Note.NO_EOS: "plain text ends without an end-of-sequence token, since the tokenizer names none; "
-    "put the model's tokenizer_config.json beside it",
-    Note.NO_STOP: "an answer ends without a stop token; see --stop next-marker",
-    Note.HEADER_UNKNOWN: "the start of an answer is not certain, so regions are unknown",
-    Note.SPAN_UNOWNED: "a {% generation %} block has text of no message, so regions are unknown",
-    Note.ARROW_NULLS: "null fields of structs, which Arrow adds, were dropped",
+    Note.TOOLS_DROPPED: ("the template never shows the tools", "use one that prints them (--template)"),
+    Note.CALLS_DROPPED: ("the template drops tool calls", "use one that prints them (--template)"),
+    Note.REASONING_DROPPED: (
+        "the template drops reasoning, which is not trained on",
+        "use one that prints it (--template), or end conversations at the answers whose reasoning counts",
+    ),
+    Note.CONTENT_DROPPED: ("the template drops an answer", "use one that prints it (--template)"),
+    Note.SYSTEM_DROPPED: ("the template drops the system prompt", "use one that prints it (--template)"),
+    Note.NAME_DROPPED: (
+        "the template drops the name of a speaker",
+        "use one that prints it (--template), or put it into the content",
+    ),
+    Note.LABEL_FALSE: (
+        "the column 'label' is false, as of bad answers in KTO data, and is not used",
+        "take these rows out, or train on pairs",
+    ),
+    Note.COLUMN_UNUSED: (
+        "a column that looks meant is not used",
+        "name it (--messages-key, --tools-key, --system-key, --variables-key), put weights and reasoning into the "
+        "messages, or remove it",
+    ),
+    Note.ARGUMENTS_PARSED: (
+        "tool arguments given as JSON strings were parsed, for the template prints objects",
+        "--arguments as-given leaves them as they are",
+    ),
+    Note.ARGUMENTS_DUMPED: (
+        "tool arguments given as objects were written as JSON strings, for the template prints strings",
+        "--arguments as-given leaves them as they are",
+    ),
+    Note.SPECIAL_TEXT: (
+        "special tokens stand in the text of messages",
+        "--special-tokens-in-text reject refuses them",
+    ),
+    Note.EOS_APPENDED: ("the end-of-sequence token was appended to plain text", "--eos never leaves it out"),
+    Note.NO_EOS: (
+        "plain text ends without an end-of-sequence token, since the tokenizer names none",
+        "put the model's tokenizer_config.json beside it",
+    ),
+    Note.NO_STOP: ("an answer ends without a stop token", "see --stop next-marker"),
+    Note.HEADER_UNKNOWN: (
+        "the start of an answer is not certain, so regions are unknown",
+        "use another template, or leave the rows out of views (regions_unknown='drop')",
+    ),
+    Note.SPAN_UNOWNED: (
+        "a {% generation %} block has text of no message, so regions are unknown",
+        "use --regions structure, or leave the rows out of views (regions_unknown='drop')",
+    ),
+    Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),
 }
+
+NotedRows = Mapping[Note, Int64]  # note -> numbers of rows, sorted, each once
 
 
 def told(note: str, count: int) -> str:
     """One line for the summary; a note of another version by its name alone."""
-    unit = "fields" if note == Note.ARROW_NULLS else "row" if count == 1 else "rows"
-    return f"{count:,} {unit}: {_TOLD[Note(note)] if note in set(Note) else note}"
+    unit = "field" if note == Note.ARROW_NULLS else "row"
+    what = "; ".join(_TOLD[Note(note)]) if note in set(Note) else note
+    return f"{count:,} {unit if count == 1 else unit + 's'}: {what}"
+
+
+def reason_and_remedy(note: Note) -> tuple[str, str]:
+    """What an error says of a row with this note."""
+    what, remedy = _TOLD[note]
+    return what, remedy[0].upper() + remedy[1:]
+
+
+def joined_notes(*parts: NotedRows) -> NotedRows:
+    """All notes of some parts of a batch, whose rows are numbered alike."""
+    found: dict[Note, list[Int64]] = {}
+    for part in parts:
+        for note, rows in part.items():
+            if len(rows):
+                found.setdefault(note, []).append(rows)
+    return {note: np.unique(np.concatenate(rows)) for note, rows in found.items()}
+
+
+def to_runs(rows: Int64) -> list[int]:
+    """Sorted numbers as the starts and ends of their runs: [2, 3, 4, 9] is [2, 5, 9, 10]."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    starts = rows[np.concatenate(([0], breaks))] if len(rows) else rows
+    ends = rows[np.concatenate((breaks - 1, [len(rows) - 1]))] + 1 if len(rows) else rows
+    return np.stack((starts, ends), axis=1).reshape(-1).tolist()
+
+
+def of_runs(runs: list[int]) -> Int64:
+    """The numbers that `to_runs` wrote."""
+    return np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in zip(runs[::2], runs[1::2], strict=True))])

@@ -20,6 +20,7 @@ from penstock.chat.notes import Note
 from penstock.errors import RowError
 
 Record = dict[str, Any]
+_NOTHING: tuple[object, ...] = (None, "", [], {})
 _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 
@@ -32,6 +33,7 @@ class RowReader:
         self._columns = dict(mapping.columns)
         self._reader = MessageReader(mapping)
         self._chat = ChatColumns(mapping)
+        self._near = frozenset(mapping.near_columns)
         self._read = self._reader_of(mapping.format)
 
     def conversations(self, row: bytes) -> tuple[Conversation, ...]:
@@ -41,9 +43,14 @@ class RowReader:
             found = self._read(record)
         except LargeInteger:
             found = RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
-        if record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO:
-            return tuple(conversation._replace(notes=(Note.LABEL_FALSE,)) for conversation in found)
-        return found
+        notes = self._notes(record)
+        return tuple(conversation._replace(notes=notes) for conversation in found) if notes else found
+
+    def _notes(self, record: Record) -> tuple[Note, ...]:
+        """What the row has that is not used."""
+        unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
+        label = record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO
+        return (Note.LABEL_FALSE,) * label + (Note.COLUMN_UNUSED,) * unused
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
         match name:

@@ -12,7 +12,7 @@ from penstock.cli.adopt import adopt
 from penstock.cli.cache import cache_app
 from penstock.cli.export import export
 from penstock.cli.lint import lint
-from penstock.cli.look import show, stats
+from penstock.cli.look import diff, report, show, stats, view
 from penstock.cli.prepare import prepare
 from penstock.cli.train import train_app
 from penstock.cli.verify import verify
@@ -45,6 +45,9 @@ def penstock(
 app.command()(prepare)
 app.command()(show)
 app.command()(stats)
+app.command()(report)
+app.command()(view)
+app.command()(diff)
 app.command()(export)
 app.command()(adopt)
 app.command()(lint)

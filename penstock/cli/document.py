@@ -9,6 +9,7 @@ from penstock.adoption.options import AdoptOptions
 from penstock.build.options import PrepareOptions
 from penstock.cli.flags import flag_of
 from penstock.export.options import ExportOptions
+from penstock.look.options import LookOptions
 
 INTRODUCTION = """# The command line
 
@@ -38,17 +39,6 @@ Makes a dataset of rows that are tokenized already ([exports](export.md)).
 
 """
 REST = """
-## penstock show DATASET
-
-Prints one example: each run of tokens with its message, role, part and weight; trained text is marked with `+`.
-`--row N` chooses the example, `--train-on` the loss policy, `--max-length` the longest sequence.
-
-## penstock stats DATASET
-
-Rows, tokens, trained share, length percentiles and histogram, tokens by role, duplicates. `--json` for machines.
-
-A DATASET is its folder, or its key (or the start of it) in the cache.
-
 ## penstock cache
 
 `ls`, `explain`, `verify`, `gc`: see [the cache](cache.md).
@@ -60,6 +50,25 @@ See [training](train.md).
 ## penstock verify CONFIG.yaml, penstock lint CONFIG.yaml --for trl.SFTConfig
 
 See [verify](verify.md) and [lint](lint.md).
+"""
+
+
+LOOK = """
+## penstock show | stats | report | view DATASET
+
+`show` prints one example (`--row N`): each run of tokens with its message, role, part and weight; trained text is
+marked with `+`. `stats` counts rows, tokens, trained shares, lengths, roles, duplicates; `--json` for machines.
+`report` writes one HTML file (`-o`, `--run FOLDER` adds a training run), `view` serves a local web page (`--port`,
+`--no-browser`, `--against OTHER`). See [look](look.md).
+
+A DATASET is its folder, or its key (or the start of it) in the cache. All of them take:
+
+"""
+DIFF = """
+## penstock diff A B
+
+Compares two datasets row by row, under a loss policy (`--train-on`); exit code 1 where they differ. `--json` for
+machines.
 """
 
 
@@ -84,7 +93,8 @@ def _default(option: Field[Any]) -> str:
 def document() -> str:
     """The whole page."""
     exporting, adopting = EXPORT + options_table(ExportOptions), ADOPT + options_table(AdoptOptions)
-    return INTRODUCTION + options_table(PrepareOptions) + exporting + adopting + REST
+    looking = LOOK + options_table(LookOptions) + DIFF
+    return INTRODUCTION + options_table(PrepareOptions) + exporting + adopting + looking + REST
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from penstock.cli.flags import with_flags
 from penstock.errors import UsageError
+from penstock.export.formats import format_names
 from penstock.export.options import ExportOptions
+from penstock.look.terminal.live import LiveProgress, amount, duration
 from penstock.options import read_options
-from penstock.report.live import LiveProgress, amount, duration
 
 if TYPE_CHECKING:
     from penstock.api import Mixture, View
@@ -30,7 +31,7 @@ Datasets = Annotated[
 @with_flags(ExportOptions)
 def export(
     datasets: Datasets,
-    to: Annotated[str, typer.Option("--to", help="Format: olmo, hf, trl, megatron, …", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(format_names())}", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write", show_default=False)],
     cache: Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,

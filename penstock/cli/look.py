@@ -1,13 +1,19 @@
-"""`penstock show` and `penstock stats`: look at what was prepared."""
+"""`penstock show`, `stats`, `report`, `view` and `diff`: look at what was prepared."""
 
 from __future__ import annotations
 
+import os
+import webbrowser
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
-from penstock.errors import RegionsUnknown, UsageError
+from penstock.cli.flags import with_flags
+from penstock.errors import UsageError
+from penstock.look.options import LookOptions, look_options, open_to_look
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,58 +22,156 @@ if TYPE_CHECKING:
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")]
-TrainOn = Annotated[str, typer.Option(help="Loss policy: which tokens are trained")]
-MaxLength = Annotated[int | None, typer.Option(help="Longest sequence")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
 
 
+@with_flags(LookOptions, leave_out=("capacity",))
 def show(
     dataset: Where,
     row: Annotated[int, typer.Option(help="Number of the example or pair, from 0")] = 0,
-    train_on: TrainOn = "all_assistant_messages",
-    max_length: MaxLength = None,
+    noted: Annotated[
+        str | None, typer.Option(help="List the rows with this note, such as tools_dropped; --row counts among them")
+    ] = None,
     cache: Cached = None,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Print an example's tokens: who made them, and which are trained."""
     from rich.console import Console
 
-    from penstock.api import open_
-    from penstock.report.show import show as show_item
+    from penstock.look.terminal.show import show as show_item
 
-    opened = open_(dataset, cache=cache)
     console = Console()
-    view = _view(opened, console, train_on=train_on, max_length=max_length)
-    if not 0 <= row < len(view):
-        raise UsageError(f"--row {row}: the view has {len(view):,} rows, numbered from 0")
+    opened, view = _opened(dataset, cache, look_options(given), console)
+    items = range(len(view)) if noted is None else _noted(opened, view, noted, console)
+    if not 0 <= row < len(items):
+        kind = "rows" if noted is None else f"rows with the note {noted}"
+        raise UsageError(f"--row {row}: the view has {len(items):,} {kind}, numbered from 0")
     table = opened.vocabulary.token_bytes
-    show_item(view, row, lambda token: table[token], console)
+    show_item(view, items[row], lambda token: table[token], console)
 
 
-def stats(
-    dataset: Where,
-    train_on: TrainOn = "all_assistant_messages",
-    max_length: MaxLength = None,
-    cache: Cached = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
-) -> None:
+@with_flags(LookOptions)
+def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
     """Count rows, tokens, lengths and what is trained."""
     from rich.console import Console
 
-    from penstock.api import open_
-    from penstock.report.stats import stats as count
-    from penstock.report.stats_table import stats_table
+    from penstock.look.stats import stats as count
+    from penstock.look.terminal.stats_table import stats_table
 
-    console = Console(stderr=json)
-    counted = count(_view(open_(dataset, cache=cache), console, train_on=train_on, max_length=max_length))
+    console, options = Console(stderr=json), look_options(given)
+    _, view = _opened(dataset, cache, options, console)
+    counted = count(view, options.capacity)
     if json:
         print(orjson.dumps(counted.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
         console.print(stats_table(counted))
 
 
-def _view(dataset: Dataset, console: Console, **options: Any) -> View:
-    """A view to look at; rows whose regions are unknown are left out and said."""
+@with_flags(LookOptions)
+def report(
+    dataset: Where,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write")] = Path("report.html"),
+    run: Annotated[
+        Path | None, typer.Option("--run", help="A training run's folder: adds curves and certificate")
+    ] = None,
+    cache: Cached = None,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Write everything there is to see about a dataset into one HTML file that needs no network."""
+    from rich.console import Console
+
+    from penstock.look.report import report as make
+    from penstock.look.report import write_report
+    from penstock.look.runs_folder import training_run
+
+    console, options = Console(), look_options(given)
+    training = None if run is None else training_run(run)
+    _, view = _opened(dataset, cache, options, console)
+    write_report(make(view, capacity=options.capacity, run=training), output)
+    console.print(f"{output.absolute()}", highlight=False, soft_wrap=True, markup=False)
+
+
+@with_flags(LookOptions)
+def view(
+    dataset: Where,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Another dataset, for the page of differences")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port on loopback; 0: a free one", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option(help="Open a browser where there is a display")] = True,
+    cache: Cached = None,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Browse a dataset in a local web page: rows, tokens, masks, batches."""
+    from penstock.api import open_
+
     try:
-        return dataset.view(**options).scanned()
-    except RegionsUnknown as error:
-        console.print(f"[yellow]left out:[/] {error}", highlight=False)
-        return dataset.view(**options, regions_unknown="drop").scanned()
+        from penstock.look.server.app import listen, serve
+        from penstock.look.server.session import Session
+    except ImportError as error:
+        raise UsageError(f"the viewer needs {error.name}: pip install 'penstock[look]'") from error
+
+    session = Session(
+        open_(dataset, cache=cache), look_options(given), open_(against, cache=cache) if against else None
+    )
+    try:
+        listening = listen(port)
+    except OSError as error:
+        raise UsageError(f"--port {port}: {error.strerror}. Leave it out to take a free one.") from error
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    print(f"{address}\nCtrl-C ends it.", flush=True)
+    if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(address)
+    serve(session, listening)
+
+
+@with_flags(LookOptions, leave_out=tuple(f.name for f in fields(LookOptions) if f.name != "train_on"))
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A dataset's folder, or its key in the cache")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The dataset to compare it with")],
+    cache: Cached = None,
+    json: Json = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Compare two datasets row by row: exit code 0 where they are equal, 1 where they differ."""
+    from rich.console import Console
+
+    from penstock.api import open_
+    from penstock.look.compare import compare
+    from penstock.look.terminal.compare_table import print_comparison
+
+    compared = compare(open_(a, cache=cache), open_(b, cache=cache), look_options(given).train_on)
+    if json:
+        print(orjson.dumps(compared.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        print_comparison(compared, Console())
+    raise typer.Exit(0 if compared.equal else 1)
+
+
+def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[int]:
+    """The items of a view whose rows have a note, listed with their places."""
+    import numpy as np
+
+    from penstock.chat.notes import told
+
+    numbers = dataset.noted(note)
+    items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
+    console.print(f"{note}: {told(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
+    files = dataset.notes.get("files", [])
+    for k, item in enumerate(items):
+        place = view[item].row
+        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
+        console.print(f"{k:>6}  {name} row {place.row}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    return items
+
+
+def _opened(where: str, cache: str | None, options: LookOptions, console: Console) -> tuple[Dataset, View]:
+    from penstock.api import open_
+
+    opened = open_(where, cache=cache)
+    return opened, open_to_look(opened, options, lambda text: console.print(f"[yellow]{text}[/]", highlight=False))

@@ -18,8 +18,8 @@ from penstock.build.finish import outcome_json
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.cli.flags import with_flags
-from penstock.report.live import LiveProgress, progress_line
-from penstock.report.outcome import WARNING, facts
+from penstock.look.terminal.live import LiveProgress, progress_line
+from penstock.look.terminal.outcome import WARNING, facts
 
 
 @with_flags(PrepareOptions)

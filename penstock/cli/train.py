@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from penstock.errors import UsageError
-from penstock.report.live import LiveProgress, progress_line
+from penstock.look.terminal.live import LiveProgress, progress_line
 
 if TYPE_CHECKING:
     from penstock.train.run import TrainResult

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -25,7 +26,7 @@ from penstock.errors import UsageError
 from penstock.export.folder import ExportFolder, store_errors
 from penstock.export.format import ExportFormat, ExportPart, find_format
 from penstock.export.options import Weights, WriteOptions
-from penstock.export.rows import ExportRows
+from penstock.export.rows import Block, ExportRows
 from penstock.export.statistics import PartStatistics, format_statistics, sum_statistics
 from penstock.export.tokenizer import write_tokenizer
 from penstock.options import read_options
@@ -33,6 +34,7 @@ from penstock.store.files import fault
 from penstock.view.mixture import Count, Mixture
 from penstock.view.view import View
 
+PROGRESS_SECONDS = 0.2  # between calls of `on_progress`
 VERSION = 1  # bump when the same rows produce different bytes
 
 
@@ -45,7 +47,7 @@ class ExportProgress:
     workers: int
     parts_done: int = 0
     parts_reused: int = 0
-    tokens: int = 0  # in parts written by this run
+    tokens: int = 0  # written by this run, unfinished parts included
     tokens_reused: int = 0
     started: float = field(default_factory=time.monotonic)
 
@@ -145,6 +147,7 @@ class _ExportRun:
     ) -> None:
         self._rows, self._format, self._folder, self._parts = rows, chosen, folder, parts
         self._on_progress = on_progress
+        self._counting = threading.Lock()
         self.progress = ExportProgress(len(parts), rows.tokens, workers)
 
     def write(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -178,11 +181,10 @@ class _ExportRun:
             running: set[Future[tuple[int, dict[str, Any]]]] = {pool.submit(self._write_part, part) for part in missing}
             try:
                 while running:
-                    done, running = wait(running, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    done, running = wait(running, timeout=PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
                     for future in done:
                         number, found[number] = future.result()
                         self.progress.parts_done += 1
-                        self.progress.tokens += self._parts[number].tokens
                     if self._on_progress is not None:
                         self._on_progress(self.progress)
             except BaseException:
@@ -192,12 +194,19 @@ class _ExportRun:
 
     def _write_part(self, part: ExportPart) -> tuple[int, dict[str, Any]]:
         statistics = PartStatistics()
-        blocks = statistics.count(self._rows.blocks(part.first, part.last))
+        blocks = statistics.count(self._counted(self._rows.blocks(part.first, part.last)))
         files = self._format.write(part, blocks, self._rows, self._folder)
         record = {"files": files, **statistics.to_json()}
         fault("part.done")
         self._folder.put_record(part.number, record)
         return part.number, record
+
+    def _counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Yields the same blocks and adds each to the progress once it is written."""
+        for block in blocks:
+            yield block
+            with self._counting:
+                self.progress.tokens += len(block.ids)
 
     def _write_statistics(self, statistics: dict[str, Any]) -> None:
         with self._folder.new("statistics.json") as file:
@@ -269,9 +278,9 @@ def _amount(amount: float | Count) -> Any:
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
     """Raises an error that lists the differences if a folder holds a different export."""
     found, expected = _flat(there), _flat(here)
-    found.pop("digest", None)
-    expected.pop("digest", None)
     different = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    if different != ["digest"]:  # which follows from the others
+        different = [name for name in different if name != "digest"]
     if different:
         listed = "; ".join(f"{name}: {found.get(name)!r} there, {expected.get(name)!r} here" for name in different)
         raise UsageError(f"{path} holds a different export ({listed}). Choose another folder with -o, or remove it.")

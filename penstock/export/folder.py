@@ -104,6 +104,8 @@ class ExportFolder:
                 path.parent.mkdir(exist_ok=True)
             temporary.replace(path)
             fault("part.rename")
+            if path.parent != self.data:
+                sync_folder(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

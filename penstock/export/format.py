@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import UsageError
-from penstock.export import formats
 from penstock.export.folder import ExportFolder
+from penstock.export.formats import format_names
 from penstock.export.rows import Block, ExportRows
 from penstock.options import nearest
 
@@ -38,7 +37,6 @@ class Supports:
 class ExportFormat(Protocol):
     """Writes rows as the files of a trainer."""
 
-    summary: str  # one line of help
     supports: Supports
     part_tokens: int  # default size of a part
 
@@ -55,11 +53,6 @@ class ExportFormat(Protocol):
     def finish(self, parts: list[ExportPart], rows: ExportRows, folder: ExportFolder) -> dict[str, Any]:
         """Writes files that describe all parts; returns facts for the manifest."""
         ...
-
-
-def format_names() -> list[str]:
-    """The names of all formats."""
-    return sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 
 
 def find_format(name: str) -> ExportFormat:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64
-from penstock.errors import ViewError
+from penstock.errors import UsageError, ViewError
 from penstock.pack.bins import ranges
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
@@ -61,6 +61,8 @@ class ExportRows:
     def __init__(self, served: View | Mixture, *, capacity: int | None = None, epoch: int = 0) -> None:
         if not len(served):
             raise ViewError("the view has no examples, so there is nothing to export. See its ledger for the reasons.")
+        if served.is_preference and capacity is not None:
+            raise UsageError("preference pairs can't be packed. Omit --capacity.")
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
         self.is_labelled = served.is_labelled

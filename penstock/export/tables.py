@@ -178,7 +178,6 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 class TableFormat:
     """A format that writes rows as a table."""
 
-    summary: str
     columns: Callable[[Block, ExportRows], Columns]
     container: Container
     supports: Supports = Supports()

@@ -55,7 +55,7 @@ class Assembler:
         arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
         if not self._settings.loss_weights:
             del arrays["loss_weights"]
-        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight)
+        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, self._served)
 
     def _share(self, step: int) -> tuple[StepRows, list[list[int]], float]:
         """The rows of a step, which of them are in this rank's micro-batches, and the weight of all."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.arrays import Int64
+from penstock.notebook import html
 from penstock.store.dataset import RowLocation
+from penstock.view.view import Served
 
 
 class Counts(NamedTuple):
@@ -34,6 +36,8 @@ class Batch:
     counts: Counts
     step_weight: float  # of all that the step trains, over its micro-batches and ranks: the mean loss divides by it
 
+    served: Served | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
+
     @property
     def rows(self) -> tuple[RowLocation, ...]:
         """Where the sequences (or pairs) come from: source and row, from 0."""
@@ -48,6 +52,13 @@ class Batch:
     def ends_step(self) -> bool:
         """Whether the optimizer steps after this batch."""
         return self.micro == self.micros - 1
+
+    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+        kept = (self.step, self.epoch, self.micro, self.micros, self.tensors, self.items, self.places, self.counts)
+        return Batch, (*kept, self.step_weight)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
     def holding(self, tensors: Mapping[str, Any]) -> Batch:
         """The same batch with its tensors in another form."""

@@ -30,7 +30,7 @@ class RenderedBatch(NamedTuple):
     reasons: list[str | None]  # why a row was not rendered; the template's own message if it raised
     ends: bytes  # (int64) of texts in `data`
     status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 rejected by the template
-    known: bytes  # (uint8) bit 0: regions are certain; 1: the row sets template variables; 2: its label is false
+    known: bytes  # (uint8) bit 0: regions are certain; 1: the row sets template variables; 2 and up: its notes
     fresh: bytes  # (bool) whether a row took a branch direction that no row had taken before
     needles: bytes  # (int32) index of the first needle found in a row's text, or -1
     counts: bytes  # (int32) number of messages of each row

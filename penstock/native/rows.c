@@ -205,7 +205,7 @@ static Value parsed_arguments(Machine *m, Value text, int32_t number) {
     return found;
 }
 
-static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number) {
+static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number, uint8_t *notes) {
     const Value *inner = find_key(call.dict, NAME("function"));
     Value function = inner ? *inner : call;
     const Value *arguments = find_key(function.dict, NAME("arguments"));
@@ -213,10 +213,12 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number)
         const Value object = parsed_arguments(m, *arguments, number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), object);
+        *notes |= ARGUMENTS_PARSED;
     } else if (arguments && arguments->tag == DICT && l->string_arguments) {
         const Value text = owned(m, dump_json(m, *arguments), number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), text);
+        *notes |= ARGUMENTS_DUMPED;
     }
     if (!inner) return l->wrapped_calls ? wrapped(m, function, number) : function;
     const Value adapted = copied(m, call.dict);
@@ -226,7 +228,7 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number)
     return adapted;
 }
 
-static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t number) {
+static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t number, uint8_t *notes) {
     Value *calls = find_key(message, NAME("tool_calls"));
     if (!calls || !l->adapts_calls) return;
     if (!truth(m, *calls)) {
@@ -235,7 +237,7 @@ static void adapt_calls(Machine *m, const Layout *l, Dict *message, int32_t numb
     }
     const Value adapted = of_list(m, calls->list->n, PLAIN_LIST);
     for (uint32_t i = 0; i < adapted.list->n; i++)
-        adapted.list->v[i] = adapt_call(m, l, calls->list->v[i], number);
+        adapted.list->v[i] = adapt_call(m, l, calls->list->v[i], number, notes);
     *calls = adapted;
 }
 
@@ -310,8 +312,8 @@ static void alias_reasoning(Machine *m, Value *message, int32_t number) {
         if (given && given->tag != NONE) reasoning = given;
     }
     if (!reasoning) return;
-    const Value aliased = of_dict(m, message->dict->n + 2), *thinking = find_key(message->dict, names[1]);
-    set_key(m, aliased.dict, given_name(m, names[1], number), thinking ? *thinking : *reasoning);
+    const Value aliased = of_dict(m, message->dict->n + 2);
+    set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning); /* first, even where the message has its own */
     for (uint32_t i = 0; i < message->dict->n; i++)
         set_key(m, aliased.dict, message->dict->e[i].key, message->dict->e[i].value);
     set_key(m, aliased.dict, given_name(m, names[0], number), *reasoning);
@@ -325,6 +327,26 @@ static void check_media(Machine *m, const Layout *l, const Dict *row) {
         const Value *given = find_key(row, l->media.list->v[i]);
         if (given && truth(m, *given)) unusual(m);
     }
+}
+
+static bool is_given(Value v) { /* neither null nor empty */
+    switch (v.tag) {
+    case NONE: return false;
+    case STRING: return v.size > 0;
+    case LIST: return v.list->n > 0;
+    case DICT: return v.dict->n > 0;
+    default: return true;
+    }
+}
+
+static uint8_t column_notes(const Layout *l, const Dict *row) {
+    const Value *label = find_key(row, NAME("label"));
+    const uint8_t notes = label && label->tag == BOOL && !label->i ? LABEL_FALSE : 0;
+    for (uint32_t i = 0; i < l->near.list->n; i++) {
+        const Value *given = find_key(row, l->near.list->v[i]);
+        if (given && is_given(*given)) return notes | COLUMN_UNUSED;
+    }
+    return notes;
 }
 
 static Value read_tools(Machine *m, const Layout *l, const Dict *row) {
@@ -528,8 +550,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         read_conversation(m, parsed.dict, c);
     } else {
         check_media(m, l, parsed.dict);
-        const Value *label = find_key(parsed.dict, NAME("label"));
-        c->label_false = label && label->tag == BOOL && !label->i;
+        c->notes = column_notes(l, parsed.dict);
         c->tools = read_tools(m, l, parsed.dict);
         c->variables = read_variables(m, l, parsed.dict);
         if (l->reading == READ_MESSAGES)
@@ -543,7 +564,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     for (uint32_t i = 0; i < messages->n; i++) {
         Dict *d = messages->v[i].dict;
         if (l->reading != READ_CONVERSATION) {
-            adapt_calls(m, l, d, (int32_t)i);
+            adapt_calls(m, l, d, (int32_t)i, &c->notes);
             adapt_content(m, l, d, *find_key(d, NAME("role")), (int32_t)i);
         }
         answered |= c->roles[i] == 3;
@@ -672,8 +693,10 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags
         const Dict *d = c->messages.list->v[i].dict;
         const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
         const bool has_calls = calls && truth(m, *calls), speaks = c->roles[i] == 3 || c->roles[i] == 1;
+        const Value *name = c->roles[i] == 4 ? NULL : find_key(d, NAME("name")); /* of a tool: its call names it */
+        const bool named = name && name->tag == STRING && name->size;
         flags[i] = CONTENT_PRINTED;
-        if (!has_calls && !speaks) continue;
+        if (!has_calls && !speaks && !named) continue;
         const bool whole = !known || (c->roles[i] == 1 && !count[i]);
         const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
         if (content && !is_said(m, *content, text)) flags[i] = 0;
@@ -683,6 +706,56 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags
             const bool printed = find(m, text.s, text.size, reasoning.s, reasoning.size) != NULL;
             flags[i] |= HAS_REASONING | (printed ? REASONING_PRINTED : 0);
         }
+        if (named) {
+            const size_t said = content && content->tag == STRING ? occurrences(m, *content, *name) : 0;
+            if (occurrences(m, text, *name) <= said) flags[i] |= NAME_DROPPED;
+        }
         if (has_calls) flags[i] |= HAS_CALLS | (are_printed(m, *calls, text) ? CALLS_PRINTED : 0);
     }
+}
+
+/* Whether the text has some words this often, as they are or as JSON escapes them. Spelling writes to the output, which
+ * may move, so the text is copied before. */
+static bool is_shown(Machine *m, Value words, size_t times, Value *text, bool *copied) {
+    if (times == 1) {
+        const char *found = find(m, text->s, text->size, words.s, words.size);
+        charge(m, found ? (size_t)(found - text->s) : text->size);
+        if (found) return true;
+    }
+    if (times == 1 && !is_escaped(words)) return false;
+    if (!*copied && is_escaped(words)) {
+        *text = owned(m, *text, -1);
+        *copied = true;
+    }
+    return is_printed(m, words, times, *text);
+}
+
+static size_t times_called(const Conversation *c, Value name) {
+    size_t times = 0;
+    for (uint32_t i = 0; i < c->messages.list->n; i++) {
+        const Value *calls = find_key(c->messages.list->v[i].dict, NAME("tool_calls"));
+        for (uint32_t k = 0; calls && calls->tag == LIST && k < calls->list->n; k++)
+            times += calls->list->v[k].tag == DICT && !compare_text(name_of(calls->list->v[k]), name);
+    }
+    return times;
+}
+
+/* A tool is shown by its name and the first line of its description; without one, by its name beside its calls. */
+bool tools_are_shown(Machine *m, const Conversation *c) {
+    if (c->tools.tag != LIST) return true;
+    Value text = of_string(m->out.at + m->text_start, m->out.n - m->text_start);
+    bool copied = false;
+    for (uint32_t i = 0; i < c->tools.list->n; i++) {
+        const Value name = name_of(c->tools.list->v[i]), *inner = find_key(c->tools.list->v[i].dict, NAME("function"));
+        const Value function = inner ? *inner : c->tools.list->v[i];
+        const Value *about = function.tag == DICT ? find_key(function.dict, NAME("description")) : NULL;
+        Value line = about && about->tag == STRING ? strip(m, *about, NULL, true, true) : LITERAL("");
+        const char *end = line.size ? memchr(line.s, '\n', line.size) : NULL;
+        if (end) line = strip(m, of_string(line.s, (size_t)(end - line.s)), NULL, true, true);
+        if (!name.size) continue;
+        charge(m, 16 * (size_t)c->messages.list->n);
+        if (!is_shown(m, name, line.size ? 1 : times_called(c, name) + 1, &text, &copied)) return false;
+        if (line.size && !is_shown(m, line, 1, &text, &copied)) return false;
+    }
+    return true;
 }

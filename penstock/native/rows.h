@@ -18,6 +18,7 @@ typedef struct Layout {
     bool object_arguments, string_arguments, wrapped_calls, typed_calls, no_empty_calls, null_with_calls;
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
+    Value near; /* columns that look meant, though the mapping does not use them */
     Value needles;                                                     /* texts to look for in messages */
     uint8_t needle_starts[256]; /* the distinct first bytes of needles */
     uint32_t needle_start_count;
@@ -32,14 +33,24 @@ typedef struct Conversation {
     uint8_t *roles;  /* one per message, as penstock.chat.conversation.Role */
     float *weights;  /* NULL if the row has none; NaN where a message has none */
     int32_t needle;  /* the first needle found in its text, or -1 */
-    bool label_false; /* the column `label` is false, as for KTO's undesirable answers */
+    uint8_t notes;   /* what is noted about the row: the bits below */
 } Conversation;
 
-enum { HAS_CALLS = 1, CALLS_PRINTED = 2, CONTENT_PRINTED = 4, HAS_REASONING = 8, REASONING_PRINTED = 16 };
+enum { LABEL_FALSE = 1, ARGUMENTS_PARSED = 2, ARGUMENTS_DUMPED = 4, COLUMN_UNUSED = 8, TOOLS_DROPPED = 16 };
+enum {
+    HAS_CALLS = 1,
+    CALLS_PRINTED = 2,
+    CONTENT_PRINTED = 4,
+    HAS_REASONING = 8,
+    REASONING_PRINTED = 16,
+    NAME_DROPPED = 32
+};
 
 /* Reads a row; gives up on anything unusual, which the Python reader then handles. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
 /* How a message appears in the rendered text (the flags above). */
 void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags);
+/* Whether the rendered text shows every tool. */
+bool tools_are_shown(Machine *m, const Conversation *c);
 
 #endif

@@ -6,12 +6,12 @@ byte of every text belongs to exactly one run. Costs a few numpy passes over the
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.arrays import Bool, Int32, Int64, UInt8
+from penstock.chat.notes import NotedRows
 from penstock.regions.segments import Segments
 from penstock.template.rendered import Rendered
 
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     silent: set[int]  # rows with an assistant message that no stop token ends
 
 
-def to_segments(cuts: Cuts, rendered: Rendered, known: Bool, notes: Counter[str]) -> Segments:
+def to_segments(cuts: Cuts, rendered: Rendered, known: Bool, notes: NotedRows) -> Segments:
     """Drop empty runs, make ends relative to their texts, and look up the weights of messages."""
     filled = np.diff(cuts.ends, prepend=0) > 0
     ends, messages = cuts.ends[filled], cuts.messages[filled]

@@ -1,4 +1,4 @@
-"""What a template leaves out: tool calls (the row is refused), answers, reasoning and system prompts (noted).
+"""What a template leaves out: tool calls (the row is refused), answers, reasoning, system prompts and names (noted).
 
 Training on a row whose calls are missing would teach silence. The engines tell for each message whether its calls and
 its content and reasoning are in the text; here this is weighed for a whole batch at once.
@@ -6,13 +6,11 @@ its content and reasoning are in the text; here this is weighed for a whole batc
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, NotedRows
 from penstock.errors import RowError
 from penstock.regions.cuts import Pieces, run_lengths
 from penstock.regions.segments import Segments
@@ -21,8 +19,8 @@ from penstock.template.rendered import MessageFlag, Rendered
 _NEXT_TO_NOTHING = 24  # bytes; an empty thinking block is 19
 
 
-def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], Counter[str]]:
-    """Refuse rows without their calls; note answers, reasoning and system prompts that are not there."""
+def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], NotedRows]:
+    """Refuse rows without their calls; note answers, reasoning, system prompts and names that are not there."""
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
@@ -39,8 +37,13 @@ def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tupl
     unprinted = np.bincount(pieces.numbers, minlength=len(roles)) == 0
     systems = unsaid & unprinted & (roles == Role.SYSTEM)
     thoughts = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
-    found = {Note.CONTENT_DROPPED: answers, Note.SYSTEM_DROPPED: systems, Note.REASONING_DROPPED: thoughts}
-    return errors, +Counter({note.value: len(np.unique(rows[where])) for note, where in found.items()})
+    found = {
+        Note.CONTENT_DROPPED: answers,
+        Note.SYSTEM_DROPPED: systems,
+        Note.REASONING_DROPPED: thoughts,
+        Note.NAME_DROPPED: (flags & MessageFlag.NAME_DROPPED) > 0,
+    }
+    return errors, {note: np.unique(rows[where]) for note, where in found.items() if where.any()}
 
 
 def _printed(rendered: Rendered, segments: Segments) -> Int64:

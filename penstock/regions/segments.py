@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
+from penstock.chat.notes import NotedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Segments:
     inclusive: Bool
     known: Bool  # one per row
     weights: Float32 | None = None  # of the segment's message; NaN where none is given
-    notes: Counter[str] = field(default_factory=Counter)  # warnings for the ledger: note -> rows
+    notes: NotedRows = field(default_factory=dict)  # of a batch as it was split, for the ledger
 
     def followed_by(self, more: Segments) -> Segments:
         """The rows of both, one after the other."""
@@ -43,7 +43,6 @@ class Segments:
             inclusive=np.concatenate((self.inclusive, more.inclusive)),
             known=np.concatenate((self.known, more.known)),
             weights=weights,
-            notes=self.notes + more.notes,
         )
 
     def some_weights(self) -> Float32:

@@ -8,14 +8,14 @@ renders), then a few numpy passes per batch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.arrays import UInt8
 from penstock.chat.conversation import Part, Role
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, joined_notes
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
 from penstock.regions.cuts import Pieces, run_lengths, to_segments
@@ -77,8 +77,7 @@ class Splitter:
         pieces = _pieces(rendered)
         segments = self._segments(rendered, pieces, self._tagged)
         errors, dropped = find_dropped(rendered, pieces, segments)
-        segments.notes.update(dropped)
-        return segments, errors
+        return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
 
     def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
         if tagged:
@@ -88,7 +87,8 @@ class Splitter:
             outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
-        notes = +Counter({reason.value: len(outcome.lost), Note.NO_STOP.value: len(outcome.silent)})
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.silent}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:

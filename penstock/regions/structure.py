@@ -46,11 +46,11 @@ class HeaderFinder:
         open_questions: list[int] = []
         for context in np.flatnonzero(np.bincount(contexts)).tolist():
             left = np.flatnonzero(contexts == context)
-            for header in self._quick[context]:
+            for candidate in self._quick[context]:
                 if not len(left):
                     break
-                begins = begins_with(text, opening.starts[left], opening.ends[left], header)
-                found[left[begins]] += len(header)
+                begins = begins_with(text, opening.starts[left], opening.ends[left], candidate)
+                found[left[begins]] += len(candidate)
                 left = left[~begins]
             open_questions += left.tolist()
         lost: set[int] = set()

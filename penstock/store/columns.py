@@ -1,4 +1,4 @@
-"""The columns of one shard as numpy arrays: the record that `view`, `pack` and `report` work on.
+"""The columns of one shard as numpy arrays: the record that `view`, `pack` and `look` work on.
 
 Example i has the tokens ids[id_offsets[i]:id_offsets[i+1]] and the segments [segment_offsets[i]:segment_offsets[i+1]].
 `segment_ends` count tokens from the start of the example; the last one of an example equals its length.

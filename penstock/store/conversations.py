@@ -42,6 +42,10 @@ class ConversationReader:
         sides = self._sides(*self._dataset.find(index * 2 if pairs else index))
         return {"chosen": sides[0], "rejected": sides[1]} if pairs else sides[0]
 
+    def source_row(self, index: int) -> bytes:
+        """The row of an example (or pair) as it stands in its source."""
+        return self._row(*self._dataset.find(index * 2 if self._dataset.is_preference else index))
+
     def conversations(self) -> Iterator[dict[str, Any]]:
         """The conversations of all examples in order; for each pair, chosen before rejected."""
         step = 2 if self._dataset.is_preference else 1
@@ -50,6 +54,10 @@ class ConversationReader:
                 yield from self._sides(shard, number)
 
     def _sides(self, shard: int, number: int) -> list[dict[str, Any]]:
+        return [self._shown(side) for side in self._reader.conversations(self._row(shard, number))]
+
+    def _row(self, shard: int, number: int) -> bytes:
+        """The row of an example, which must be the same still."""
         columns = self._dataset.columns(shard)
         row = self._slice_rows(shard).rows[int(columns.rows[number])]
         if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
@@ -57,7 +65,7 @@ class ConversationReader:
             raise SourceError(
                 f"{self._noted(shard)[1]}: row {row_number} has changed since the dataset was prepared. Prepare again."
             )
-        return [self._shown(side) for side in self._reader.conversations(row)]
+        return row
 
     @cached_property
     def _reader(self) -> RowReader:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from penstock.addresses import local_path
-from penstock.errors import StoreError
+from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
@@ -59,6 +59,7 @@ class StoredDataset:
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._lock = threading.Lock()
         self._marked = 0.0
+        self.keep_open: int | None = None  # shards that stay mapped; None: as many as file descriptors allow
 
     # -- description ----------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class StoredDataset:
         columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
         with self._lock:
             self._open[shard] = columns
-            if len(self._open) > _open_limit():
+            if len(self._open) > (self.keep_open or _open_limit()):
                 self._open.popitem(last=False)
         return columns
 
@@ -159,6 +160,24 @@ class StoredDataset:
         from penstock.store.shard import read_shard
 
         return read_shard(self.cache.shard_path(self.shards[shard]))[1]
+
+    def noted(self, note: str) -> npt.NDArray[np.int64]:
+        """Numbers of the examples (of pairs: of the pairs) whose rows have a note, such as `tools_dropped`."""
+        import numpy as np
+
+        from penstock.chat.notes import of_runs
+
+        if note not in self.ledger["notes"]:
+            known = ", ".join(self.ledger["notes"]) or "none"
+            raise UsageError(f"no row has the note {note!r}. Notes of this dataset: {known}.")
+        found, before, sides = [np.arange(0)], 0, 2 if self.is_preference else 1
+        for shard, examples in enumerate(self.manifest.shards.examples):
+            runs = self.shard_meta(shard).noted.get(note)
+            if runs:
+                rows = self.columns(shard).rows[::sides]
+                found.append(np.flatnonzero(np.isin(rows, of_runs(runs))) + before)
+            before += examples // sides
+        return np.concatenate(found)
 
     def find(self, example: int) -> tuple[int, int]:
         """The shard that holds an example, and the example's index in it."""

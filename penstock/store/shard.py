@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,20 @@ class ShardMeta:
     ledger: Mapping[str, Any]
     rejected: list[dict[str, Any]]
     proof: Mapping[str, Any]
+    noted: Mapping[str, list[int]] = field(default_factory=dict)  # note -> starts and ends of runs of rows
 
 
 def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
     """The bytes of a shard file."""
     batch = _record_batch(columns)
-    metadata = {"format": FORMAT_VERSION, "ledger": meta.ledger, "rejected": meta.rejected, "proof": meta.proof}
+    metadata: dict[str, Any] = {
+        "format": FORMAT_VERSION,
+        "ledger": meta.ledger,
+        "rejected": meta.rejected,
+        "proof": meta.proof,
+    }
+    if meta.noted:
+        metadata["noted"] = meta.noted
     batch = batch.replace_schema_metadata({_META: canonical(metadata)})
     size = pa.MockOutputStream()  # a dry run for the size, so that the buffer need not grow
     _write(batch, size)
@@ -108,7 +116,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
         raise CorruptError(
             f"{path}: not a complete shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
-    return columns, ShardMeta(metadata["ledger"], metadata["rejected"], metadata["proof"])
+    return columns, ShardMeta(metadata["ledger"], metadata["rejected"], metadata["proof"], metadata.get("noted", {}))
 
 
 def check_columns(columns: Columns) -> None:

@@ -9,8 +9,9 @@ from itertools import chain
 import numpy as np
 
 from penstock.chat.conversation import Conversation, Role, role_number
+from penstock.chat.notes import Note
 from penstock.errors import RowError
-from penstock.template.flags import flags_of
+from penstock.template.flags import flags_of, shows_tools
 from penstock.template.ownership import Piece
 from penstock.template.rendered import MessageFlag, Rendered
 from penstock.template.tracer import Trace
@@ -32,6 +33,7 @@ class Batch:
         self._roles: list[Role] = []
         self._flags: list[int] = []
         self._errors: dict[int, RowError] = {}
+        self._toolless: list[int] = []  # rows whose text does not show their tools
 
     def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
         """Add a row; None for one whose regions are not known."""
@@ -49,6 +51,8 @@ class Batch:
             role = role_number(message.get("role"))
             whole = trace is None or (role is Role.SYSTEM and not own)
             self._add_message(role, flags_of(message, data if whole else own))
+        if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
+            self._toolless.append(len(self._ends))
         self._add_row(data, trace is not None, pieces, spans)
 
     def add_pieces(self, pieces: Iterable[tuple[Role, str]]) -> None:
@@ -102,6 +106,7 @@ class Batch:
             message_roles=np.array(self._roles, np.uint8),
             message_flags=np.array(self._flags, np.uint8),
             conversation=self._conversations.__getitem__,
+            notes={Note.TOOLS_DROPPED: np.array(self._toolless, np.int64)} if self._toolless else {},
             errors=self._errors,
             reference=self.reference,
         )

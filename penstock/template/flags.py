@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.chat.conversation import Message
@@ -24,7 +25,32 @@ def flags_of(message: Message, text: bytes) -> MessageFlag:
         flags |= MessageFlag.HAS_REASONING
         if reasoning.encode(errors="replace") in text:
             flags |= MessageFlag.REASONING_PRINTED
+    name = message.get("name")
+    if isinstance(name, str) and name and message.get("role") != "tool":  # of a tool: its call names it
+        content = message.get("content")
+        said = content.count(name) if isinstance(content, str) else 0
+        if text.count(name.encode(errors="replace")) <= said:
+            flags |= MessageFlag.NAME_DROPPED
     return flags
+
+
+def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: bytes) -> bool:
+    """Whether a text has each tool's name and the first line of its description; without one, a name beside calls."""
+    for tool in tools or ():
+        name = _name(tool)
+        function = tool.get("function", tool)
+        about = function.get("description") if isinstance(function, dict) else None
+        line = about.strip().partition("\n")[0].strip() if isinstance(about, str) else ""
+        calls = 0 if line else [_name(call) for call in _calls(messages)].count(name)
+        if name and not (_occurs(name, calls + 1, text) and (not line or _occurs(line, 1, text))):
+            return False
+    return True
+
+
+def _calls(messages: Sequence[Message]) -> Iterator[Any]:
+    for message in messages:
+        calls = message.get("tool_calls")
+        yield from calls if isinstance(calls, list) else ()
 
 
 def _reasoning(message: Message) -> str:

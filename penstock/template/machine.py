@@ -90,6 +90,7 @@ def row_layout(mapping: ColumnMapping, needs: Needs, needles: Sequence[str]) -> 
     return {
         **_layout(_READINGS[mapping.format], needs, needles),
         **{name: columns.get(name, "") for name in _COLUMNS},
+        "near": list(mapping.near_columns),
         "media": [name for name in MEDIA_COLUMNS if name not in columns.values()],
         "role_key": mapping.role_key or "role",
         "content_key": mapping.content_key or "content",
@@ -103,6 +104,7 @@ def conversation_layout(needles: Sequence[str]) -> dict[str, Any]:
     return {
         **_layout(_CONVERSATION, Needs(), needles),
         **dict.fromkeys(_COLUMNS, ""),
+        "near": [],
         "media": [],
         "role_key": "role",
         "content_key": "content",

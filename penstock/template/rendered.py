@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
 from penstock.chat.conversation import Conversation
-from penstock.chat.notes import Note
+from penstock.chat.notes import NotedRows, joined_notes
 from penstock.errors import RowError
 
 
@@ -23,6 +23,7 @@ class MessageFlag(IntFlag):
     CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
     HAS_REASONING = 8  # an assistant's message has reasoning, by itself or in its content …
     REASONING_PRINTED = 16  # … and its text has it, stripped
+    NAME_DROPPED = 32  # it has the name of a speaker, and its text does not have it
     CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
 
 
@@ -52,7 +53,7 @@ class Rendered:
     own_variables: Bool | None = None  # which conversations have template variables of their own; None: none has
     message_weights: Float32 | None = None  # NaN where none is given
     special: dict[int, str] = field(default_factory=dict)  # conversation -> the first special token in its text
-    notes: dict[int, tuple[Note, ...]] = field(default_factory=dict)  # conversation -> what it has that is not used
+    notes: NotedRows = field(default_factory=dict)  # note -> conversations
     errors: dict[int, RowError] = field(default_factory=dict)
     reference: Counter[str] = field(default_factory=Counter)  # why the reference served: reason -> conversations
 
@@ -126,7 +127,9 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         own_variables=variables,
         message_weights=weights,
         special={own[k]: token for part, own in parts for k, token in part.special.items()},
-        notes={own[k]: notes for part, own in parts for k, notes in part.notes.items()},
+        notes=joined_notes(
+            *({note: np.asarray(own, np.int64)[rows] for note, rows in part.notes.items()} for part, own in parts)
+        ),
         errors={own[k]: error for part, own in parts for k, error in part.errors.items()},
         reference=sum((part.reference for part, _ in parts), Counter()),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
-from penstock.chat.notes import Note
+from penstock.chat.notes import Note, joined_notes
 from penstock.chat.special_text import SpecialText
 from penstock.errors import RowError
 from penstock.native import RenderedBatch
@@ -30,6 +30,13 @@ from penstock.template.rendered import Rendered, merge
 from penstock.template.trial import disagreement, doubt
 
 _RENDERED, _UNREAD, _GAVE_UP, _REFUSED = range(4)
+_NOTES = {  # bits of `RenderedBatch.known`
+    Note.LABEL_FALSE: 4,
+    Note.ARGUMENTS_PARSED: 8,
+    Note.ARGUMENTS_DUMPED: 16,
+    Note.COLUMN_UNUSED: 32,
+    Note.TOOLS_DROPPED: 64,
+}
 _NOT_JSON = "values that JSON can't hold"
 
 
@@ -60,12 +67,13 @@ class TemplateRenderer:
         mapping: ColumnMapping | None = None,
         special_text: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
+        arguments_as_given: bool = False,
         fast: bool = True,
     ) -> None:
         self.reference = Reference(template, special_tokens=special_tokens, variables=variables, date=date)
         self.has_generation = self.reference.has_generation
         self.plain = self.reference.plain
-        self.adapter = Adapter(self.plain)
+        self.adapter = Adapter(self.plain, arguments_as_given=arguments_as_given)
         self.special_text = SpecialText({*special_text, *_turn_markers(self.plain, added_tokens)})
         self._rows: Machine | None = None
         self._conversations: Machine | None = None
@@ -208,7 +216,7 @@ class TemplateRenderer:
             own_variables=(known & 2) > 0 if (known & 2).any() else None,
             message_weights=np.frombuffer(batch.weights, np.float32) if batch.weights else None,
             special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
-            notes=dict.fromkeys(np.flatnonzero(known & 4).tolist(), (Note.LABEL_FALSE,)),
+            notes={note: np.flatnonzero(known & bit) for note, bit in _NOTES.items() if (known & bit).any()},
             errors=errors,
         )
 
@@ -239,7 +247,7 @@ def _only(rendered: Rendered, kept: list[int]) -> Rendered:
         message_offsets=np.concatenate(([0], np.cumsum(counts))),
         own_variables=None if variables is None else variables[kept],
         special={numbers[k]: token for k, token in rendered.special.items()},
-        notes={numbers[k]: notes for k, notes in rendered.notes.items()},
+        notes={note: place[rows] for note, rows in rendered.notes.items()},
         errors={numbers[k]: error for k, error in rendered.errors.items()},
     )
 
@@ -253,5 +261,14 @@ def _facts(conversations: Sequence[Conversation], rendered: Rendered) -> dict[st
         weights = np.array([np.nan if w is None else w for own in given for w in own], np.float32)
     if any(c.variables for c in conversations):
         variables = np.array([bool(c.variables) for c in conversations])
-    notes = {k: c.notes for k, c in enumerate(conversations) if c.notes and k not in rendered.errors}
-    return {"message_weights": weights, "own_variables": variables, "notes": notes}
+    found: dict[Note, list[int]] = {}
+    for k, conversation in enumerate(conversations):
+        if k not in rendered.errors:
+            for note in conversation.notes:
+                found.setdefault(note, []).append(k)
+    own = {note: np.array(rows, np.int64) for note, rows in found.items()}
+    return {
+        "message_weights": weights,
+        "own_variables": variables,
+        "notes": joined_notes(rendered.notes, own),
+    }

@@ -13,6 +13,7 @@ seconds too. Differences don't depend on the vocabulary, so the comparison first
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -33,6 +34,7 @@ PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Files beside tokenizer.json that AutoTokenizer may look at.
 CONFIG_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 MERGES, ADDED = 2000, 100  # how many of each the reduced tokenizer keeps
+BYTE_TOKENS: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 PARTS: Final = ("normalizer", "pre_tokenizer")
 FLAGS: Final = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "unk_id")
 PROBES: Final = (
@@ -101,13 +103,13 @@ def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
 
 def _reduced(tokenizer_json: bytes) -> bytes | None:
     """A BPE tokenizer reduced to single characters, the first merges and the added tokens; None for other models."""
-    config = orjson.loads(tokenizer_json)
+    config = _parsed(tokenizer_json)
     model, added = config["model"], config.get("added_tokens") or []
     added = added if len(added) <= 2 * ADDED else added[:ADDED] + added[-ADDED:]
     vocab, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocab, dict) or not isinstance(merges, list):
         return None
-    kept = {t for t in vocab if len(t) == 1 or (len(t) == 6 and t.startswith("<0x"))}
+    kept = {token for token in vocab if len(token) == 1} | BYTE_TOKENS & vocab.keys()
     kept |= {token["content"] for token in added} | {model.get("unk_token") or ""} & vocab.keys()
     first = []
     for merge in merges:
@@ -117,12 +119,25 @@ def _reduced(tokenizer_json: bytes) -> bytes | None:
             first.append(merge)
             if len(first) == MERGES:
                 break
-    numbers = {token["content"]: token["id"] for token in added} | vocab
-    model["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=lambda t: numbers[t]))}
+    numbers = {token["content"]: token["id"] for token in added}
+    numbers |= {token: vocab[token] for token in kept if token in vocab}
+    model["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=numbers.__getitem__))}
     model["merges"] = first
     config["added_tokens"] = [{**token, "id": model["vocab"][token["content"]]} for token in added]
     config["post_processor"] = None  # it refers to ids
     return orjson.dumps(config)
+
+
+def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
+    """The file's JSON. Garbage collection is off meanwhile: half a million merges, each a list, would trigger it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        config: dict[str, Any] = orjson.loads(tokenizer_json)
+    finally:
+        if was_on:
+            gc.enable()
+    return config
 
 
 def _compare_folder(folder: Path, tokenizer_json: bytes) -> Comparison:
@@ -243,6 +258,7 @@ def _read(path: Path) -> dict[str, Any]:
 def main() -> None:
     folder, tokenizer_json = map(Path, sys.argv[1:])
     out, sys.stdout = sys.stdout, sys.stderr  # keep library output apart from the result
+    sys.modules["torch"] = None  # type: ignore[assignment]  # no tokenizer needs it, and importing it takes seconds
     print(json.dumps(asdict(compare(folder, tokenizer_json.read_bytes()))), file=out)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 VERSION = 2
+SEED_STRIDE = 1_000_003  # between the seeds of one rank at successive steps; more than there are ranks
 _NAME = re.compile(r"step-\d{8,}")
 # Keys that may change when a run resumes: they affect when and where things happen, not what is computed.
 FREE = (
@@ -99,6 +100,7 @@ class Checkpoints:
     def restore(self, saved: Checkpoint) -> None:
         """Restores the model, the optimiser and the random number generators."""
         self._accelerator.load_state(str(saved.path))
+        seed_new_rank(saved, self._accelerator.process_index, self._config.seed)
 
     def save(self, step: int, feed: Mapping[str, Any]) -> None:
         """Writes the checkpoint of a completed step; call it on all ranks."""
@@ -132,6 +134,16 @@ class Checkpoints:
             removed = old.with_name(f".removing-{old.name}")  # a half-removed folder must not look complete
             old.rename(removed)
             shutil.rmtree(removed)
+
+
+def seed_new_rank(saved: Checkpoint, rank: int, seed: int) -> None:
+    """Seed a rank that the saved run did not have. Its random numbers follow from seed, rank and step."""
+    from accelerate.utils import set_seed
+
+    if not (saved.path / f"random_states_{rank}.pkl").exists():
+        words = "%s was saved with fewer ranks: rank %d has no saved random state and is seeded for step %d"
+        log.warning(words, saved.path, rank, saved.step)
+        set_seed((seed + rank + SEED_STRIDE * saved.step) % 2**32)
 
 
 def steps(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.store.files import host_id, read_regular, writer_is_dead, writer_name
+from penstock.store.tree import NO_LINKS
 from penstock.train.errors import TrainError
 
 log = logging.getLogger("penstock")
@@ -46,7 +47,7 @@ def _take(path: Path, own: str) -> None:
         draft.write_text(own)
         for _ in range(ATTEMPTS):
             with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
+                _link(draft, path)
                 return
             owner = _owner(path)
             if owner is not None and not writer_is_dead(owner):
@@ -58,6 +59,17 @@ def _take(path: Path, own: str) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
     raise TrainError(f"{path}: other processes keep taking the lock. Choose another output folder.")
+
+
+def _link(draft: Path, path: Path) -> None:
+    """Give the draft a second name, or raise FileExistsError. A file system without links gets a new file instead."""
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with path.open("x") as file:
+            file.write(draft.read_text())
 
 
 def _owner(path: Path) -> str | None:
@@ -80,7 +92,7 @@ def _set_aside(path: Path, owner: str | None, own: str) -> None:
             aside.unlink()
         else:  # another process took it over meanwhile: give it back
             with contextlib.suppress(FileExistsError):
-                os.link(aside, path)
+                _link(aside, path)
             aside.unlink()
 
 

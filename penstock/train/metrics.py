@@ -135,7 +135,10 @@ def _line(raw: bytes) -> dict[str, Any] | None:
         line = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return None
-    return line if isinstance(line, dict) and type(line.get("step")) is int else None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    losses = (line.get(name, 0.0) for name in ("loss", "eval_loss"))
+    return line if all(type(loss) in (int, float) for loss in losses) else None
 
 
 def _drop_after(path: Path, done: int) -> None:

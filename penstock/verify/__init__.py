@@ -4,8 +4,8 @@ In: a `penstock train` configuration, or a factory that returns a trainer, a mod
 `Certificate` with a verdict per promise (engaged, not engaged, unknown) and its evidence.
 
 `verifier` drives it all. Each observation is a job (`jobs`) that a `Supervisor` runs in a process of its own (`probe`),
-where an `Observer` records a few training steps of a target (`targets`, `hf_trainer`, `penstock_trainer`) as plain
-facts (`facts`). `judge` turns facts into findings; `bisection` finds the kernel behind a wrong loss.
+where an `Observer` (`observation`) records a few training steps of a target (`targets`) as plain facts (`facts`).
+`judge` turns facts into findings; `bisection` finds the kernel behind a wrong loss.
 
 This package imports neither torch nor transformers; the probe processes do.
 """

@@ -19,8 +19,8 @@ from penstock.train.config_reader import ConfigSource, read_config
 from penstock.train.validation import Method
 from penstock.verify.certificate import Certificate, Finding, Verdict, unknown
 from penstock.verify.judge import judge_run
-from penstock.verify.observer import Observer
-from penstock.verify.penstock_trainer import promised_by
+from penstock.verify.observation.observer import Observer
+from penstock.verify.targets.penstock_trainer import promised_by
 from penstock.verify.verifier import conditions
 
 log = logging.getLogger("penstock")

@@ -45,7 +45,7 @@ def run_job(job: ProbeJob) -> dict[str, Any]:
     """Runs a job in this process."""
     import torch
 
-    from penstock.verify.targets import ProbeLimits, TargetSpec
+    from penstock.verify.targets.target import ProbeLimits, TargetSpec
 
     if job.port is not None:  # the ranks of a launcher rendezvous anew for each job, on its own port
         os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -77,7 +77,7 @@ def _repair_interpreter() -> None:
     if torch.cuda.is_available():
         return
     try:
-        from penstock.verify.interpreter import repair
+        from penstock.verify.observation.interpreter import repair
 
         repair()
     except ImportError:
@@ -85,9 +85,9 @@ def _repair_interpreter() -> None:
 
 
 def _run(spec: Any, limits: Any, job: ProbeJob) -> dict[str, Any]:
-    from penstock.verify.kernels import kernels_disabled
-    from penstock.verify.observer import Observer
-    from penstock.verify.targets import make_target
+    from penstock.verify.observation.kernels import kernels_disabled
+    from penstock.verify.observation.observer import Observer
+    from penstock.verify.targets.target import make_target
 
     _repair_interpreter()
     target = None
@@ -102,10 +102,10 @@ def _run(spec: Any, limits: Any, job: ProbeJob) -> dict[str, Any]:
 
 
 def _isolation(spec: Any, limits: Any) -> list[Any]:
-    from penstock.verify import isolation
-    from penstock.verify.canaries import Canaries, patch_trl
-    from penstock.verify.kernels import FLAGS, import_errors, kernels_disabled
-    from penstock.verify.targets import BareModel, StepFunction, make_target, uses_trl
+    from penstock.verify.observation.kernels import FLAGS, import_errors, kernels_disabled
+    from penstock.verify.targets import isolation
+    from penstock.verify.targets.canaries import Canaries, patch_trl
+    from penstock.verify.targets.target import BareModel, StepFunction, make_target, uses_trl
 
     limits = replace(limits, tokens=None if limits.tokens is None else 64)
     # Liger has no attention kernels, and the others only slow the experiment down.
@@ -125,8 +125,8 @@ def _isolation(spec: Any, limits: Any) -> list[Any]:
 
 def _data(spec: Any, limits: Any) -> dict[str, Any]:
     from penstock.train.config_reader import read_config
-    from penstock.verify.penstock_data import data_facts, explanations
-    from penstock.verify.penstock_trainer import with_first_rows
+    from penstock.verify.targets.penstock_data import data_facts, explanations
+    from penstock.verify.targets.penstock_trainer import with_first_rows
 
     config = read_config(spec.config, spec.overrides)
     found = list(explanations(config))

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.verify.certificate import Finding, PackageInfo, Verdict
 from penstock.verify.facts import DataFacts, IsolationCase, RunFacts
-from penstock.verify.packages import PACKAGES
+from penstock.verify.observation.packages import PACKAGES
 
 ENGAGED, NOT_ENGAGED, UNKNOWN = Verdict.ENGAGED, Verdict.NOT_ENGAGED, Verdict.UNKNOWN
 LAYER_KERNELS = ("rms_norm", "rope", "mlp", "cross_entropy", "fused_linear_cross_entropy")

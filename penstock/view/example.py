@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.arrays import Bool, Int64
+from penstock.notebook import html
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
+from penstock.view.examples import Examples
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
 
@@ -26,6 +29,7 @@ class Example:
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
     desirable: bool | None = None  # KTO's label
+    dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
 
     @property
     def loss_mask(self) -> Bool:
@@ -39,6 +43,12 @@ class Example:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def __reduce__(self) -> tuple[Callable[..., Example], tuple[Any, ...]]:
+        return Example, (self.input_ids, self.loss_weights, self.row, self.start, self.runs)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +64,9 @@ class Pair:
         """Where the pair comes from."""
         return self.chosen.row
 
+    def _repr_html_(self) -> str | None:
+        return html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -64,7 +77,9 @@ class Cut:
     trained_from: int = 0
 
 
-def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation) -> Example:
+def cut_example(
+    columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Examples | None = None
+) -> Example:
     """The window of example `number` of a shard, weighted by the policy on the whole row."""
     first = int(columns.id_offsets[number])
     runs = Runs.of(columns, number, number + 1)
@@ -73,6 +88,5 @@ def cut_example(columns: Columns, number: int, cut: Cut, policy: LossPolicy, row
     loss_weights = weights.repeat(runs.lengths)
     if cut.trained_from > cut.start:
         loss_weights[: cut.trained_from - cut.start] = 0
-    return Example(
-        columns.ids[first + cut.start : first + cut.end].astype(np.int64), loss_weights, row, cut.start, runs
-    )
+    ids = columns.ids[first + cut.start : first + cut.end].astype(np.int64)
+    return Example(ids, loss_weights, row, cut.start, runs, dataset=dataset)

@@ -132,6 +132,11 @@ class View:
         """Per item, where in its row it begins."""
         return self._index.starts
 
+    @property
+    def prompts(self) -> Int32:
+        """Per pair, where in its row the common prompt ends; of single examples: empty."""
+        return self._index.prompts
+
     @cached_property
     def trained_weights(self) -> Float32:
         """Per item of single examples, the sum of its predicted tokens' loss weights; the first token is not one."""
@@ -156,7 +161,7 @@ class View:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        found = cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place)
+        found = cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
         return found if columns.desirable is None else replace(found, desirable=bool(columns.desirable[local]))
 
     def pair(self, index: SupportsIndex) -> Pair:
@@ -164,10 +169,10 @@ class View:
         item = self._item(index)
         number, columns, local = self._find(item)
         start, prompt = int(self._index.starts[item]), int(self._index.prompts[item])
-        lengths = [int(length) for length in self._index.lengths[item]]
+        lengths, policy = [int(length) for length in self._index.lengths[item]], self.settings.train_on
         place = place_of(self.dataset, number)
         chosen, rejected = (
-            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), self.settings.train_on, place)
+            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), policy, place, self.dataset)
             for side, length in enumerate(lengths)
         )
         return Pair(chosen, rejected, prompt - start)

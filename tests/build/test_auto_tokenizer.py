@@ -210,7 +210,7 @@ def test_training_takes_only_datasets_of_its_tokenizer(rows: Path, gpt2: Path, t
     for how in ("auto", "file"):
         dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as=how).dataset
         assert _opened(dataset.path, str(gpt2), None).key == dataset.key
-        with pytest.raises(UsageError, match="prepared with another tokenizer"):
+        with pytest.raises(UsageError, match="prepared with a different tokenizer"):
             _opened(dataset.path, str(tokenizer), None)
 
 

@@ -21,6 +21,7 @@ from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError, SourceError
 from penstock.sources import discover
 from penstock.sources.columnar import parquet
+from penstock.sources.columnar.messages import batch_header, unpacked_size
 
 CHILD = """
 import json, resource, sys
@@ -85,6 +86,60 @@ def test_a_column_that_unpacks_to_very_much_is_refused(tmp_path: Path, monkeypat
     pq.write_table(pa.table({"text": ["x" * 4_000_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(SourceError, match=r"a\.parquet: text in row group 0 unpacks from .* to 4,000,052 bytes"):
         discover([tmp_path / "a.parquet"]).peek()
+
+
+def test_strings_that_share_prefixes_are_decoded_a_few_at_a_time(tmp_path: Path, tokenizer: Path) -> None:
+    table = pa.table({"text": ["x" * 500_000] * 600 + ["a", "b"]})
+    encoding = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(table, tmp_path / "bomb.parquet", compression="zstd", **encoding)
+    assert (tmp_path / "bomb.parquet").stat().st_size < 20_000
+    options = {"tokenizer": tokenizer, "cache": tmp_path / "c", "max_row_bytes": 100_000}
+    ledger, grown = prepared(tmp_path / "bomb.parquet", **options)
+    assert ledger["kept"] == 2 and ledger["rejected"] == {"row_too_large": 600}
+    assert grown < 200
+
+
+def write_arrow(path: Path, table: pa.Table, compression: str | None = "zstd", rows: int | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema, options=options) as writer:
+        writer.write_table(table, rows)
+
+
+def test_a_compressed_batch_that_unpacks_to_very_much_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    table = pa.table({"text": ["x" * 40_000_000] * 10})
+    write_arrow(tmp_path / "bomb.arrow", table)
+    with pytest.raises(SourceError, match=r"batch unpacks from .* to 400,\d+,\d+ bytes. Write .* smaller record"):
+        ps.prepare(tmp_path / "bomb.arrow", tokenizer=tokenizer, cache=tmp_path / "c")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_batches_are_the_plain_ones(tmp_path: Path, tokenizer: Path, compression: str) -> None:
+    rows = [{"text": f"{'word ' * n}{n}", "blob": b"x" * n, "n": n or None} for n in range(300)]
+    for name, codec in (("plain", None), ("packed", compression)):
+        write_arrow(tmp_path / f"{name}.arrow", pa.Table.from_pylist(rows), codec, rows=40)
+    sources = [tmp_path / "plain.arrow", tmp_path / "packed.arrow"]
+    plain, packed = (ps.prepare(source, tokenizer=tokenizer, cache=tmp_path / "c").view() for source in sources)
+    assert [item.input_ids.tolist() for item in packed] == [item.input_ids.tolist() for item in plain]
+
+
+def test_what_a_message_says_of_its_batch(tmp_path: Path) -> None:
+    table = pa.table({"text": ["x" * 100_000, None], "numbers": [[1, 2], []]})
+    write_arrow(tmp_path / "a.arrow", table)
+    with pa.memory_map(str(tmp_path / "a.arrow")) as file:
+        schema = pa.ipc.read_message(file)
+        message = pa.ipc.read_message(file)
+    batch = pa.ipc.read_record_batch(message, table.schema)
+    assert batch_header(message).rows == 2 and batch_header(message).compressed
+    assert batch.nbytes <= unpacked_size(message) < batch.nbytes + 500
+    with pytest.raises(pa.ArrowInvalid, match="expected a record batch"):
+        batch_header(schema)
+
+
+def test_run_end_encoded_columns_are_refused(tmp_path: Path) -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([20], pa.int32()), pa.array(["x" * 1000]))
+    write_arrow(tmp_path / "bomb.arrow", pa.table({"text": runs}))
+    with pytest.raises(SourceError, match=r"arrow: column 'text' is run-end-encoded, .* Write it as a plain column"):
+        discover([tmp_path / "bomb.arrow"]).peek()
 
 
 def test_names_of_columns_that_are_not_read_are_told(tmp_path: Path) -> None:

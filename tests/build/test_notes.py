@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.chat.notes import Note, told
+from penstock.chat.notes import Note, of_runs, reason_and_remedy, to_runs, told
 from penstock.errors import RowError
+from tests.cli.test_cli import run
 
 
 def chat(answer: Any = "a", **more: Any) -> dict[str, Any]:
@@ -54,3 +60,191 @@ def test_every_note_is_told_in_one_line() -> None:
         assert line.startswith("1,234 ") and "\n" not in line and note.value + " " not in line.partition(":")[0]
     assert told("label_false", 1).startswith("1 row: the column 'label' is false")
     assert told("of another version", 2) == "2 rows: of another version"
+
+
+# ---- what templates drop, by both engines alike
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }}{{ c.function.arguments | tojson if c.function.arguments is mapping else '?' }}</call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WITH_TOOLS = "{% if tools %}{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}" + PLAIN
+WITH_NAMES = PLAIN.replace("{{ m.content }}", "{{ m.name or '' }}: {{ m.content }}")
+
+
+def tool(name: str, description: str = "") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": {}}}
+
+
+def calling(name: str, arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    return {"messages": [*asked, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "a"}]}
+
+
+def named(role: str, name: str, content: str = "x") -> dict[str, Any]:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    return {"messages": [{"role": role, "content": content, "name": name}, *messages]}
+
+
+ROWS = [
+    chat(),
+    chat(tools=[tool("weather", "Tells the weather.\nOf a city.")]),
+    chat("It calls weather: Tells the weather.", tools=[tool("weather", "Tells the weather.")]),
+    {**calling("weather", {"city": "Bern"}), "tools": [tool("weather")]},
+    {**calling("weather", '{"city": "Bern"}'), "tools": [tool("weather", "Zürich \"quoted\"")]},
+    calling("weather", ""),
+    named("user", "Bob"),
+    named("user", "Bob", "I am Bob"),
+    named("system", "Rules"),
+    named("user", ""),
+    chat(functions=[{"name": "f"}]),
+    chat(functions=[]),
+    chat(system_prompt="Be brief.", label=False),
+    chat(reasoning=None, weights=""),
+    chat(weight=0),
+]  # fmt: skip
+EXPECTED: dict[str, tuple[str, dict[str, list[int]]]] = {
+    "plain": (
+        PLAIN,
+        {
+            "tools_dropped": [1, 3, 4],
+            "name_dropped": [6, 7, 8],
+            "column_unused": [10, 12, 14],
+            "label_false": [12],
+            "arguments_parsed": [4, 5],
+        },
+    ),
+    "with tools": (
+        WITH_TOOLS,
+        {
+            "name_dropped": [6, 7, 8],
+            "column_unused": [10, 12, 14],
+            "label_false": [12],
+            "arguments_parsed": [4, 5],
+        },
+    ),
+    "with names": (
+        WITH_NAMES,
+        {
+            "tools_dropped": [1, 3, 4],
+            "column_unused": [10, 12, 14],
+            "label_false": [12],
+            "arguments_parsed": [4, 5],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+@pytest.mark.parametrize("fast", [True, False])
+def test_notes_have_rows(case: str, fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    text, wanted = EXPECTED[case]
+    template = tmp_path / "t.jinja"
+    template.write_text(text)
+    ds = ps.prepare(write_rows(ROWS), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
+    found = {note: ds.noted(note).tolist() for note in ds.ledger["notes"] if note != "no_stop"}
+    assert found == wanted
+    assert {note: ds.ledger["notes"][note] for note in wanted} == {note: len(rows) for note, rows in wanted.items()}
+    assert ds.ledger["first_noted"]["column_unused"] == [0, 10]
+
+
+def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(PLAIN)
+    source = write_rows(ROWS * 40)
+    shards = []
+    for name, options in {"fast": {}, "slow": {"fast": False}, "two": {"workers": 2}}.items():
+        ds = ps.prepare(source, tokenizer=tokenizer, template=template, cache=tmp_path / name, **options)
+        shards.append(([ds.cache.shard_path(s).read_bytes() for s in ds.shards], ds.manifest.to_bytes()))
+    assert shards[0] == shards[1] == shards[2]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (ROWS[1], "rows.jsonl:2: the template never shows the tools. Use one that prints them (--template)"),
+        (ROWS[6], "rows.jsonl:2: the template drops the name of a speaker. Use one that prints it"),
+        (ROWS[10], "rows.jsonl:2: a column that looks meant is not used. Name it (--messages-key, --tools-key"),
+        (chat(label=False), "rows.jsonl:2: the column 'label' is false"),
+    ],
+)
+def test_what_is_dropped_can_be_an_error(
+    row: dict[str, Any], told: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(PLAIN)
+    source = write_rows([chat(), row])
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "cache": tmp_path / "c"}
+    with pytest.raises(RowError) as caught:
+        ps.prepare(source, **options, on_dropped="error")
+    assert told in str(caught.value)
+    assert len(ps.prepare(source, **options)) == 2  # the slice is reused
+    with pytest.raises(RowError) as caught:
+        ps.prepare(source, **options, on_dropped="error")  # and refused when the dataset is there
+    assert told in str(caught.value)
+    done = run("prepare", source, "--tokenizer", tokenizer, "--template", template, "--cache", tmp_path / "c",
+               "--on-dropped", "error")  # fmt: skip
+    assert done.returncode == 1 and told.partition(":2: ")[2][:30] in done.stderr
+    ps.prepare(write_rows([chat()], name="good.jsonl"), **options, on_dropped="error")
+
+
+def test_arguments_as_given(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(PLAIN)
+    source = write_rows([calling("f", '{"b":1}'), calling("f", {"b": 1})])
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": template}
+    for fast in (True, False):
+        parsed = ps.prepare(source, **options, cache=tmp_path / f"auto{fast}", fast=fast)
+        given = ps.prepare(source, **options, cache=tmp_path / f"given{fast}", fast=fast, arguments="as-given")
+        assert parsed.noted("arguments_parsed").tolist() == [0] and "arguments_parsed" not in given.ledger["notes"]
+        assert parsed.key != given.key
+        texts = [b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)) for ds in (parsed, given)]
+        assert b'<call>f{"b": 1}</call>' in texts[0] and b"<call>f?</call>" in texts[1]
+        assert given.input_ids(1).tolist() == parsed.input_ids(1).tolist()
+
+
+def test_rows_with_a_note_are_listed_and_shown(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    source = write_rows([chat(), chat("second", functions=[1]), chat("third", functions=[1])])
+    ds = ps.prepare(source, tokenizer=tokenizer, cache=tmp_path / "c")
+    summary = run("prepare", source, "--tokenizer", tokenizer, "--cache", tmp_path / "c").stdout
+    assert "column_unused: 2 rows: a column that looks meant is not used; name it" in " ".join(summary.split())
+    assert f"(first: {source} row 1)" in " ".join(summary.split())
+    done = run("show", ds.path, "--noted", "column_unused", "--row", 1)
+    assert f"     0  {source} row 1\n     1  {source} row 2\n" in done.stdout and "third" in done.stdout
+    done = run("show", ds.path, "--noted", "tools_dropped")
+    assert done.returncode == 2 and "Notes of this dataset: column_unused" in " ".join(done.stderr.split())
+
+
+def test_notes_of_pairs_and_of_rows_set_aside(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "weight": k % 2 or None} for k in range(5)]
+    ds = ps.prepare(write_rows(pairs), tokenizer=tokenizer, cache=tmp_path / "c")
+    assert ds.noted("column_unused").tolist() == [1, 3] and len(ds) == 5
+    bad = [{"messages": [], "functions": [1]}, chat(functions=[1])]
+    options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
+    ds = ps.prepare(write_rows(bad, name="bad.jsonl"), **options)
+    assert ds.ledger["notes"] == {"column_unused": 1} and ds.noted("column_unused").tolist() == [0]
+
+
+def test_notes_of_parquet_are_those_of_json_lines(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [chat(functions=["f"]), chat(functions=None), chat(functions=["g"])]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    for source in (write_rows(rows), tmp_path / "rows.parquet"):
+        ds = ps.prepare(source, tokenizer=tokenizer, cache=tmp_path / "c")
+        assert ds.noted("column_unused").tolist() == [0, 2]
+
+
+@given(st.lists(st.integers(0, 60), unique=True).map(sorted))
+def test_runs_are_exact(rows: list[int]) -> None:
+    runs = to_runs(np.array(rows, np.int64))
+    assert of_runs(runs).tolist() == rows
+    assert all(a < b for a, b in pairwise(runs)), "runs are as long as they can be"
+
+
+def test_every_note_has_its_place_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "notes.md").read_text()
+    lines = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    told_ones = {note: (note.is_loss, *reason_and_remedy(note)) for note in Note}
+    assert {Note(name): (loss == "yes", what, remedy) for name, loss, what, remedy in lines} == told_ones

@@ -1,10 +1,13 @@
-"""What a small build does without: a process that prepares a few rows pays for no library that it does not need."""
+"""A process that prepares a few rows imports no library that it does not need."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CHILD = """
 import sys
@@ -24,3 +27,12 @@ def test_a_small_build_imports_no_large_library(examples: Path, tokenizer: Path,
         check=True,
     )
     assert child.stdout == "[]\n"
+
+
+def test_comparing_tokenizers_imports_no_torch(tokenizer: Path) -> None:
+    pytest.importorskip("transformers")
+    command = [sys.executable, "-X", "importtime", "-m", "penstock.tokenizer.auto", tokenizer]
+    done = subprocess.run([*command, tokenizer / "tokenizer.json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["difference"] == ""
+    assert "transformers" in done.stderr
+    assert "torch._C" not in done.stderr

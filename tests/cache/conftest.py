@@ -1,4 +1,4 @@
-"""A place to run many commands quickly, and what they must leave behind."""
+"""Fixtures that run many commands quickly, and checks of the files they leave."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Forks:
-    """Commands in processes that can be killed; see forks.py. With `host`, on what looks like another host."""
+    """Runs commands in killable processes (see forks.py). With `host`, they appear to run on another host."""
 
-    def __init__(self, logs: Path, host: str = "", preload: Path | None = None) -> None:
+    def __init__(
+        self, logs: Path, host: str = "", preload: Path | None = None, slices: SliceSizes | None = None
+    ) -> None:
         self._logs = logs
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py")]
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "forks.py"), *map(str, slices or ())]
         if host:
             command = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
         self._process = subprocess.Popen(
@@ -50,7 +52,7 @@ class Forks:
         return json.loads(self._process.stdout.readline())
 
     def start(self, *args: object, fault: str = "", workers: bool = False, **more: Any) -> int:
-        """Start a command; `fault` is the commit step to die at, `workers` has even little data done by workers."""
+        """Start a command; `fault` is the commit step to die at, `workers` forces worker processes for small data."""
         self._count += 1
         env = {"PENSTOCK_FAULT": fault, **more.pop("env", {})}
         log = self._logs / f"{self._count}.log"
@@ -63,16 +65,16 @@ class Forks:
         self._ask(do="kill", pid=pid)
 
     def wait(self, pid: int) -> int:
-        """The exit code of a run; minus the signal that killed it."""
+        """The exit code of a run; negative if a signal killed it."""
         code: int = self._ask(do="wait", pid=pid)
         return code
 
     def output(self, pid: int) -> str:
-        """All that a run printed."""
+        """The output of a run."""
         return Path((self._logs / f"{pid}.pid").read_text()).read_text()
 
     def run(self, *args: object, **more: Any) -> tuple[int, str]:
-        """Run a command to its end."""
+        """Run a command to completion."""
         pid = self.start(*args, **more)
         return self.wait(pid), self.output(pid)
 
@@ -86,7 +88,7 @@ class Forks:
 
 @pytest.fixture(scope="session")
 def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: kills do not ask for a disk, and syncing to one takes most of a test."""
+    """A folder in memory if possible: tests that kill processes need no disk, and syncing to one is slow."""
     shared = Path("/dev/shm")
     base = shared if os.access(shared, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="penstock-test-", dir=base))
@@ -127,13 +129,13 @@ def public_tokenizer(memory: Path, tokenizer: Path) -> Path:
 
 
 def result(cache: Path) -> dict[str, bytes]:
-    """The bytes that must not depend on how a build went: shards and manifests."""
+    """The files that must not depend on how a build went: shards and manifests."""
     files = [*cache.glob("shards/*/*.arrow"), *cache.glob("datasets/*/manifest.json")]
     return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(files)}
 
 
 def leftovers(cache: Path) -> list[Path]:
-    """What no finished build may leave."""
+    """Files that a finished build must not leave."""
     known = {"claims", "datasets", "leases", "memo", "penstock-cache.json", "retired", "shards", "tmp", "tokenizers"}
     unknown = [path for path in cache.glob("*") if path.name not in known]
     temporary = [path for folder in ("claims", "leases", "tmp") for path in (cache / folder).glob("*")]
@@ -149,7 +151,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(chats: Path, tmp_path: Path) -> Path:
-    """A copy of the conversations, to be changed."""
+    """A modifiable copy of the conversations."""
     path = tmp_path / "rows.jsonl"
     shutil.copy2(chats, path)
     return path
@@ -157,13 +159,13 @@ def data(chats: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tokenizer: Path, tmp_path: Path) -> Path:
-    """A copy of the tokenizer's folder, to be changed."""
+    """A modifiable copy of the tokenizer's folder."""
     return Path(shutil.copytree(tokenizer, tmp_path / "model"))
 
 
 @pytest.fixture
 def prepare(cache: Path, model: Path) -> Prepare:
-    """Prepare in this process, with the reference engines (the same shards, and no time to start)."""
+    """Prepare in this process with the reference engines: same shards, no start-up time."""
 
     def run(*sources: Path, **options: Any) -> Outcome:
         given = {"tokenizer": model, "cache": cache, "fast": False} | options

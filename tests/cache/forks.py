@@ -1,8 +1,8 @@
-"""Runs `penstock` commands in processes forked from one that has imported everything: a start costs milliseconds.
+"""Runs `penstock` commands in processes forked from one that has everything imported, so that starting takes ms.
 
 Commands come as JSON lines on standard input, answers go out the same way. Every run leads a process group of its own,
-so it can be killed with its workers. Slices are cut small here, so that little data makes many of them; this changes
-no stage: a shard is named by the bytes of its slice, however that was cut.
+so it can be killed with its workers. Slices are cut small (or to the three sizes given as arguments), so that little
+data makes many of them; this changes no stage: a shard is named by the bytes of its slice, however that was cut.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ SMALL = SliceSizes(1_500, 5_000, 20_000)
 
 
 def cut_small(sizes: SliceSizes = SMALL) -> None:
-    """Have all sources cut into small slices."""
+    """Cut all sources into small slices."""
     slicing.cut_text.__kwdefaults__["sizes"] = sizes
     units.cut_units.__defaults__ = (sizes,)
     reading.SLICE_SIZES = sizes
 
 
 def run(job: dict) -> None:
-    """One command, in a fresh process."""
+    """Run one command in a forked process."""
     os.setsid()
     log = os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job["env"])
-    tempfile.tempdir = None  # what was found before may be another place now
+    tempfile.tempdir = None  # a cached path may be stale
     if "umask" in job:
         os.umask(job["umask"])
     if "user" in job:
@@ -58,7 +58,7 @@ def run(job: dict) -> None:
     shim = _armed_shim() if "PENSTOCK_FAULTS" in job["env"] else None
     code = 3
     try:
-        code = app(job["args"], standalone_mode=False) or 0  # what `typer.Exit` says
+        code = app(job["args"], standalone_mode=False) or 0  # from `typer.Exit`
     except PenstockError as error:
         print(f"penstock: {error}", flush=True)
         code = 1
@@ -72,7 +72,7 @@ def run(job: dict) -> None:
 
 
 def _armed_shim() -> ctypes.CDLL:
-    """The preloaded library of tools/faults.py, told what to fail; retries come at once."""
+    """The preloaded library of tools/faults.py, armed; retries don't wait."""
     shim = ctypes.CDLL(None)
     shim.faults_count.restype = ctypes.c_long
     shim.faults_arm()
@@ -81,7 +81,7 @@ def _armed_shim() -> ctypes.CDLL:
 
 
 def warm_up() -> None:
-    """Have everything imported that a build needs. The fast engine stays out: its threads would not survive a fork."""
+    """Import everything a build needs, except the fast engine, whose threads would not survive a fork."""
     data, tokenizer = EXAMPLES / "data" / "chats.jsonl", EXAMPLES / "tokenizer"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         command = ["prepare", str(data), "--tokenizer", str(tokenizer), "--cache", folder, "--no-fast"]
@@ -92,7 +92,7 @@ def warm_up() -> None:
 def main() -> None:
     """Serve until the input ends."""
     warm_up()
-    cut_small()
+    cut_small(SliceSizes(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else SMALL)
     for line in sys.stdin:
         job = json.loads(line)
         if job["do"] == "start":
@@ -103,7 +103,7 @@ def main() -> None:
         elif job["do"] == "kill":
             try:
                 os.killpg(job["pid"], signal.SIGKILL)
-            except ProcessLookupError:  # it has not made its group yet, or is gone
+            except ProcessLookupError:  # it has not created its group yet, or is gone
                 os.kill(job["pid"], signal.SIGKILL)
             answer = 0
         else:

@@ -1,4 +1,4 @@
-"""What happens on two NFS mounts of one folder; run by test_nfs.py inside the machine of tools/nfs.py.
+"""Scenarios on two NFS mounts of one folder; run by test_nfs.py inside the virtual machine of tools/nfs.py.
 
     python -m tools.nfs python -m tests.cache.nfs_guest 10 [SCENARIO…]
 
@@ -66,7 +66,7 @@ print(passes)
 
 
 class Hosts:
-    """Two hosts, and what an undisturbed build makes."""
+    """Two hosts, and the result of an undisturbed build."""
 
     def __init__(self) -> None:
         WORK.mkdir()
@@ -94,14 +94,14 @@ class Hosts:
         return output
 
     def check(self, name: str) -> None:
-        """Both hosts must see the undisturbed result, and nothing else."""
+        """Check that both hosts see the undisturbed result, and nothing else."""
         for mount in MOUNTS:
             assert settled(lambda place=mount / name: result(place) == self.expected), f"{mount}: another result"
             assert settled(lambda place=mount / name: leftovers(place) == []), leftovers(mount / name)
 
 
 def settled(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold; what another host did is seen when attributes are looked at again."""
+    """Wait for a condition: another host's changes become visible when attributes are revalidated."""
     for _ in range(40):
         if holds():
             return True
@@ -110,7 +110,7 @@ def settled(holds: Callable[[], bool]) -> bool:
 
 
 def three_race(hosts: Hosts, rounds: int) -> dict[str, int]:
-    """Three builders on two hosts, at once."""
+    """Three concurrent builds on two hosts."""
     for number in range(rounds):
         name = f"race-{number}"
         places = [(hosts.alpha, MOUNTS[0]), (hosts.beta, MOUNTS[1]), (hosts.beta, MOUNTS[1])]
@@ -122,7 +122,7 @@ def three_race(hosts: Hosts, rounds: int) -> dict[str, int]:
 
 
 def kills(hosts: Hosts, rounds: int) -> dict[str, int]:
-    """Kills on one host at commit steps and random instants, then the other goes on: claims of the dead expire."""
+    """Kills on one host at commit steps and random times; the other continues once the dead claims expire."""
     seed, done = random.SystemRandom().randrange(1 << 32), 0
     choose = random.Random(seed)
     steps = [step for step in STEPS if step.split(".")[0] in ("claim", "note", "shard")]
@@ -136,7 +136,7 @@ def kills(hosts: Hosts, rounds: int) -> dict[str, int]:
             code = hosts.alpha.wait(pid)
             assert code in (0, KILLED), hosts.alpha.output(pid)
             done += code == KILLED
-        if number == 0:  # the other host has to wait for the claims, here not for two minutes
+        if number == 0:  # claims of the other host expire sooner than in two minutes
             hosts.good(hosts.beta, *hosts.command(MOUNTS[1] / name), expiry=2.0)
         hosts.good(hosts.alpha, *hosts.command(MOUNTS[0] / name))
         hosts.check(name)
@@ -163,7 +163,7 @@ def gc_and_force_beside_a_reader(hosts: Hosts, rounds: int) -> dict[str, int]:
 
 
 def gc_beside_a_builder(hosts: Hosts, rounds: int) -> dict[str, int]:
-    """Beta reuses old shards that no manifest reaches while alpha's gc wants to delete them."""
+    """Beta reuses old unreferenced shards while alpha's gc is about to delete them."""
     name, collected = "collected", 0
     hosts.good(hosts.beta, *hosts.command(MOUNTS[1] / name))
     for _ in range(rounds):
@@ -182,7 +182,7 @@ SCENARIOS = (three_race, kills, gc_and_force_beside_a_reader, gc_beside_a_builde
 
 
 def main() -> None:
-    """All scenarios, or those that are named, one after the other."""
+    """Run all scenarios, or those given."""
     rounds = int(sys.argv[1])
     hosts = Hosts()
     found: dict[str, Any] = {}

@@ -37,7 +37,7 @@ def test_random_bit_flips() -> None:
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
 
 
-def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_damaged_memo_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     """It named slices that the file does not have, and every prepare ended with an error."""
     time.sleep(2 * CLOCK_TICK)  # younger files are not remembered
     prepare(data)
@@ -46,7 +46,7 @@ def test_a_damaged_memo_is_no_memo(prepare: Prepare, data: Path, cache: Path) ->
     assert prepare(data).hit
 
 
-def test_a_damaged_note_is_no_note(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     name = dataset.shards[0]
     note = Cache(cache).note_path(name)
@@ -54,11 +54,11 @@ def test_a_damaged_note_is_no_note(prepare: Prepare, data: Path, cache: Path) ->
     assert Cache(cache).read_note(name) is None
     assert Cache(cache).shard_note(name)["rejected"] == 0
     value = unseal(b"note", seal(b"note", {"digest": 1, "bytes": "2"}))
-    note.write_bytes(seal(b"note", value))  # of somebody who means harm
+    note.write_bytes(seal(b"note", value))  # written by an attacker
     assert Cache(cache).read_note(name) is None
 
 
-def test_a_shard_whose_offsets_lead_astray_is_refused_at_once(prepare: Prepare, data: Path) -> None:
+def test_a_shard_with_invalid_offsets_is_rejected_when_opened(prepare: Prepare, data: Path) -> None:
     """One flipped bit in a segment's end took all memory when the shard was viewed."""
     dataset = prepare(data).dataset
     path = dataset.cache.shard_path(dataset.shards[0])

@@ -1,4 +1,4 @@
-"""Killed anywhere, it resumes: SIGKILL of the whole process group at every commit step and at random instants."""
+"""Builds resume after a kill: SIGKILL of the process group at every commit step and at random times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_killed_at_every_commit_step(
     assert leftovers(cache) == []
 
 
-def test_killed_at_random_instants(
+def test_killed_at_random_times(
     forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
 ) -> None:
     choose = random.Random(7)
@@ -73,7 +73,7 @@ def test_killed_at_random_instants(
     raise AssertionError(f"only {kills} kills")
 
 
-def test_killed_with_workers_whose_number_changes(
+def test_killed_with_a_changing_number_of_workers(
     forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
 ) -> None:
     command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)

@@ -1,4 +1,4 @@
-"""What can happen to files: flipped bits, lost and cut-off shards, strange manifests, full disks, read-only folders."""
+"""Damaged files: flipped bits, lost and truncated shards, invalid manifests, full disks, read-only folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_flipped_bit_is_reported_and_its_slice_rebuilt(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     assert verify_cache(Cache(cache)).findings == []
@@ -53,7 +53,7 @@ def test_a_flipped_bit_is_named_and_its_slice_redone(prepare: Prepare, data: Pat
     assert leftovers(cache) == []
 
 
-def test_a_bit_flipped_before_the_manifest_is_found_too(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_bit_flipped_before_the_manifest_is_found(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     shard = dataset.cache.shard_path(dataset.shards[3])
@@ -79,7 +79,7 @@ def test_a_shard_deleted_under_a_reader(prepare: Prepare, data: Path, cache: Pat
     assert len(opened.input_ids(0))
 
 
-def test_a_cut_off_shard_is_made_again(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_truncated_shard_is_rebuilt(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     shard = dataset.cache.shard_path(dataset.shards[2])
@@ -117,7 +117,7 @@ def test_a_manifest_with_a_path_in_a_name(prepare: Prepare, data: Path, name: ob
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": 1}'])
-def test_a_damaged_manifest_is_made_again(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
+def test_a_damaged_manifest_is_rebuilt(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
     (dataset.path / "manifest.json").write_bytes(damage)
@@ -148,7 +148,7 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("only root can mount; test_a_disk_that_says_it_is_full stands in")
+        pytest.skip("only root can mount; test_a_simulated_full_disk stands in")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -169,9 +169,7 @@ def test_a_full_disk(forks: Forks, chats: Path, tokenizer: Path, little_disk: Pa
     assert result(little_disk) == result(cache)
 
 
-def test_a_disk_that_says_it_is_full(
-    prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulated_full_disk(prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def sync(descriptor: int) -> None:
@@ -191,7 +189,7 @@ def test_a_disk_that_says_it_is_full(
 
 
 def test_an_unwritable_cache(forks: Forks, chats: Path, public_tokenizer: Path, memory: Path, cache: Path) -> None:
-    """As a user who may only read: hits work; a miss fails clearly, or is built elsewhere if that is wanted."""
+    """A user with read access only: hits work; a miss fails clearly, or is built elsewhere if requested."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     command = ("prepare", chats, "--tokenizer", public_tokenizer, "--no-fast", "--cache", cache)
@@ -216,7 +214,7 @@ def test_an_unwritable_cache(forks: Forks, chats: Path, public_tokenizer: Path, 
     assert orjson.loads(output[output.index("\n{") + 1 :])["hit"]
 
 
-def test_programs_build_in_a_temporary_place(
+def test_programs_fall_back_to_a_temporary_folder(
     data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spare = tmp_path / "spare"

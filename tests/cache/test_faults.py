@@ -1,4 +1,4 @@
-"""A fault at system calls of a build: done and byte-identical, or a clear error, and the rerun completes.
+"""Injects faults into a build's system calls: it succeeds byte-identically or fails clearly, and a rerun completes.
 
 A sample of what `python -m tools.faults` tries.
 """
@@ -33,8 +33,8 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
     assert side.try_one(Fault(side.calls + 100, "EIO", True)) == "done"  # never comes
 
 
-def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> None:
-    """A disk that is full for a moment left folders without a marker, which the rerun refused."""
+def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> None:
+    """A briefly full disk used to leave folders without a marker, which the rerun refused."""
     home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")
     home.mkdir()
     PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])
@@ -45,6 +45,6 @@ def test_before_the_marker_nothing_is_written(tmp_path: Path, chats: Path) -> No
 
 
 @pytest.mark.slow
-def test_faults_here_and_there(side: Faults) -> None:
+def test_faults_at_sampled_calls(side: Faults) -> None:
     ended = {side.try_one(fault) for fault in faults(side.calls, ERRORS, every=401)}
     assert ended == {"done", "error"}

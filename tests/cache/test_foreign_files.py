@@ -1,4 +1,4 @@
-"""A folder is a cache only if it is marked as one, and nothing in it is deleted that Penstock did not make."""
+"""Only marked folders are caches, and Penstock deletes only files that it created."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_old(folder: Path) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def test_a_folder_of_other_files_is_refused(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_a_folder_with_other_files_is_refused(prepare: Prepare, data: Path, cache: Path) -> None:
     mine = put_mine(cache)
     cases: list[Callable[[], object]] = [
         lambda: prepare(data),
@@ -82,7 +82,7 @@ def test_a_folder_of_other_files_is_refused(prepare: Prepare, data: Path, cache:
     assert contents(cache) == mine
 
 
-def test_the_commands_refuse_it_too(data: Path, model: Path, cache: Path) -> None:
+def test_commands_refuse_a_folder_with_other_files(data: Path, model: Path, cache: Path) -> None:
     mine = put_mine(cache)
     run = CliRunner()
     prepared = ["prepare", str(data), "--tokenizer", str(model)]
@@ -94,12 +94,12 @@ def test_the_commands_refuse_it_too(data: Path, model: Path, cache: Path) -> Non
     assert contents(cache) == mine
 
 
-def test_a_user_s_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_user_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
     mine = put_mine(cache)
     prepare(data, force=True)
     prepare(data)
-    time.sleep(0.05)  # ages are told by a clock that ticks
+    time.sleep(0.05)  # file clocks are coarse
     found = collect_garbage(Cache(cache), older_than=0, drop_unused=0)
     assert len(found.datasets) == 1
     assert found.refused == 0
@@ -108,9 +108,9 @@ def test_a_user_s_files_in_a_cache_survive(prepare: Prepare, data: Path, cache: 
 
 
 @pytest.mark.parametrize("name", ["claims", "datasets", "memo", "shards", "tmp", "tokenizers"])
-def test_a_planted_link_leads_nowhere(prepare: Prepare, data: Path, cache: Path, tmp_path: Path, name: str) -> None:
-    """Not even to files that have the very names of Penstock's own."""
-    time.sleep(0.06)  # a file that was written just now is not remembered
+def test_planted_links_are_not_followed(prepare: Prepare, data: Path, cache: Path, tmp_path: Path, name: str) -> None:
+    """Not even to files with the names that Penstock uses."""
+    time.sleep(0.06)  # files younger than the clock tick are not memoized
     prepare(data)
     elsewhere = tmp_path / "elsewhere"
     shutil.move(cache / name, elsewhere)
@@ -132,7 +132,7 @@ def test_a_planted_link_leads_nowhere(prepare: Prepare, data: Path, cache: Path,
     assert contents(elsewhere) == before
 
 
-def test_gc_deletes_nothing_where_datasets_are_elsewhere(
+def test_gc_deletes_nothing_if_the_datasets_folder_is_a_link(
     prepare: Prepare, data: Path, cache: Path, tmp_path: Path
 ) -> None:
     prepare(data)
@@ -145,7 +145,7 @@ def test_gc_deletes_nothing_where_datasets_are_elsewhere(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_claim_costs_a_claim_not_the_build(
+def test_an_invalid_claim_does_not_stop_the_build(
     prepare: Prepare, data: Path, cache: Path, tmp_path: Path, kind: str
 ) -> None:
     dataset = prepare(data).dataset
@@ -168,7 +168,7 @@ def test_what_is_no_claim_costs_a_claim_not_the_build(
     assert os.path.lexists(claim)
 
 
-def test_the_mark_of_use_is_not_put_through_a_link(prepare: Prepare, data: Path, tmp_path: Path) -> None:
+def test_the_used_mark_is_not_written_through_a_link(prepare: Prepare, data: Path, tmp_path: Path) -> None:
     dataset = prepare(data).dataset
     outside = tmp_path / "outside"
     (dataset.path / "used").unlink()
@@ -218,7 +218,7 @@ def test_another_format_is_refused(prepare: Prepare, data: Path, cache: Path) ->
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]"])
-def test_a_damaged_marker_is_told_with_the_remedy(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
+def test_a_damaged_marker_is_reported_with_the_remedy(prepare: Prepare, data: Path, cache: Path, damage: bytes) -> None:
     prepare(data)
     marker = cache / "penstock-cache.json"
     marker.write_bytes(damage)
@@ -229,7 +229,7 @@ def test_a_damaged_marker_is_told_with_the_remedy(prepare: Prepare, data: Path, 
     assert prepare(data).hit
 
 
-def test_many_begin_one_cache_at_once(forks: Forks, chats: Path, tokenizer: Path, cache: Path) -> None:
+def test_concurrent_creation_of_a_cache(forks: Forks, chats: Path, tokenizer: Path, cache: Path) -> None:
     for number in range(5):
         place = cache / str(number)
         command = ("prepare", chats, "--tokenizer", tokenizer, "--no-fast", "--cache", place)
@@ -240,10 +240,10 @@ def test_many_begin_one_cache_at_once(forks: Forks, chats: Path, tokenizer: Path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 @pytest.mark.parametrize("name", ["claims", "tmp", "shards", "datasets"])
-def test_a_link_that_another_user_planted(
+def test_a_link_planted_by_another_user(
     forks: Forks, chats: Path, public_tokenizer: Path, cache: Path, memory: Path, name: str
 ) -> None:
-    """In a folder that everybody may write to, to have the next user delete files of his own."""
+    """In a world-writable folder, planted so that the next user would delete their own files."""
     cache.chmod(0o777)
     home = memory / f"home-{name}"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""What docs/format.md says about the bytes on disk, asserted."""
+"""Asserts what docs/format.md says about the bytes on disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_names(dataset: StoredDataset) -> None:
     assert dataset.key == parts_digest(b"dataset", recipe.encode(), order)
 
 
-def test_the_tree(dataset: StoredDataset) -> None:
+def test_paths_on_disk(dataset: StoredDataset) -> None:
     root = dataset.cache.root
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     expected = {f"datasets/{dataset.key}/{name}" for name in ("manifest.json", "notes.json", "used")}
@@ -117,7 +117,7 @@ def test_a_tokenizer(dataset: StoredDataset) -> None:
     assert path.stem == "b3-" + blake3.blake3(path.read_bytes()).hexdigest()
 
 
-def test_the_page_names_every_column_and_key(dataset: StoredDataset) -> None:
+def test_the_format_page_documents_every_column_and_key(dataset: StoredDataset) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
     reader = pa.ipc.open_file(dataset.cache.shard_path(dataset.shards[0]))
     manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())

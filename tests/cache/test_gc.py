@@ -1,4 +1,4 @@
-"""What goes and what stays, beside readers, writers and kills."""
+"""Garbage collection, alongside readers, builds and kills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_old(cache: Path, age: float = 40 * DAY) -> None:
         os.utime(path, (then, then))
 
 
-def test_what_a_manifest_reaches_stays(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_referenced_files_stay(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
     before = result(cache)
     make_old(cache)
@@ -42,12 +42,12 @@ def test_what_a_manifest_reaches_stays(prepare: Prepare, data: Path, cache: Path
     assert prepare(data).hit
 
 
-def test_what_nothing_reaches_goes_when_it_is_old(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_old_unreferenced_files_are_deleted(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     other = prepare(data, template_vars={"x": 1}).dataset
     before = result(cache)
     (other.path / "manifest.json").unlink()
-    assert collect_garbage(Cache(cache)).shards == 0  # too young: it could be a build under way
+    assert collect_garbage(Cache(cache)).shards == 0  # too young: a build may be running
     assert collect_garbage(Cache(cache), older_than=0, dry_run=True).shards == len(other.shards)
     found = collect_garbage(Cache(cache), older_than=0)
     assert found.shards == len(other.shards)
@@ -58,7 +58,7 @@ def test_what_nothing_reaches_goes_when_it_is_old(prepare: Prepare, data: Path, 
     assert prepare(data).hit
 
 
-def test_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_max_bytes_deletes_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     total = sum(path.stat().st_size for path in cache.glob("shards/*/*"))
@@ -67,7 +67,7 @@ def test_no_more_than_needed(prepare: Prepare, data: Path, cache: Path) -> None:
     assert found.bytes + found.kept_bytes == total
 
 
-def test_datasets_that_nobody_opens_can_be_dropped(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_unused_datasets_can_be_dropped(prepare: Prepare, data: Path, cache: Path) -> None:
     old = prepare(data, template_vars={"x": 1}).dataset
     make_old(cache)
     used = prepare(data).dataset
@@ -79,7 +79,7 @@ def test_datasets_that_nobody_opens_can_be_dropped(prepare: Prepare, data: Path,
     assert prepare(data).hit
 
 
-def test_opening_a_dataset_marks_its_use(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_opening_a_dataset_records_its_use(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     make_old(cache)
     (entry,) = list_datasets(Cache(cache))
@@ -92,7 +92,7 @@ def test_opening_a_dataset_marks_its_use(prepare: Prepare, data: Path, cache: Pa
     assert (entry.rows, entry.tokens) == (400, dataset.tokens)
 
 
-def test_nothing_is_deleted_while_a_manifest_cant_be_read(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_nothing_is_deleted_if_a_manifest_can_not_be_read(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").write_bytes(b"{")
     before = result(cache)
@@ -101,7 +101,7 @@ def test_nothing_is_deleted_while_a_manifest_cant_be_read(prepare: Prepare, data
     assert result(cache) == before
 
 
-def test_a_build_that_commits_in_between_keeps_its_shards(
+def test_a_build_that_commits_during_gc_keeps_its_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = prepare(data).dataset
@@ -114,7 +114,7 @@ def test_a_build_that_commits_in_between_keeps_its_shards(
     def referenced(*given: object, **more: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 2:  # the shards are aside; another process commits its manifest
+        if calls == 2:  # the shards are set aside; another process commits its manifest
             manifest.write_bytes(whole)
         return real(*given, **more)  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_a_killed_gc_loses_nothing(forks: Forks, chats: Path, public_tokenizer: 
         assert '"slices_done": 0' in output
 
 
-def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, public_tokenizer: Path, cache: Path) -> None:
+def test_gc_during_a_build_only_repeats_work(forks: Forks, chats: Path, public_tokenizer: Path, cache: Path) -> None:
     command = ("prepare", chats, "--tokenizer", public_tokenizer, "--no-fast", "--cache", cache)
     assert forks.run(*command)[0] == 0
     before = result(cache)
@@ -159,7 +159,7 @@ def test_a_gc_beside_a_build_costs_at_most_work(forks: Forks, chats: Path, publi
 def test_a_build_about_to_commit_keeps_its_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reuses old shards that no manifest reaches, and `gc` runs just before it commits."""
+    """The build reuses old unreferenced shards, and `gc` runs just before it commits."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -179,10 +179,10 @@ def test_a_build_about_to_commit_keeps_its_shards(
     assert leftovers(cache) == []
 
 
-def test_a_build_that_sees_the_past_commits_nothing_that_is_gone(
+def test_a_build_with_stale_listings_commits_no_missing_shards(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another host's gc has deleted shards, and this host's NFS client still shows them."""
+    """Another host's gc deleted shards that this host's NFS client still shows."""
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
@@ -207,7 +207,7 @@ def test_a_build_that_sees_the_past_commits_nothing_that_is_gone(
     assert result(cache) == before
 
 
-def test_leases_of_dead_builds_end(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_leases_of_dead_builds_expire(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
     foreign = cache / "leases" / "elsewhere-00000000.1.2.0123456789ab"
@@ -221,7 +221,7 @@ def test_leases_of_dead_builds_end(prepare: Prepare, data: Path, cache: Path) ->
     assert not foreign.exists()
 
 
-def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_old_leftovers_of_other_hosts_are_removed(prepare: Prepare, data: Path, cache: Path) -> None:
     prepare(data)
     foreign = [cache / "tmp" / "elsewhere-00000000.1.2.0123456789ab", cache / "claims" / ("b3-" + "0" * 64)]
     mine = cache / "tmp" / f"{writer_name()}.0123456789ab"
@@ -238,7 +238,7 @@ def test_leftovers_of_other_hosts_go_when_they_are_old(prepare: Prepare, data: P
     mine.unlink()
 
 
-def test_the_commands(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_cache_commands(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     run = CliRunner()
     listed = run.invoke(app, ["cache", "ls", "--cache", str(cache)])
@@ -288,14 +288,14 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
         ("elsewhere-0000.12.34", 60, False),
         ("elsewhere-0000.12.34", 300, True),
         (f"{host_id()}.999999999.1", 0, True),
-        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our number, but of a process that started at another time
+        (f"{host_id()}.{os.getpid()}.1", 0, True),  # our process id, with another start time
         (writer_name(), 60, False),
         ("", 1, False),
         ("", 10, True),
     ],
     ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old"],
 )
-def test_who_loses_a_claim(tmp_path: Path, owner: str, age: float, free: bool) -> None:
+def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free: bool) -> None:
     claims = Claims(Tree(tmp_path))
     (tmp_path / "claims").mkdir()
     path = tmp_path / "claims" / NAME

@@ -1,4 +1,4 @@
-"""A hit is fast because it does little: it imports no numerics, no engine, and reads no data."""
+"""A cache hit is fast: it imports neither numpy nor an engine, and reads no data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ print("modules:", *sys.modules, file=sys.stderr)
 """
 
 
-def test_the_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
-    time.sleep(0.06)  # a file that was written just now is not remembered
+def test_a_hit_by_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+    time.sleep(0.06)  # files younger than the clock tick are not memoized
     prepare(data)
     command = ["prepare", str(data), "--tokenizer", str(model), "--cache", str(cache), "--json"]
     done = subprocess.run([sys.executable, "-c", CODE, *command], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def test_the_command_imports_nothing_heavy(prepare: Prepare, data: Path, model: 
     assert modules & HEAVY == set()
 
 
-def test_in_a_program_it_takes_milliseconds(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
+def test_a_hit_in_a_program_takes_milliseconds(prepare: Prepare, data: Path, model: Path, cache: Path) -> None:
     time.sleep(0.06)
     prepare(data)
     times = []

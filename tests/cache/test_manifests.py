@@ -1,4 +1,4 @@
-"""The manifest vouches for itself; no file in a cache, whatever it is, ends `ls` or `verify` for the others."""
+"""Manifests are self-checking, and no bad file in a cache stops `ls` or `verify` from handling the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG: tuple[Any, ...] = (None, True, -1, 2**63, 1e300, "", "b3-", [], [None], {
 
 @pytest.fixture
 def dataset(prepare: Prepare, data: Path) -> StoredDataset:
-    """A dataset beside another, which must stay usable."""
+    """A dataset next to another one, which must stay usable."""
     prepare(data, template_vars={"x": 1})
     return prepare(data).dataset
 
@@ -71,7 +71,7 @@ def rename_key(value: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [swap, leave_out, change_template, move_rows, move_source, rename_key])
 @pytest.mark.parametrize("resealed", [False, True])
-def test_a_manifest_that_was_changed_is_no_hit(
+def test_a_changed_manifest_is_not_a_hit(
     prepare: Prepare, data: Path, cache: Path, dataset: StoredDataset, change: Callable[[Any], None], resealed: bool
 ) -> None:
     whole = result(cache)
@@ -87,8 +87,8 @@ def test_a_manifest_that_was_changed_is_no_hit(
     assert result(cache) == whole
 
 
-def test_counts_that_are_not_the_shards_are_found(cache: Path, dataset: StoredDataset) -> None:
-    """Even with a new digest and sums that agree: `verify` counts."""
+def test_verify_finds_counts_that_differ_from_the_shards(cache: Path, dataset: StoredDataset) -> None:
+    """Even with a new digest and consistent sums, because `verify` counts."""
     value = content(dataset)
     value["shards"]["tokens"][0] += 1
     value["ledger"]["tokens"] += 1
@@ -97,8 +97,8 @@ def test_counts_that_are_not_the_shards_are_found(cache: Path, dataset: StoredDa
     assert "tokens, not" in finding.what
 
 
-def test_the_same_slices_elsewhere_in_a_file_are_another_dataset(prepare: Prepare, data: Path, tmp_path: Path) -> None:
-    """Their rows have other numbers."""
+def test_moved_slices_make_a_different_dataset(prepare: Prepare, data: Path, tmp_path: Path) -> None:
+    """Because their row numbers differ."""
     rows = data.read_bytes().splitlines(keepends=True)
     tail = tmp_path / "tail.jsonl"
     tail.write_bytes(b"".join(rows[380:]))
@@ -111,7 +111,7 @@ def test_the_same_slices_elsewhere_in_a_file_are_another_dataset(prepare: Prepar
 
 
 def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value; of lists the first entry."""
+    """Every path in a JSON value; for lists, the first entry."""
     entries = (
         value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
     )
@@ -121,7 +121,7 @@ def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def consistent(value: dict[str, Any]) -> dict[str, Any]:
-    """With key and names that follow from what is there, where that can be: as a hostile writer would have it."""
+    """Recompute key and names where possible, as a hostile writer would."""
     try:
         table, made = value["shards"], recipe_digest(value["recipe"])
         table["names"] = [shard_name(made, part) for part in table["slices"]]
@@ -131,7 +131,7 @@ def consistent(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def test_wrong_types_anywhere_end_neither_ls_nor_verify(cache: Path, dataset: StoredDataset) -> None:
+def test_wrong_types_crash_neither_ls_nor_verify(cache: Path, dataset: StoredDataset) -> None:
     path = dataset.path / "manifest.json"
     original, tried = content(dataset), 0
     for place in paths(original):
@@ -154,7 +154,7 @@ def test_wrong_types_anywhere_end_neither_ls_nor_verify(cache: Path, dataset: St
 @pytest.mark.parametrize(
     "notes", [b"[]", b'{"files": 7}', b'{"files": [7]}', b'{"files": [{"name": []}], "tokenizer": {}}']
 )
-def test_wrong_notes_are_no_notes(cache: Path, dataset: StoredDataset, notes: bytes) -> None:
+def test_invalid_notes_are_ignored(cache: Path, dataset: StoredDataset, notes: bytes) -> None:
     (dataset.path / "notes.json").write_bytes(notes)
     assert len(list_datasets(Cache(cache))) == 2
     assert verify_cache(Cache(cache)).findings == []
@@ -162,8 +162,8 @@ def test_wrong_notes_are_no_notes(cache: Path, dataset: StoredDataset, notes: by
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "loop", "folder"])
 @pytest.mark.parametrize("which", ["manifest.json", "notes.json", "used", "shard", "note", "tokenizer", "dataset"])
-def test_nothing_hangs(cache: Path, dataset: StoredDataset, tmp_path: Path, which: str, kind: str) -> None:
-    """Pipes, links and folders where files belong: `ls` and `verify` come to their end, and say what is wrong."""
+def test_pipes_do_not_block(cache: Path, dataset: StoredDataset, tmp_path: Path, which: str, kind: str) -> None:
+    """Pipes, links and folders in place of files: `ls` and `verify` finish and report the problem."""
     shard = dataset.cache.shard_path(dataset.shards[0])
     place = {
         "shard": shard,

@@ -1,4 +1,4 @@
-"""A real NFS 3 server, and two mounts of it with caches of their own; see tools/nfs.py and nfs_guest.py."""
+"""A real NFS 3 server with two separately cached mounts; see tools/nfs.py and nfs_guest.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 1
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What the scenarios counted, or their tracebacks; one machine runs them all."""
+    """The results of the scenarios, or their tracebacks; one virtual machine runs them all."""
     why = nfs.missing()
     if why is not None:
         pytest.skip(why)

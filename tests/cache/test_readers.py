@@ -1,4 +1,4 @@
-"""A shard that readers may have mapped keeps its file: on NFS, one that vanishes kills them by SIGBUS."""
+"""A shard that readers may have mapped keeps its file: on NFS, removing it would kill them with SIGBUS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inodes(cache: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in cache.glob("shards/*/*.arrow")}
 
 
-def test_force_leaves_equal_shards_in_place(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_force_keeps_identical_shards_in_place(prepare: Prepare, data: Path, cache: Path) -> None:
     first = prepare(data).dataset
     before = inodes(cache)
     again = prepare(data, force=True)
@@ -32,7 +32,7 @@ def test_force_leaves_equal_shards_in_place(prepare: Prepare, data: Path, cache:
     assert not list(cache.glob("retired/*"))
 
 
-def test_force_beside_force_shares_the_work(forks: Forks, chats: Path, tokenizer: Path, cache: Path) -> None:
+def test_concurrent_forced_builds_share_the_work(forks: Forks, chats: Path, tokenizer: Path, cache: Path) -> None:
     command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache, "--no-fast")
     assert forks.run(*command)[0] == 0
     before, files = result(cache), inodes(cache)
@@ -52,10 +52,10 @@ def test_work_done_twice_keeps_the_first_shard(prepare: Prepare, data: Path, cac
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_of_two_who_finish_at_once_the_first_stays(
+def test_of_two_concurrent_commits_the_first_wins(
     cache: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
 ) -> None:
-    """The second one found no shard when it looked."""
+    """The second process saw no shard when it checked."""
     if not hard_links:
 
         def refuse(*given: object, **more: object) -> None:
@@ -74,7 +74,7 @@ def test_of_two_who_finish_at_once_the_first_stays(
     assert leftovers(cache) == []
 
 
-def test_a_damaged_shard_is_replaced_and_its_readers_live(
+def test_a_damaged_shard_is_replaced_and_its_readers_survive(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = prepare(data).dataset
@@ -99,7 +99,7 @@ def test_a_damaged_shard_is_replaced_and_its_readers_live(
     assert len(reader.input_ids(0))
 
 
-def test_what_is_in_the_way_of_a_shard_is_named(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_an_obstacle_at_a_shards_path_is_reported(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     shard = dataset.cache.shard_path(dataset.shards[0])
     shard.unlink()
@@ -112,7 +112,7 @@ def test_what_is_in_the_way_of_a_shard_is_named(prepare: Prepare, data: Path, ca
     assert prepare(data).progress.slices_done == 1
 
 
-def test_a_gc_that_puts_back_keeps_what_was_made_meanwhile(
+def test_restoring_a_shard_keeps_one_rebuilt_in_the_meantime(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = prepare(data).dataset
@@ -124,7 +124,7 @@ def test_a_gc_that_puts_back_keeps_what_was_made_meanwhile(
     def referenced(*given: object, **more: object) -> object:
         nonlocal calls, made
         calls += 1
-        if calls == 2:  # all shards are aside; another process makes them again and commits
+        if calls == 2:  # all shards are set aside; another process rebuilds them and commits
             for name, content in before.items():
                 if name.endswith(".arrow"):
                     (cache / name).write_bytes(content)

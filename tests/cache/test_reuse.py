@@ -1,4 +1,4 @@
-"""What costs what: appended and edited rows, copies, other paths, changed recipes, and what `explain` says of them."""
+"""Reuse per slice: appended and edited rows, copies, other paths, changed recipes, and the output of `explain`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_slices")
 
 @pytest.fixture
 def why(cache: Path, model: Path) -> Callable[..., list[str]]:
-    """What `explain` says: "hit", or the differences."""
+    """The output of `explain`: "hit", or the differences."""
 
     def run(*sources: Path, **options: Any) -> list[str]:
         found = explain(list(sources), prepare_options({"tokenizer": model, "cache": cache} | options))
@@ -33,7 +33,7 @@ def why(cache: Path, model: Path) -> Callable[..., list[str]]:
     return run
 
 
-def test_a_hit_reads_and_makes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hit_reads_and_writes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(data)
     assert (first.hit, first.progress.slices_done) == (False, len(first.dataset.shards))
     monkeypatch.setattr(slicing, "cut_text", None)
@@ -59,7 +59,7 @@ def test_the_same_content_hits(
     assert outcome.dataset.notes["files"][0]["path"] == str(copy)
 
 
-def test_same_size_and_time_but_other_content_misses(prepare: Prepare, data: Path) -> None:
+def test_changed_content_of_the_same_size_and_time_misses(prepare: Prepare, data: Path) -> None:
     prepare(data)
     before = data.stat()
     text = data.read_bytes()
@@ -72,7 +72,7 @@ def test_same_size_and_time_but_other_content_misses(prepare: Prepare, data: Pat
     assert 1 <= outcome.progress.slices_done <= 2
 
 
-def test_appended_rows_cost_their_own_slices(prepare: Prepare, data: Path, cache: Path, why: Any) -> None:
+def test_appending_rows_encodes_only_new_slices(prepare: Prepare, data: Path, cache: Path, why: Any) -> None:
     rows = data.read_bytes().splitlines(keepends=True)
     data.write_bytes(b"".join(rows[:396]))
     slices = len(prepare(data).dataset.shards)
@@ -84,7 +84,9 @@ def test_appended_rows_cost_their_own_slices(prepare: Prepare, data: Path, cache
     assert outcome.progress.slices_reused >= slices - 1
 
 
-def test_built_at_once_or_by_three_appends(prepare: Prepare, data: Path, cache: Path, tmp_path: Path) -> None:
+def test_appending_gives_the_same_shards_as_building_at_once(
+    prepare: Prepare, data: Path, cache: Path, tmp_path: Path
+) -> None:
     rows = data.read_bytes().splitlines(keepends=True)
     at_once = prepare(data).dataset
     other = tmp_path / "other"
@@ -97,7 +99,7 @@ def test_built_at_once_or_by_three_appends(prepare: Prepare, data: Path, cache: 
         assert last.cache.shard_path(name).read_bytes() == at_once.cache.shard_path(name).read_bytes()
 
 
-def test_an_edited_row_costs_two_slices_at_most(prepare: Prepare, data: Path) -> None:
+def test_editing_a_row_encodes_at_most_two_slices(prepare: Prepare, data: Path) -> None:
     prepare(data)
     rows = data.read_bytes().splitlines(keepends=True)
     rows[200] = (
@@ -161,7 +163,7 @@ def test_views_encode_nothing(prepare: Prepare, data: Path, cache: Path, model: 
     assert result(cache) == before
 
 
-def test_force_makes_everything_again(prepare: Prepare, data: Path, cache: Path) -> None:
+def test_force_rebuilds_everything(prepare: Prepare, data: Path, cache: Path) -> None:
     first = prepare(data)
     before = result(cache)
     again = prepare(data, force=True)
@@ -185,7 +187,7 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
     assert prepare(data, on_miss="error").hit
 
 
-def test_a_file_that_was_just_written_is_not_remembered(
+def test_a_file_that_was_just_written_is_not_memoized(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("penstock.store.memo.CLOCK_TICK", 1e9)
@@ -207,7 +209,7 @@ class _Date(datetime.date):
 
 @pytest.fixture
 def today(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[[int, int], None]:
-    """Sets the day; the template prints it."""
+    """Sets the date; the template prints it."""
     template = model / "chat_template.jinja"
     template.write_text("{{ strftime_now('%Y-%m-%d') }}\n" + template.read_text())
     monkeypatch.setattr(recipes.datetime, "date", _Date)
@@ -218,7 +220,7 @@ def today(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[[int, int], 
     return choose
 
 
-def test_a_dataset_that_differs_in_its_date_only_is_reused(
+def test_a_dataset_that_differs_only_in_its_date_is_reused(
     prepare: Prepare, data: Path, today: Callable[[int, int], None], tmp_path: Path, why: Callable[..., list[str]]
 ) -> None:
     today(3, 1)
@@ -240,7 +242,7 @@ def test_a_dataset_that_differs_in_its_date_only_is_reused(
     assert prepare(data).progress.slices_done <= 2
 
 
-def test_a_killed_build_goes_on_with_its_date(
+def test_a_killed_build_resumes_with_its_date(
     prepare: Prepare, data: Path, today: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today(3, 1)

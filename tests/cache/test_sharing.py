@@ -1,4 +1,4 @@
-"""Many processes, one build: started at once, by rank, with one killed and one that never starts."""
+"""Processes that share one build: started together, by rank, with one killed and one that never starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cache.conftest import Forks, leftovers, result
 
 
 def made(output: str) -> int:
-    """How many slices a run encoded, by its `--json` output (the format line comes before it)."""
+    """The number of slices a run encoded, from its `--json` output (which follows the format line)."""
     return int(json.loads(output[output.index("{") :])["build"]["slices_done"])
 
 
@@ -34,7 +34,9 @@ def undisturbed(forks: Forks, many: Path, tokenizer: Path, memory: Path) -> dict
     return result(memory / "alone")
 
 
-def test_eight_at_once(forks: Forks, many: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]) -> None:
+def test_eight_concurrent_builds(
+    forks: Forks, many: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
+) -> None:
     command = ("prepare", many, "--tokenizer", tokenizer, "--cache", cache, "--no-fast", "--json")
     runs = [forks.start(*command) for _ in range(8)]
     codes = [forks.wait(pid) for pid in runs]
@@ -46,7 +48,7 @@ def test_eight_at_once(forks: Forks, many: Path, tokenizer: Path, cache: Path, u
     assert slices <= sum(made(forks.output(pid)) for pid in runs) <= 1.1 * slices
 
 
-def test_four_ranks_of_which_one_never_starts_and_one_is_killed(
+def test_four_ranks_one_missing_and_one_killed(
     forks: Forks, many: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
 ) -> None:
     command = ("prepare", many, "--tokenizer", tokenizer, "--cache", cache, "--no-fast", "--world-size", 4, "--rank")
@@ -67,7 +69,7 @@ def test_ranks_from_the_environment(
     assert min(made(forks.output(slurm)), made(forks.output(torchrun))) > 20
 
 
-def test_a_claim_of_another_host_is_waited_for_until_it_expires(
+def test_a_claim_of_another_host_is_respected_until_it_expires(
     forks: Forks, chats: Path, tokenizer: Path, cache: Path
 ) -> None:
     command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", cache, "--no-fast")
@@ -89,7 +91,7 @@ def test_a_claim_of_another_host_is_waited_for_until_it_expires(
     assert leftovers(cache) == []
 
 
-def test_streamed_sources_are_shared_too(
+def test_streamed_sources_are_shared(
     forks: Forks, many: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     packed = tmp_path / "many.jsonl.gz"

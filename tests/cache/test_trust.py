@@ -1,4 +1,4 @@
-"""A cache that others write to: what another user planted under the right name is not served unchecked."""
+"""Shared caches: files that another user planted under the right name are not used unchecked."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Shared:
         return self.run(READER, "cache", "verify", "--cache", self.cache, *more)
 
     def poison(self, change: Callable[[Columns], Columns], shards: int = 1) -> None:
-        """Put other content under the names of some shards, with notes and manifest to match, as their owner could."""
+        """Replace the content of some shards, with matching notes and manifest, as their owner could."""
         dataset = self.dataset()
         for number in range(shards):
             replace_shard(dataset, number, change)
@@ -106,7 +106,7 @@ def other_hashes(columns: Columns) -> Columns:
 @pytest.mark.parametrize("change", [other_tokens, other_mask, other_hashes])
 def test_a_poisoned_shard_is_not_used(shared: Shared, change: Callable[[Columns], Columns]) -> None:
     shared.poison(change, shards=2)
-    assert shared.verified()[0] == 0  # digests and counts are all in order
+    assert shared.verified()[0] == 0  # digests and counts are consistent
     found = shared.prepare(READER)
     assert found["build"]["others_refused"] == 2
     assert found["build"]["slices_done"] == 2
@@ -134,13 +134,13 @@ def test_what_was_checked_is_not_checked_again_until_it_changes(shared: Shared) 
 
 
 @needs_root
-def test_who_wrote_it_trusts_it(shared: Shared) -> None:
+def test_the_writer_trusts_its_own_shards(shared: Shared) -> None:
     assert shared.prepare(WRITER)["build"]["others_checked"] == 0
     assert shared.prepare(READER, "--trust", "all")["build"]["others_checked"] == 0
 
 
 @needs_root
-def test_trust_own_reuses_nothing_of_others(shared: Shared) -> None:
+def test_trust_own_reuses_no_shards_of_other_users(shared: Shared) -> None:
     shared.poison(other_tokens, shards=3)
     found = shared.prepare(READER, "--trust", "own")
     assert not found["hit"]
@@ -152,7 +152,7 @@ def test_trust_own_reuses_nothing_of_others(shared: Shared) -> None:
 
 
 @needs_root
-def test_a_manifest_of_another_user_with_wrong_counts_is_made_again(shared: Shared) -> None:
+def test_another_users_manifest_with_wrong_counts_is_rebuilt(shared: Shared) -> None:
     path = shared.dataset().path / "manifest.json"
     value = orjson.loads(path.read_bytes())
     del value["digest"]
@@ -164,10 +164,10 @@ def test_a_manifest_of_another_user_with_wrong_counts_is_made_again(shared: Shar
 
 
 @needs_root
-def test_a_planted_memo_leads_to_no_other_dataset(
+def test_a_planted_memo_is_not_used(
     shared: Shared, forks: Forks, chats: Path, public_tokenizer: Path, memory: Path
 ) -> None:
-    """A memo says how a file is cut. One that names the slices of another file would make its dataset a hit."""
+    """A memo holds the slices of a file. One with the slices of another file would turn that dataset into a hit."""
     other = memory / "other.jsonl"
     other.write_bytes(b"\n".join(chats.read_bytes().split(b"\n")[50:]))
     os.utime(other, (1_700_000_000, 1_700_000_000))
@@ -199,7 +199,7 @@ def test_a_planted_tokenizer_is_not_used(shared: Shared) -> None:
 
 
 @needs_root
-def test_recheck_finds_what_verify_cant(shared: Shared) -> None:
+def test_recheck_finds_what_verify_can_not(shared: Shared) -> None:
     code, output = shared.verified("--recheck", "100%")
     assert code == 0, output
     assert "400 rows redone from their sources: all as promised" in output
@@ -214,7 +214,7 @@ def test_recheck_finds_what_verify_cant(shared: Shared) -> None:
     assert result(shared.cache) == shared.expected
 
 
-def test_recheck_of_sources_that_are_gone(prepare: Prepare, data: Path, small_slices: None) -> None:
+def test_recheck_of_missing_sources(prepare: Prepare, data: Path, small_slices: None) -> None:
     from penstock.build.recheck import recheck
 
     dataset = prepare(data).dataset
@@ -238,7 +238,7 @@ def test_recheck_of_a_compressed_source(prepare: Prepare, data: Path, tmp_path: 
 
 @needs_root
 def test_every_shard_is_listed_with_its_writer(shared: Shared) -> None:
-    os.chown(next(iter(shared.cache.glob("shards/*/*.arrow"))), READER, READER)  # so the note is somebody else's
+    os.chown(next(iter(shared.cache.glob("shards/*/*.arrow"))), READER, READER)  # so the note belongs to someone else
     code, output = shared.run(READER, "cache", "ls", "--shards", "--json", "--cache", shared.cache)
     assert code == 0, output
     entries = orjson.loads(output)["shards"]
@@ -263,7 +263,7 @@ DAMAGES: dict[str, Callable[[Columns], Columns]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_columns_that_do_not_fit_together(prepare: Prepare, data: Path, damage: str) -> None:
+def test_inconsistent_columns_are_rejected(prepare: Prepare, data: Path, damage: str) -> None:
     dataset = prepare(data).dataset
     columns = dataset.columns(0)
     check_columns(columns)

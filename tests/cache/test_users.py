@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 @pytest.fixture
 def shared(cache: Path) -> Path:
-    """A folder that everybody may write to."""
+    """A world-writable folder."""
     cache.chmod(0o777)
     return cache
 
@@ -32,13 +32,15 @@ def prepare(forks: Forks, *args: object, user: int, umask: int) -> dict[str, obj
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-def test_one_builds_the_other_uses(forks: Forks, chats: Path, public_tokenizer: Path, shared: Path, umask: int) -> None:
+def test_one_user_builds_and_another_reuses(
+    forks: Forks, chats: Path, public_tokenizer: Path, shared: Path, umask: int
+) -> None:
     command = (chats, "--tokenizer", public_tokenizer, "--cache", shared)
     prepare(forks, *command, user=DAEMON, umask=umask)
     whole = result(shared)
     second = prepare(forks, *command, user=NOBODY, umask=0o022)
     assert result(shared) == whole
-    assert second["hit"] is (umask == 0o022)  # what the other may not read is made again, for both
+    assert second["hit"] is (umask == 0o022)  # shards hidden by the other user's umask are rebuilt, for both
     assert prepare(forks, *command, user=NOBODY, umask=0o022)["hit"]
     assert prepare(forks, *command, user=DAEMON, umask=umask)["hit"]
     owners = {path.stat().st_uid for path in shared.glob("shards/*/*.arrow")}
@@ -46,7 +48,9 @@ def test_one_builds_the_other_uses(forks: Forks, chats: Path, public_tokenizer: 
     assert leftovers(shared) == []
 
 
-def test_one_is_killed_and_the_other_goes_on(forks: Forks, chats: Path, public_tokenizer: Path, shared: Path) -> None:
+def test_one_user_is_killed_and_another_resumes(
+    forks: Forks, chats: Path, public_tokenizer: Path, shared: Path
+) -> None:
     command = (chats, "--tokenizer", public_tokenizer, "--cache", shared)
     home = {"HOME": "/nonexistent"}
     code, _ = forks.run("prepare", *command, "--no-fast", user=DAEMON, umask=0o002, fault="shard.sync:6", env=home)

@@ -20,8 +20,8 @@ from penstock import other_names
 from penstock.build import limits
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.errors import SourceError, UsageError
-from penstock.report.show import show
-from penstock.report.stats import stats
+from penstock.look.stats import stats
+from penstock.look.terminal.show import show
 from penstock.train.config import TrainConfig
 from penstock.train.config_reader import flat, plain, read_config
 from penstock.verify.targets import TargetSpec, _factory
@@ -110,7 +110,12 @@ def test_ctrl_c_is_one_line(tokenizer: Path, tmp_path: Path) -> None:
 
 def test_version_and_completion() -> None:
     assert command("--version").stdout == f"penstock {ps.__version__}\n"
-    assert "complete_bash" in command("--show-completion", "bash").stdout
+    assert (
+        "complete_bash"
+        in command(
+            "--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+        ).stdout
+    )
     assert "--no-no-cache" not in command("prepare", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
     assert set(ps.__all__) <= set(dir(ps))
 

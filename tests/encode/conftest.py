@@ -1,4 +1,4 @@
-"""Texts in these tests are short; the fast encoder starts all the same."""
+"""Starts the fast encoder even for the short texts of these tests."""
 
 from __future__ import annotations
 

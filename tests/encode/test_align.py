@@ -1,4 +1,4 @@
-"""Segments in tokens: by byte sums where they hold, by offsets elsewhere, with the same result."""
+"""Segment ends in tokens: the same by byte sums, where they hold, and by offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
 def vocabulary(**parts: Any) -> Vocabulary:
-    """Tokens of n times the letter a, numbered n."""
+    """A vocabulary in which token n is n times the letter a."""
     tokens = {"a" * n: n for n in range(1, 6)}
     return Vocabulary(json.dumps({"model": {"type": "BPE", "vocab": tokens, "merges": []}, **parts}).encode())
 
@@ -32,7 +32,7 @@ LONG = Vocabulary(
         }
     ).encode()
 )
-OTHER = vocabulary(normalizer={"type": "Prepend", "prepend": "x"})  # of a shape that is not known
+OTHER = vocabulary(normalizer={"type": "Prepend", "prepend": "x"})  # of unknown configuration
 
 
 def segments(ends: list[list[int]], inclusive: list[list[bool]]) -> Segments:
@@ -62,7 +62,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]], list[lis
 
 
 def expected(tokens: list[int], cuts: list[int], inclusive: list[bool]) -> list[int]:
-    """One token at a time: it belongs to the segment in which it ends, or to an inclusive one that it begins in."""
+    """One token at a time: it belongs to the segment in which it ends, or to an inclusive one in which it begins."""
     ends = np.cumsum(tokens).tolist()
     starts = [0, *ends[:-1]]
     result: list[int] = []
@@ -89,14 +89,14 @@ def test_every_token_is_in_exactly_one_segment(
         exact, without = segment_token_ends(texts, ids, offsets, parts, known, lambda r: np.array([]))
         assert exact.tolist() == want
         assert without == 0
-    # where lengths are not known, the same comes out of offsets
+    # with unknown lengths, offsets give the same result
     by_offsets, needed = segment_token_ends(texts, ids, offsets, parts, OTHER, lambda r: np.cumsum(rows[r]))
     assert by_offsets.tolist() == want
     assert needed == sum(1 for r in rows if r)
 
 
-def test_rows_whose_lengths_do_not_add_up_take_offsets_and_no_others() -> None:
-    """A row that is short by a byte does not shift the ones after it."""
+def test_only_rows_whose_lengths_do_not_add_up_use_offsets() -> None:
+    """A row that is one byte short does not shift the rows after it."""
     texts, rows = [b"aaa", b"aaaa", b"aaa"], [[1, 2], [1, 2], [2, 1]]
     ids, offsets = np.array([t for r in rows for t in r], np.uint32), np.array([0, 2, 4, 6])
     parts = segments([[1, 3], [2, 4], [2, 3]], [[False] * 2] * 3)
@@ -112,7 +112,7 @@ def test_rows_whose_lengths_do_not_add_up_take_offsets_and_no_others() -> None:
 
 
 def test_tokens_that_share_a_character_end_with_it() -> None:
-    """The reference gives the whole character to each of its bytes: an inclusive segment has all of them."""
+    """The reference's offsets assign a whole character to each of its byte tokens; an inclusive segment has all."""
     parts = segments([[3, 6]], [[True, False]])
     counts, _ = segment_token_ends(
         [b"\xe6\x97\xa5\xe6\x97\xa5"],

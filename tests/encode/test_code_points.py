@@ -1,4 +1,4 @@
-"""Which texts need normalisation: just those that Python says are not in NFC."""
+"""Finding texts that need normalization: exactly those that are not in NFC according to Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = st.text(CHARACTERS.filter(lambda c: c.isascii() or not 0xD800 <= ord(c) 
 
 
 @given(st.lists(TEXTS, max_size=6))
-def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
+def test_texts_that_are_not_in_nfc_are_found(texts: list[str]) -> None:
     certain = [text for text in texts if not any(unassigned()[ord(c)] for c in text)]
     found = inspect_texts([text.encode() for text in certain])
     assert found.decomposed == [n for n, text in enumerate(certain) if not unicodedata.is_normalized("NFC", text)]
@@ -32,13 +32,13 @@ def test_found_are_the_texts_that_are_not_in_nfc(texts: list[str]) -> None:
 
 
 @given(st.lists(st.text(st.one_of(CHARACTERS, st.just("\u0897")), max_size=40), max_size=6))
-def test_found_are_the_texts_with_code_points_that_are_newer(texts: list[str]) -> None:
+def test_texts_with_newer_code_points_are_found(texts: list[str]) -> None:
     valid = [text.encode(errors="ignore") for text in texts]
     newer = [n for n, text in enumerate(valid) if any(unassigned()[ord(c)] for c in text.decode())]
     assert inspect_texts(valid).newer == newer
 
 
-def test_no_second_part_of_a_character_is_missed() -> None:
+def test_all_second_code_points_are_known() -> None:
     parts = (unicodedata.decomposition(chr(point)).split() for point in range(sys.maxunicode + 1))
     pairs = [pair for pair in parts if len(pair) == 2 and not pair[0].startswith("<")]
     assert _second_code_points() == {int(second, 16) for _, second in pairs}

@@ -1,4 +1,4 @@
-"""The fast encoder and the reference give the same ids; guards send doubtful text to the reference."""
+"""The fast encoder and the reference give the same ids; guards send uncertain texts to the reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def large(deepseek: Path) -> Encoder:
 
 @pytest.fixture(scope="module")
 def nfc() -> Encoder:
-    """A byte-level tokenizer that normalises to NFC, as Qwen's does."""
+    """A byte-level tokenizer that normalizes to NFC, like Qwen's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -83,7 +83,7 @@ def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("name", ["small", "large", "nfc"])
 def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> None:
-    """The tokens, and where they end, are the reference's, however a text is cut."""
+    """Tokens and their ends equal the reference's, however a text is split."""
     encoder: Encoder = request.getfixturevalue(name)
     without = Encoder(encoder._json, encoder._vocabulary, fast=False)
     added = [token.content for token in encoder._vocabulary.added]
@@ -113,7 +113,7 @@ WORDS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", ["small", "large", "nfc"])
-def test_cuts_after_letters_change_no_token(
+def test_splitting_after_letters_changes_no_token(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder: Encoder = request.getfixturevalue(name)
@@ -158,7 +158,7 @@ def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
     assert encoded.ids.tolist() == large.reference([t.encode() for t in texts]).ids.tolist()
 
 
-def test_the_table_of_uncertain_code_points() -> None:
+def test_the_table_of_unassigned_code_points() -> None:
     table = unassigned()
     assert not table[:0x378].any()
     assert table[0x378]
@@ -172,22 +172,22 @@ def test_decomposed_text_goes_to_the_reference(nfc: Encoder) -> None:
 
 
 def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
-    """Ids, and tokens up to each end, as a build makes them."""
+    """Ids, and token counts up to each end, as in a build."""
     vocabulary = encoder._vocabulary
     parts = segments([cuts], [[False] * len(cuts)])
     found = encode_texts([text.encode()], parts, encoder, NfcNormalizer(vocabulary), vocabulary)
     return found.ids.tolist(), found.ends.tolist()
 
 
-def test_marks_that_python_knows_and_the_reference_does_not(nfc: Encoder) -> None:
-    """Python's NFC would put the second mark first."""
+def test_marks_known_to_python_but_not_to_the_reference(nfc: Encoder) -> None:
+    """Python's NFC would swap the marks."""
     text = "e\u0301a\u08d3\u0d3b"
     assert unicodedata.normalize("NFC", text)[-1] == "\u08d3"
     assert staged(nfc, text, [len(text.encode())])[0] == nfc.reference([text.encode()]).ids.tolist()
 
 
 def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
-    """ḿ is as long as its parts; a segment that ends between them has the tokens that the offsets give it."""
+    """ḿ is as long as its parts; a segment that ends between them gets its tokens by offsets."""
     data = "I'm\u0301 x".encode()
     ids, found = staged(nfc, data.decode(), [3, len(data)])
     ends = nfc._reference_ends(data)
@@ -195,7 +195,7 @@ def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
     assert found == segment_counts(ends, np.array([3, len(data)]), np.zeros(2, bool)).tolist()
 
 
-def test_other_normalisers_take_offsets() -> None:
+def test_other_normalizers_use_offsets() -> None:
     tokenizer = Tokenizer(models.BPE({"Ġ": 0, "1": 1, "a": 2}, []))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -206,7 +206,7 @@ def test_other_normalisers_take_offsets() -> None:
     assert "not trusted" in encoder.why_reference
 
 
-def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:
+def test_tokenizers_refused_by_the_fast_engine_use_the_reference() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     data = tokenizer.to_str().encode()
@@ -217,7 +217,7 @@ def test_tokenizers_the_fast_engine_refuses_are_served_all_the_same() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splintr") is None, reason="splintr is optional")
-def test_the_second_engine_serves_what_the_first_refuses() -> None:
+def test_the_second_engine_takes_what_the_first_refuses() -> None:
     """Digits before bytes, as in Command-R, and Unigram, as in T5."""
     digits = Tokenizer(models.BPE())
     digits.pre_tokenizer = pre_tokenizers.Sequence(
@@ -259,7 +259,7 @@ def test_switched_off(tokenizer: Path) -> None:
     assert encoder.why_reference == "the fast encoder is switched off"
 
 
-def test_truncation_and_padding_in_the_file_do_not_count(tokenizer: Path) -> None:
+def test_truncation_and_padding_in_the_file_are_ignored(tokenizer: Path) -> None:
     loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     loaded.enable_truncation(3)
     loaded.enable_padding(length=8)
@@ -270,7 +270,7 @@ def test_truncation_and_padding_in_the_file_do_not_count(tokenizer: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["small", "large", "nfc"])
-def test_token_ends_are_the_byte_sums_where_these_hold(name: str, request: pytest.FixtureRequest) -> None:
+def test_token_ends_are_byte_sums_where_these_hold(name: str, request: pytest.FixtureRequest) -> None:
     encoder: Encoder = request.getfixturevalue(name)
     for text in ("Grüße aus Oslo: 12 + 3 = 15.\n\n  日本語 😀!", "  spaces\n"):
         data = text.encode()
@@ -278,7 +278,7 @@ def test_token_ends_are_the_byte_sums_where_these_hold(name: str, request: pytes
         sums = encoder._vocabulary.byte_lengths[ids].cumsum()
         assert sums[-1] == len(data)
         ends = encoder.token_ends(data, ids)
-        # inside a character split over tokens, offsets name the whole character
+        # inside a character split over tokens, offsets cover the whole character
         boundaries = {len(text[:k].encode()) for k in range(len(text) + 1)}
         assert [e for e in ends.tolist() if e in boundaries][-1] == sums[-1]
         assert all(a >= b for a, b in zip(ends.tolist(), sums.tolist(), strict=True))

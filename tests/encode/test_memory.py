@@ -1,4 +1,4 @@
-"""The watch over what the process allocates, and what the encoder does when its engine has grown."""
+"""Watching the growth of the process, and clearing the engine's cache when it has grown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.encode.vocabulary import Vocabulary
 MB = 1 << 20
 
 
-def test_growth_is_seen() -> None:
+def test_growth_is_detected() -> None:
     watch = GrowthWatch(30 * MB)
     assert not watch.exceeded()
     first = b"x" * (20 * MB)
@@ -29,8 +29,8 @@ def test_growth_is_seen() -> None:
 
 
 @pytest.mark.skipif(memory._mallinfo() is None, reason="the allocator does not tell")
-def test_the_allocator_is_asked_only_once_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes milliseconds: it walks all free blocks."""
+def test_the_allocator_is_queried_only_after_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because that takes milliseconds: it walks all free blocks."""
     asked: list[int] = []
 
     def counted() -> int:
@@ -47,7 +47,7 @@ def test_the_allocator_is_asked_only_once_the_process_has_grown(monkeypatch: pyt
     del block
 
 
-def test_memory_that_is_free_again_does_not_count() -> None:
+def test_freed_memory_does_not_count() -> None:
     """Small blocks, which the allocator may keep resident."""
     watch = GrowthWatch(20 * MB)
     blocks = [b"x" * 1000 + bytes([n % 256]) for n in range(50_000)]
@@ -55,7 +55,7 @@ def test_memory_that_is_free_again_does_not_count() -> None:
     assert not watch.exceeded()
 
 
-def test_the_engine_forgets_between_batches_only(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_cache_is_cleared_only_between_batches(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_module, "GROWTH_LIMIT", -(1 << 40))  # reached at once
     data = (tokenizer / "tokenizer.json").read_bytes()
     subject = Encoder(data, Vocabulary(data))
@@ -70,4 +70,4 @@ def test_the_engine_forgets_between_batches_only(tokenizer: Path, monkeypatch: p
     monkeypatch.setattr(engine, "encode", lambda texts: (steps.append("encode"), encode(texts))[1])
     for _ in range(2):
         assert subject.encode(texts).ids.tolist() == expected
-    assert steps == ["clear_cache", "encode", "encode"] * 2  # the second one is of the guarded text's pieces
+    assert steps == ["clear_cache", "encode", "encode"] * 2  # the second one encodes the pieces of the guarded text

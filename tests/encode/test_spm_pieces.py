@@ -1,4 +1,4 @@
-"""Segments of SentencePiece-style tokenizers have the tokens that the reference's offsets give them."""
+"""Segment counts of SentencePiece-style tokenizers equal those by the reference's offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPACES = normalizers.Replace(" ", "▁")
 
 
 def bpe(normalizer: Any, splitting: Any = None, added: tuple[str, ...] = ()) -> bytes:
-    """A BPE tokenizer with byte fallback, as Llama 2, Mistral and Gemma have."""
+    """A BPE tokenizer with byte fallback, as in Llama 2, Mistral and Gemma."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizer
     if splitting is not None:
@@ -61,7 +61,7 @@ def bpe(normalizer: Any, splitting: Any = None, added: tuple[str, ...] = ()) -> 
 
 
 def unigram() -> bytes:
-    """A Unigram tokenizer that drops white space, as T5's does."""
+    """A Unigram tokenizer that drops white space, like T5's."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
@@ -115,14 +115,14 @@ TEXTS = st.lists(st.sampled_from([*WORDS, *TURNS, *TURNS]), max_size=12).map("".
 
 
 class Subject:
-    """A tokenizer, and the counts that the reference's offsets give."""
+    """A tokenizer, and the counts by the reference's offsets."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=False)
 
     def counts(self, text: str, cuts: list[int], inclusive: list[bool]) -> tuple[list[int], list[int], int]:
-        """Of one text: as they are made, as they should be, and whether offsets were needed."""
+        """For one text: actual counts, expected counts, and whether offsets were needed."""
         data = text.encode()
         encoded = self.encoder.reference([data])
         parts = Segments(
@@ -151,7 +151,7 @@ def subjects() -> dict[str, Subject]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_tokens_are_where_the_reference_has_them(name: str, subjects: dict[str, Subject]) -> None:
+def test_token_positions_match_the_reference(name: str, subjects: dict[str, Subject]) -> None:
     subject = subjects[name]
     assert subject.vocabulary.pieces.rule == RULES[name]
     by_pieces = 0
@@ -185,7 +185,7 @@ def with_rule(rule: int) -> Callable[[Vocabulary], TokenPieces]:
 
 
 def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
-    """Gemma's runs of ▁ as other added tokens: compared with the text as they are written."""
+    """Gemma's runs of ▁ as ordinary added tokens: matched against the text literally."""
     found = token_pieces(vocabulary)
     kinds = found.kinds.copy()
     kinds[kinds == pieces_module._PieceKind.ADDED_OR_PIECE] = pieces_module._PieceKind.ADDED
@@ -203,8 +203,8 @@ def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
         ),
     ],
 )
-def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Vocabulary], TokenPieces]) -> None:
-    """Without a correction tokens no longer account for the text, so that offsets are needed; masks stay right."""
+def test_sabotaged_rules_are_detected(name: str, sabotage: Callable[[Vocabulary], TokenPieces]) -> None:
+    """Without a rule, tokens no longer account for the text, so offsets are needed; masks stay right."""
     subject = Subject(SHAPES[name]())
     subject.vocabulary.__dict__["pieces"] = sabotage(subject.vocabulary)
     results = [subject.counts(text, boundaries(text), [False] * len(text)) for text in PLAIN]
@@ -220,7 +220,7 @@ def test_sabotaged_corrections_are_not_exact(name: str, sabotage: Callable[[Voca
         pytest.param({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}}, id="_"),
     ],
 )
-def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
+def test_unknown_configurations_use_offsets(change: dict[str, Any]) -> None:
     changed = {**json.loads(SHAPES["mistral"]()), **change}
     assert token_pieces(Vocabulary(json.dumps(changed).encode())).rule == 0
 
@@ -233,7 +233,7 @@ def test_unknown_shapes_take_offsets(change: dict[str, Any]) -> None:
         pytest.param("metaspace", {"rstrip": True}, id="takes spaces along"),
     ],
 )
-def test_added_tokens_that_hide_where_a_section_begins_take_offsets(name: str, change: dict[str, Any]) -> None:
+def test_added_tokens_that_obscure_section_starts_use_offsets(name: str, change: dict[str, Any]) -> None:
     changed = json.loads(SHAPES[name]())
     token = changed["added_tokens"][1]
     assert token["content"] == "<s>"
@@ -248,7 +248,9 @@ def test_added_tokens_that_hide_where_a_section_begins_take_offsets(name: str, c
         assert (found, needed) == (wanted, by_offsets)
 
 
-def test_without_a_compiler_offsets_decide(subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_used_without_the_compiled_core(
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(align, "native", None)
     for text in PLAIN:
         found, wanted, needed = subjects["gemma"].counts(text, boundaries(text), [False] * len(text))

@@ -12,7 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
-from penstock.export.format import find_format, format_names
+from penstock.export.format import find_format
+from penstock.export.formats import format_names
 from penstock.store.verify import verify_cache
 from tests.export.readers import read
 
@@ -99,7 +100,12 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
         ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "re-encode to different ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
         ({"input_ids": [1]}, {"tokeniser": "x"}, UsageError, "unknown option 'tokeniser'. Did you mean 'tokenizer'"),
-        ({"input_ids": [1]}, {"check_tokenizer": "no"}, UsageError, "check_tokenizer: "),
+        (
+            {"input_ids": [1]},
+            {"check_tokenizer": "no"},
+            UsageError,
+            "check_tokenizer='no' is unknown. Use one of: error",
+        ),
     ],
 )
 def test_errors(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from penstock.arguments import ViewArguments
 from penstock.export import rows as export_rows
 from penstock.export.exporter import export
-from penstock.export.format import find_format, format_names
+from penstock.export.format import find_format
+from penstock.export.formats import format_names
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.example import Example, Pair
@@ -93,7 +94,7 @@ def test_singles(
     to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, shard_rows: int, wide: bool
 ) -> None:
     view = MemoryExamples.of(high(rows) if wide else rows, shard_rows=shard_rows).view(**options)
-    if not len(view) or (to == "skyrl" and view.lengths.min() < 2):
+    if not len(view) or (to == "skyrl" and view.lengths.min() < 2):  # refused; see test_refusals.py
         return
     check(to, view, part_tokens=part_tokens, workers=2)
 
@@ -128,6 +129,26 @@ def test_mixtures(to: str, left: list[list[Piece]], right: list[list[Piece]], pa
     if min(map(len, views)) < 1 or round(passes * len(views[0])) < 1:
         return
     if to == "skyrl" and min(view.lengths.min() for view in views) < 2:
+        return
+    check(to, mix({"left": (views[0], passes), "right": (views[1], Count(2))}, 3), part_tokens=30, epoch=epoch)
+
+
+@pytest.mark.parametrize("to", ["hf", "jsonl", "parquet"])
+@settings(deadline=None, max_examples=15)
+@given(
+    left=st.lists(made.pairs(), min_size=1, max_size=6),
+    right=st.lists(made.pairs(), min_size=1, max_size=6),
+    passes=st.sampled_from([0.5, 1.0, 2.3]),
+    epoch=st.integers(0, 2),
+)
+def test_mixtures_of_pairs(to: str, left: Any, right: Any, passes: float, epoch: int) -> None:
+    views = [
+        MemoryExamples.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(
+            train_on="all_tokens", max_length=7, overlong="truncate_left", regions_unknown="drop"
+        )
+        for pairs in (left, right)
+    ]
+    if min(map(len, views)) < 1 or round(passes * len(views[0])) < 1:
         return
     check(to, mix({"left": (views[0], passes), "right": (views[1], Count(2))}, 3), part_tokens=30, epoch=epoch)
 

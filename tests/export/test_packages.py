@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 
 import penstock as ps
@@ -38,6 +39,24 @@ def block(page: str, language: str = "python") -> str:
     found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
+
+
+PAGES = {"axolotl": "axolotl", "llama-factory": "llamafactory", "skyrl": "skyrl", "trl": "trl", "verl": "verl"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_options_of_a_page_are_those_of_the_package(page: str, ask: Ask) -> None:
+    """Every name in the first column of the page's table stands in the sources of the release that `make exits` has."""
+    del ask  # skips where the packages are not installed
+    (package,) = EXITS.parent.parent.glob(f"lib/python3*/site-packages/{PAGES[page]}")
+    words: set[str] = set()
+    for suffix in ("py", "yaml"):
+        for path in package.rglob(f"*.{suffix}"):
+            words.update(re.findall(r"\w+", path.read_text(errors="replace")))
+    lines = (ROOT / "docs" / f"coming-from-{page}.md").read_text().splitlines()
+    names = {name for line in lines if line.startswith("|") for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    assert len(names) > 4
+    assert [name for name in sorted(names) if not set(re.findall(r"\w{3,}", name)) <= words] == []
 
 
 def served(which: str, dataset: ps.Dataset) -> Any:

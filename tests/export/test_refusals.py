@@ -12,6 +12,8 @@ import pytest
 import penstock as ps
 from penstock.chat.conversation import Part, Role
 from penstock.errors import PenstockError, RegionsUnknown, StoreError, UsageError, ViewError
+from penstock.export import exporter
+from penstock.export import rows as export_rows
 from penstock.export.exporter import export
 from penstock.view.memory import MemoryExamples, Piece
 from tests.cache.conftest import Forks
@@ -48,6 +50,16 @@ def test_invalid_options(tmp_path: Path, to: str, options: dict[str, Any], text:
 @pytest.mark.parametrize("to", ["olmo", "megatron", "axolotl", "skyrl", "verl", "torchtune", "nemo"])
 def test_format_without_pairs(tmp_path: Path, to: str) -> None:
     refused(UsageError, f"--to {to} does not support preference pairs. Use trl, hf", tmp_path, pair_view(), to)
+
+
+def test_packed_pairs(tmp_path: Path) -> None:
+    refused(UsageError, "pairs can't be packed. Omit --capacity", tmp_path, pair_view(), "trl", capacity=500)
+
+
+def test_rows_without_a_prediction_for_skyrl(tmp_path: Path) -> None:
+    rows = MemoryExamples.of([chat((Role.ASSISTANT, 1)), chat((Role.USER, 2), (Role.ASSISTANT, 3))])
+    text = "2 rows have a single token, .* SkyRL requires at least one prediction per row. Raise --max-length"
+    refused(UsageError, text, tmp_path, rows.view(train_on="all_tokens", max_length=1), "skyrl")
 
 
 def test_pairs_with_untrained_tokens_for_trl(tmp_path: Path) -> None:
@@ -95,6 +107,24 @@ def test_folder_with_a_different_export(tmp_path: Path) -> None:
     refused(UsageError, rf"{wrong} \(views.0.max_length: 64 there, 30 here\)", tmp_path, view(9, max_length=30), "hf")
     refused(UsageError, rf"{wrong} \(views.0.dataset: 'b3-.*' there, 'b3-.*' here\)", tmp_path, view(10), "hf")
     refused(UsageError, rf"{wrong} \(capacity: None there, 64 here\)", tmp_path, view(9), "hf", capacity=64)
+
+
+def test_export_with_a_different_digest(tmp_path: Path) -> None:
+    export(view(9), "hf", tmp_path / "out")
+    path = tmp_path / "out" / "penstock.json"
+    manifest = json.loads(path.read_text())
+    manifest["export"]["digest"] = "b3-0"
+    path.write_text(json.dumps(manifest))
+    refused(UsageError, r"out holds a different export \(digest: 'b3-0' there", tmp_path, view(9), "hf")
+
+
+def test_progress_counts_unfinished_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(export_rows, "BLOCK_TOKENS", 50)
+    monkeypatch.setattr(exporter, "PROGRESS_SECONDS", 0.0)
+    exported = export(view(400), "jsonl", tmp_path / "out", on_progress=lambda p: seen.append((p.parts_done, p.tokens)))
+    assert any(not parts and tokens > 0 for parts, tokens in seen)
+    assert seen[-1] == (1, exported.progress.tokens_total)
 
 
 def test_unfinished_export_of_something_else(place: Path, forks: Forks, dataset: ps.Dataset) -> None:

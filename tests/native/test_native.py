@@ -41,7 +41,7 @@ def test_kinds(texts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", [b"\xff", b"\xc3", b"aaaaaaaaa\xe6\x97", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\xaf"]
 )
-def test_kinds_of_what_is_not_utf8(text: bytes) -> None:
+def test_kinds_of_invalid_utf8(text: bytes) -> None:
     assert native is not None
     with pytest.raises(ValueError, match="not UTF-8"):
         native.kinds([text], TABLE)
@@ -60,7 +60,7 @@ def test_split_lines(text: bytes) -> None:
     assert native.split_lines(text) == text.split(b"\n")
 
 
-def test_split_lines_takes_bytes_alone() -> None:
+def test_split_lines_takes_only_bytes() -> None:
     assert native is not None
     with pytest.raises(TypeError):
         native.split_lines(bytearray(b"a"))  # type: ignore[arg-type]
@@ -113,8 +113,8 @@ def test_wrong_arguments_of_a_program(name: str) -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255))
-def test_damaged_code_is_refused_or_runs(at: int, byte: int) -> None:
-    """The loader checks every operand; what it takes can't leave the program's memory."""
+def test_damaged_code_is_rejected_or_runs(at: int, byte: int) -> None:
+    """The loader checks every operand, so accepted code can't access memory outside the program."""
     assert native is not None
     given = [*assembled(), dict(LAYOUT)]
     code = bytearray(given[0])
@@ -203,7 +203,7 @@ def test_wrong_arguments_of_count_tokens(place: int, value: Any) -> None:
         native.count_tokens(*given)
 
 
-def test_nothing_is_kept() -> None:
+def test_nothing_leaks() -> None:
     assert native is not None
     refuses = Machine(Sandbox(DATE).parse_template("{{ raise_exception(messages[0].content) }}"), {}, DATE, LAYOUT)
     subject, chat = machine(), encoded(Conversation([{"role": "user", "content": "é" * 1000}]))

@@ -1,4 +1,4 @@
-"""What users name, and what they are told when it can't be read."""
+"""Resolving sources, and the errors for those that can't be read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_folders_of_files(tmp_path: Path) -> None:
         ([], "no data files in this folder, which holds nothing"),
     ],
 )
-def test_folders_that_are_unclear(tmp_path: Path, files: list[str], message: str) -> None:
+def test_ambiguous_folders_raise(tmp_path: Path, files: list[str], message: str) -> None:
     for name in files:
         write(tmp_path / name)
     with pytest.raises(SourceError, match=message):
@@ -136,7 +136,7 @@ def test_datasets_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         discover([tmp_path / "repo"], config="other")
 
 
-def test_datasets_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_that_fail_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
     with pytest.raises(SourceError, match=r"org/name: not a local file or folder.*OSError: offline.*network"):
@@ -197,7 +197,7 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.json", b"[,{}]", "unexpected ',' after element 0"),
     ],
 )
-def test_files_that_can_not_be_read(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_unreadable_files_raise(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     path = write(tmp_path / name, data)
 
     def use() -> list[Slice]:

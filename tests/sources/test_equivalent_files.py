@@ -1,4 +1,4 @@
-"""The same rows from every kind of file: same rows out, and for text the same slices."""
+"""Every kind of file gives the same rows and, for text, the same slices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINES = [orjson.dumps(row) for row in ROWS]
 
 
 def without_nulls(row: dict) -> dict:
-    """The row as Arrow's structs give it back: null fields of messages are gone."""
+    """The row as read from Arrow structs: without null fields of messages."""
     messages = [{key: value for key, value in m.items() if value is not None} for m in row["messages"]]
     return row | {"messages": messages}
 
@@ -63,7 +63,7 @@ def write_text(folder: Path) -> dict[FileKind, Path]:
     return {kind: folder / name for kind, (name, _) in files.items()}
 
 
-def test_text_twins(tmp_path: Path) -> None:
+def test_text_kinds_give_equal_slices(tmp_path: Path) -> None:
     paths = write_text(tmp_path)
     digests = [part.digest for part in discover([paths[FileKind.JSONL]]).slices()]
     assert len(digests) > 1
@@ -75,7 +75,7 @@ def test_text_twins(tmp_path: Path) -> None:
         assert read_all(sources) == LINES
 
 
-def test_data_of_a_slice_is_found_again(tmp_path: Path) -> None:
+def test_data_of_a_slice_can_be_fetched_again(tmp_path: Path) -> None:
     paths = write_text(tmp_path)
     for kind in (FileKind.JSONL, FileKind.JSONL_ZST, FileKind.JSON_ARRAY):
         sources = discover([paths[kind]], split="train[100:-200]")
@@ -84,7 +84,7 @@ def test_data_of_a_slice_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group_rows", [50, 3000, 8000])
-def test_parquet_twin(tmp_path: Path, group_rows: int) -> None:
+def test_parquet_rows_equal_json_rows(tmp_path: Path, group_rows: int) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=group_rows)
     sources = discover([path])
@@ -99,7 +99,7 @@ def test_parquet_twin(tmp_path: Path, group_rows: int) -> None:
 
 @pytest.mark.parametrize("batch_rows", [50, 3000, 8000])
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
-def test_arrow_twin(tmp_path: Path, batch_rows: int, new) -> None:
+def test_arrow_rows_equal_json_rows(tmp_path: Path, batch_rows: int, new) -> None:
     path, table = tmp_path / "a.arrow", pa.Table.from_pylist(ROWS)
     with new(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=batch_rows)
@@ -108,7 +108,7 @@ def test_arrow_twin(tmp_path: Path, batch_rows: int, new) -> None:
     assert [orjson.loads(row) for row in read_all(sources)] == [without_nulls(row) for row in ROWS]
 
 
-def test_large_units_are_cut_into_ranges_of_rows(tmp_path: Path) -> None:
+def test_large_units_are_divided_into_row_ranges(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"{n} " + chr(97 + n % 26) * 3000 for n in range(8000)]
     table = pa.table({"text": texts})
@@ -122,11 +122,11 @@ def test_large_units_are_cut_into_ranges_of_rows(tmp_path: Path) -> None:
         assert len(slices) == 7 and {part.units for part in slices} == {1}
         assert len({part.digest for part in slices}) == 7
         assert [orjson.loads(row)["text"] for row in read_all(sources)] == texts
-        backwards = [read_rows(part, source) for part in reversed(slices)]  # out of order: read from the start again
+        backwards = [read_rows(part, source) for part in reversed(slices)]  # out of order: re-read from the start
         assert [row for part in reversed(backwards) for row in part.rows] == read_all(sources)
 
 
-def test_equal_units_have_equal_digests_wherever_they_stand(tmp_path: Path) -> None:
+def test_equal_units_have_equal_digests_at_any_position(tmp_path: Path) -> None:
     table = pa.table({"text": [f"{n} " + "x" * 2000 for n in range(4000)]})
     for name, tables in (("one", [table]), ("two", [table.slice(0, 500), table])):
         with pq.ParquetWriter(tmp_path / f"{name}.parquet", table.schema) as writer:
@@ -136,7 +136,7 @@ def test_equal_units_have_equal_digests_wherever_they_stand(tmp_path: Path) -> N
     assert len(one - two) <= 1 and len(two - one) <= 2
 
 
-def test_json_columns_are_spliced_in_exactly(tmp_path: Path) -> None:
+def test_json_columns_are_inserted_verbatim(tmp_path: Path) -> None:
     values = ['{"a":null,"n":12345678901234567890123,"f":1.0}', None, "[1e400]", '"text"']
     storage = pa.array(values, pa.string())
     table = pa.table({"tools": pa.ExtensionArray.from_storage(pa.json_(), storage)})
@@ -175,7 +175,7 @@ def test_rows_over_the_limit_in_parquet(tmp_path: Path) -> None:
     assert read.rows == [b'{"t":"a"}', b"", b'{"t":"c"}'] and read.oversize == {1: 5001} and read.lines == [1, 2, 3]
 
 
-def test_a_changed_parquet_or_arrow_file_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_parquet_or_arrow_file_is_detected(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.arrow"):
         path = tmp_path / name
         for text in ("before", "after!"):

@@ -1,4 +1,4 @@
-"""The laws of slicing: every row once and in order, cuts by content alone, digests of rows alone."""
+"""Properties of slicing: every row once and in order, boundaries and digests from content alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ line = st.one_of(
 
 
 def pieces(text: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
-    """The text in chunks that end at the cuts."""
+    """Split the text into chunks at the given offsets."""
     start = 0
     for cut in [*sorted({c % (len(text) + 1) for c in cuts}), len(text)]:
         if cut > start:
@@ -60,7 +60,7 @@ def cut_lines(text: bytes, cuts: Iterable[int], keep_data: bool = False, limit: 
 
 
 def rows_of(text: bytes) -> list[tuple[int, bytes]]:
-    """Line numbers and rows, the slow and obvious way."""
+    """Line numbers and rows, computed the slow and obvious way."""
     lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     numbered = [(number, text.removesuffix(b"\r")) for number, text in enumerate(lines, start=1)]
     return [(number, row) for number, row in numbered if row.strip(b" \t\r")]
@@ -151,7 +151,7 @@ def digests(path: Path, rows: list[bytes]) -> list[str]:
     return [part.digest for part in discover([path]).slices()]
 
 
-def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
+def test_edits_change_only_neighbouring_slices(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = numbered_rows(100_000)
     before = digests(path, rows)
@@ -170,11 +170,11 @@ def test_edits_touch_only_the_slices_around_them(tmp_path: Path) -> None:
     assert len(appended) <= len(before) + 1
 
 
-def test_a_slice_is_a_function_of_rows_alone(tmp_path: Path) -> None:
+def test_slices_depend_on_rows_alone(tmp_path: Path) -> None:
     rows = numbered_rows(30_000)
     whole = digests(tmp_path / "a.jsonl", rows)
     path = tmp_path / "b.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no last line end
+    path.write_bytes(b"\xef\xbb\xbf\r\n" + b"\r\n \r\n".join(rows))  # BOM, CRLF, blank lines, no final newline
     found = list(discover([path]).slices())
     assert [part.digest for part in found] == whole
     last = read_rows(found[-1], path)
@@ -210,7 +210,7 @@ def test_a_row_between_slice_and_row_limit_is_read(tmp_path: Path) -> None:
     assert found[1].digest == digest([row])
 
 
-def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
+def test_plans_and_slices_round_trip_through_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     sources = discover([path])
@@ -222,7 +222,7 @@ def test_plans_and_slices_go_through_json(tmp_path: Path) -> None:
     assert not made.holds_for(identity(path))
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     digests(path, numbered_rows(20_000))
     slices = discover([path]).slices()
@@ -239,7 +239,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
 
 
 def test_cuts_and_digests_are_pinned(tmp_path: Path) -> None:
-    """If this changes, every cache is void: raise SLICING_VERSION and say so in the changelog."""
+    """If this changes, all caches are invalidated: bump SLICING_VERSION and add a changelog entry."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(b'{"n":%d,"text":"%s"}\n' % (n, b"%d" % (n * n) * 40) for n in range(50_000)))
     found = list(discover([path]).slices())

@@ -1,4 +1,4 @@
-"""Split strings mean what they mean in `datasets`, and share slices with the whole."""
+"""Split strings behave as in `datasets`, and share slices with the full data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ bound = st.none() | st.integers(-130, 130)
 
 
 @given(bound, bound, st.booleans(), st.booleans(), st.integers(1, 120))
-def test_bounds_are_those_of_datasets(first, stop, first_percent, stop_percent, total) -> None:
+def test_bounds_match_datasets(first, stop, first_percent, stop_percent, total) -> None:
     def shown(value: int | None, percent: bool) -> str:
         return "" if value is None else f"{value}{'%' * percent}"
 
@@ -38,12 +38,12 @@ def test_bounds_are_those_of_datasets(first, stop, first_percent, stop_percent, 
 
 
 @pytest.mark.parametrize("text", ["", "train[", "train[:10", "train[1]", "train[a:b]", "train[::2]", "train+", "[:5]"])
-def test_what_is_not_understood_is_said(text: str) -> None:
+def test_invalid_splits_raise(text: str) -> None:
     with pytest.raises(SourceError, match=r"invalid split .* at .* Write it like train"):
         parse_split(text)
 
 
-def test_percentages_end_at_a_hundred() -> None:
+def test_percentages_over_100_raise() -> None:
     with pytest.raises(SourceError, match="beyond 100"):
         parse_split("train[:120%]")
 
@@ -89,7 +89,7 @@ def test_rows_of_a_split(folder: Path, text: str) -> None:
     assert found == expected
 
 
-def test_a_split_shares_the_slices_of_the_whole(folder: Path) -> None:
+def test_a_split_shares_slices_with_the_full_data(folder: Path) -> None:
     files = [folder / "a.jsonl", folder / "b.jsonl.gz"]
     whole = {part.digest for part in discover(files).slices()}
     some = [part.digest for part in discover(files, split="train[100:-100]").slices()]
@@ -97,7 +97,7 @@ def test_a_split_shares_the_slices_of_the_whole(folder: Path) -> None:
     assert len(some) == len(whole) >= 4
 
 
-def test_lines_of_a_partial_slice_are_those_of_the_file(folder: Path) -> None:
+def test_a_trimmed_slice_keeps_its_line_numbers(folder: Path) -> None:
     (part,) = discover([folder / "b.jsonl.gz"], split="train[10:12]").slices()
     found = read_rows(part, folder / "b.jsonl.gz", data=part.data)
     assert found.lines == [21, 23] and found.rows == rows(12, "b")[10:]
@@ -111,6 +111,6 @@ def test_a_split_without_rows(folder: Path) -> None:
         list(discover([folder / "a.jsonl"], split="train[5:5]").slices())
 
 
-def test_an_unknown_split_names_those_there_are(folder: Path) -> None:
+def test_an_unknown_split_lists_the_available_ones(folder: Path) -> None:
     with pytest.raises(SourceError, match="no split 'test'; it has train"):
         discover([folder / "a.jsonl"], split="test")

@@ -1,4 +1,4 @@
-"""A tokenizer's files: what is read, what is added, what is refused."""
+"""Reading a tokenizer's files, completing them, and refusing unsupported ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_files_win_over_the_configuration(folder: Path) -> None:
     assert load_tokenizer(folder).template("tool_use") == {"default": "with tools"}
 
 
-def test_tokens_that_only_the_configuration_declares_are_added_as_transformers_does(folder: Path) -> None:
+def test_tokens_declared_only_in_the_configuration_are_added_like_transformers(folder: Path) -> None:
     from transformers import AddedToken, PreTrainedTokenizerFast
 
     size = Vocabulary((folder / "tokenizer.json").read_bytes()).size
@@ -58,13 +58,13 @@ def test_tokens_that_only_the_configuration_declares_are_added_as_transformers_d
     assert {"<|new|>", "<bos>"} <= vocabulary.special_contents
 
 
-def test_a_complete_file_is_taken_as_it_is(tokenizer: Path) -> None:
+def test_a_complete_tokenizer_json_is_unchanged(tokenizer: Path) -> None:
     model = load_tokenizer(tokenizer)
     assert model.tokenizer_json == (tokenizer / "tokenizer.json").read_bytes()
     assert model.warnings == ()
 
 
-def test_refusals(folder: Path, tmp_path: Path) -> None:
+def test_unsupported_tokenizers_raise(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="the folder does not exist"):
         load_tokenizer(tmp_path / "nowhere")
     configure(folder, chat_template=[{"name": "rag", "template": "x"}])

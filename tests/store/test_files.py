@@ -1,4 +1,4 @@
-"""Digests, writers that are dead, names that are not trusted."""
+"""Digests, dead writers and the validation of names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.store.cache import Cache, validate_name
 from penstock.store.files import file_digest, writer_is_dead, writer_name
 
 
-def test_writers(tmp_path: Path) -> None:
+def test_dead_writers_are_recognized(tmp_path: Path) -> None:
     assert not writer_is_dead(writer_name() + ".abc")
     code = "from penstock.store.files import writer_name; print(writer_name())"
     gone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -23,7 +23,7 @@ def test_writers(tmp_path: Path) -> None:
     assert not writer_is_dead("nonsense")
 
 
-def test_names_from_files_are_not_trusted() -> None:
+def test_names_read_from_files_are_validated() -> None:
     for name in ("../../etc/passwd", "b3-..", "b3-" + "g" * 64, 7, None, "b3-" + "a" * 63):
         with pytest.raises(CorruptError, match="is not the name of a shard"):
             validate_name(name)

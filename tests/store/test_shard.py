@@ -1,4 +1,4 @@
-"""The shard file: its bytes, what comes back, and hostile files."""
+"""Shard files: bytes, round trip, and hostile files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ META = ShardMeta({"rows": 5}, [{"row": 1, "kind": "x"}], {"rows": [0]})
 
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("sides", [False, True])
-def test_what_goes_in_comes_out(tmp_path: Path, weights: bool, sides: bool) -> None:
+def test_round_trip(tmp_path: Path, weights: bool, sides: bool) -> None:
     path = tmp_path / "a.arrow"
     given = columns(weights=weights, sides=sides)
     path.write_bytes(encode_shard(given, META))
@@ -51,7 +51,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, weights: bool, sides: bool) -> N
     assert found.ids.dtype == np.uint16
 
 
-def test_the_bytes_are_an_arrow_file_that_others_can_read(tmp_path: Path) -> None:
+def test_a_shard_is_a_plain_arrow_file(tmp_path: Path) -> None:
     data = encode_shard(columns(), META)
     table = pa.ipc.open_file(data).read_all()
     assert table.column("input_ids").to_pylist() == [[5, 6, 7], [8, 9]]
@@ -59,7 +59,7 @@ def test_the_bytes_are_an_arrow_file_that_others_can_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 100, -1])
-def test_a_cut_file_is_told(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_shard_raises(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "a.arrow"
     data = encode_shard(columns(), META).to_pybytes()
     path.write_bytes(data[:keep])
@@ -67,12 +67,12 @@ def test_a_cut_file_is_told(tmp_path: Path, keep: int) -> None:
         read_shard(path)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_shard_raises(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="the shard is missing"):
         read_shard(tmp_path / "b.arrow")
 
 
-def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
+def test_another_arrow_file_is_not_a_shard(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     table = pa.table({"x": [1]})
     with pa.ipc.new_file(str(path), table.schema) as writer:
@@ -82,7 +82,7 @@ def test_an_arrow_file_of_somebody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["row", "input_ids"])
-def test_missing_values_are_told(tmp_path: Path, column: str) -> None:
+def test_null_values_raise(tmp_path: Path, column: str) -> None:
     path = tmp_path / "a.arrow"
     whole = pa.ipc.open_file(encode_shard(columns(), META)).read_all()
     kind = whole.schema.field(column).type

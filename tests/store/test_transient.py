@@ -1,4 +1,4 @@
-"""Errors that network file systems give now and then: repeated where that helps, else told; nothing is left behind."""
+"""Transient errors of network file systems: retried, or reported; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLS = {"fsync", "fstat", "link", "mkdir", "open", "replace", "scandir", "stat"
 
 
 class FaultyOs:
-    """The `os` module, in which the n-th of the calls that reach a file server fails, once or from then on."""
+    """An `os` module whose n-th call to the file server fails, once or from then on."""
 
     def __init__(self, at: int, number: int, *, answer_lost: bool = False, lasting: bool = False) -> None:
         self.calls = 0
@@ -51,7 +51,7 @@ class FaultyOs:
 
 @pytest.fixture
 def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any], None]]:
-    """Put another `os` into the modules that touch a cache's files."""
+    """Replace `os` in the modules that access a cache's files."""
     monkeypatch.setattr(files, "RETRY_PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setattr(claims, "UNSIGNED_EXPIRY", -1.0)
 
@@ -64,7 +64,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any
 
 
 def build(root: Path) -> None:
-    """All that a build does to a cache's files."""
+    """Everything that a build does to a cache's files."""
     home = Cache(root)
     home.prepare_root()
     clean_orphans(home)
@@ -87,7 +87,7 @@ def check(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 @pytest.mark.parametrize("answer_lost", [False, True])
-def test_a_fault_at_every_call_is_overcome(
+def test_a_transient_fault_at_every_call_is_retried(
     tmp_path: Path, inject: Callable[[Any], None], number: int, answer_lost: bool
 ) -> None:
     at, tried = 0, True
@@ -103,7 +103,7 @@ def test_a_fault_at_every_call_is_overcome(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC])
-def test_a_lasting_fault_is_told_and_the_rerun_completes(
+def test_a_persistent_fault_is_reported_and_the_rerun_completes(
     tmp_path: Path, inject: Callable[[Any], None], number: int
 ) -> None:
     at, tried, told = 0, True, 0
@@ -115,19 +115,19 @@ def test_a_lasting_fault_is_told_and_the_rerun_completes(
             build(tmp_path / str(at))
         except StoreError:
             told += 1
-        except AssertionError:  # of `all_present`: the shard can't be seen, so it would be made again
+        except AssertionError:  # from `all_present`: the shard is invisible, so a build would rebuild it
             told += 1
         tried = fake.calls >= at
         inject(os)
         for left in leftovers(tmp_path / str(at)):
-            left.unlink()  # this process lives, so nobody takes its files for a dead one's
+            left.unlink()  # this process is alive, so its files are not removed as orphans
         build(tmp_path / str(at))
         check(tmp_path / str(at))
     assert told > 40
 
 
-def test_a_claim_that_another_host_has_removed_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between open and read: NFS says ESTALE."""
+def test_a_claim_removed_by_another_host_counts_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between open and read, NFS reports ESTALE."""
     monkeypatch.setattr(files, "RETRY_PAUSES", (0.0,))
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / NAME).write_text("elsewhere-00000000.1.2")
@@ -143,7 +143,7 @@ def test_a_claim_that_another_host_has_removed_is_gone(tmp_path: Path, monkeypat
     assert list((tmp_path / "claims").iterdir()) == []
 
 
-def test_the_error_names_the_place_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
+def test_the_error_names_the_path_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
     inject(FaultyOs(1, errno.EIO, lasting=True))
     with pytest.raises(StoreError) as raised:
         Tree(tmp_path).write(tmp_path / "a", b"", "x")

@@ -1,4 +1,4 @@
-"""Whole files or none, folders that are shared, and nothing touched that Penstock did not make."""
+"""Atomic writes, shared folders, and no change to files that Penstock did not create."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def put(path: Path) -> Path:
     return path
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
+def test_writes_are_atomic(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     for data in (b"data", b"other"):
         tree.write(tmp_path / "a" / "b.json", data, "x")
@@ -67,7 +67,7 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
         assert list(tree.tmp.iterdir()) == []
 
 
-def test_usual_permissions(tmp_path: Path) -> None:
+def test_files_get_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         Tree(tmp_path).write(tmp_path / "a.json", b"", "x")
@@ -76,7 +76,7 @@ def test_usual_permissions(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_folders_take_the_permissions_of_the_shared_one(tmp_path: Path) -> None:
+def test_new_folders_get_the_roots_permissions(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o2775)
@@ -85,7 +85,7 @@ def test_folders_take_the_permissions_of_the_shared_one(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o7777 == 0o2775
 
 
-def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -97,7 +97,7 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", OWN, ids=range(len(OWN)))
-def test_own_files_are_removed(tmp_path: Path, name: str) -> None:
+def test_penstocks_files_are_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
     assert Tree(tmp_path).files(path.parent) == [path]
     assert Tree(tmp_path).remove(path)
@@ -106,7 +106,7 @@ def test_own_files_are_removed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOREIGN, ids=range(len(FOREIGN)))
-def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> None:
+def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
     tree = Tree(tmp_path)
     assert tree.files(path.parent) == []
@@ -121,7 +121,7 @@ def test_other_files_are_neither_seen_nor_removed(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", OWN, ids=range(len(OWN)))
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_no_link_is_followed(tmp_path: Path, name: str, linked: str) -> None:
+def test_links_are_not_followed(tmp_path: Path, name: str, linked: str) -> None:
     root, outside = tmp_path / "cache", tmp_path / "outside"
     root.mkdir()
     if linked == "file":
@@ -150,7 +150,7 @@ def test_no_link_is_followed(tmp_path: Path, name: str, linked: str) -> None:
         assert target.read_bytes() == b"data"
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     pipe = tmp_path / "claims" / DIGEST
     os.mkfifo(pipe)

@@ -16,7 +16,7 @@ from penstock.chat.special_text import SpecialText
 from penstock.template.renderer import TemplateRenderer
 from tests.template.conversations import DATE, TOKENS
 
-ASCII = ("<|im_end|>", "<|im_start|>", "<|im_end|><|im_end|>", "</s>", "[INST]", "\n", "x")
+ASCII = ("<|im_end|>", "<|im_start|>", "<|im_end|><|im_end|>", "</s>", "[INST]", "[]", "\n", "x")
 NEEDLES = {"ascii": ASCII, "more": (*ASCII, "<｜end｜>", "é$"), "none": ()}
 PIECES = st.sampled_from([*NEEDLES["more"], "<", "|", "\\", "u003c", "/s>", "a", "ü", "日本", "\u0007", '"', "😀"])
 TEXTS = st.lists(PIECES, max_size=6).map("".join)

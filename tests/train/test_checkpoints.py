@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.store.files import host_id, writer_name
-from penstock.train.checkpoint import newest_valid
+from penstock.train.checkpoint import Checkpoint, newest_valid, seed_new_rank
 from penstock.train.errors import TrainError, UnsupportedError
 from penstock.train.lock import output_lock
 from penstock.train.run import train_sft
@@ -88,7 +90,7 @@ def test_resumed_run_equals_an_uninterrupted_one(config: Config) -> None:
     (checkpoints(values) / ".DS_Store").write_bytes(b"x")
     (checkpoints(values) / "step-notes.txt").write_text("mine")
     metrics = Path(values["output"]) / "metrics.jsonl"
-    metrics.write_bytes(b"{not json\n[1]\n" + metrics.read_bytes())
+    metrics.write_bytes(b'{not json\n[1]\n\xff\n{"step": 1, "loss": "x"}\n' + metrics.read_bytes())
     assert train_sft(values).steps == 4
     assert losses(values) == losses(uninterrupted) and len(losses(values)) == 4
     names = {path.name for path in checkpoints(values).iterdir()}
@@ -98,6 +100,24 @@ def test_resumed_run_equals_an_uninterrupted_one(config: Config) -> None:
         flip(path / "optimizer.bin")
     with pytest.raises(TrainError, match=r"no usable checkpoint in .*: .*; .*optimizer.bin is damaged"):
         train_sft(values)
+
+
+def test_new_ranks_are_seeded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "random_states_0.pkl").touch()
+    saved = Checkpoint(tmp_path, 4, {}, {})
+    torch.manual_seed(1)
+    start = torch.rand(3).tolist()
+    drawn = {}
+    for rank in (1, 2, 1):
+        seed_new_rank(saved, rank, seed=0)
+        found = torch.rand(3).tolist()
+        assert drawn.setdefault(rank, found) == found  # repeatable
+    assert drawn[1] != drawn[2]
+    assert start not in drawn.values()  # not those of the run's first step again
+    assert "was saved with fewer ranks: rank 1 has no saved random state and is seeded for step 4" in caplog.text
+    state = torch.get_rng_state()
+    seed_new_rank(saved, 0, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_existing_folder_is_replaced_by_the_checkpoint(config: Config) -> None:
@@ -166,6 +186,19 @@ def test_second_process_is_refused(config: Config) -> None:
     assert (output / "run.lock").exists()
     assert train_sft(values).steps == 1  # taken over
     assert not [path.name for path in output.iterdir() if "lock" in path.name]
+
+
+def test_lock_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    (tmp_path / "run.lock").write_text(f"{host_id()}.{os.getpid()}.1")
+    with output_lock(tmp_path):
+        assert (tmp_path / "run.lock").read_text() == writer_name()
+        with pytest.raises(TrainError, match="is in use"), output_lock(tmp_path):
+            pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_locks_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,4 +14,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     }
 
 
-FORMAT = TableFormat(summary="Axolotl: a tokenized dataset folder", columns=_columns, container=ArrowFolder())
+FORMAT = TableFormat(columns=_columns, container=ArrowFolder())

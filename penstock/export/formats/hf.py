@@ -6,7 +6,6 @@ from penstock.export.format import Supports
 from penstock.export.tables import ArrowFolder, TableFormat, plain_columns
 
 FORMAT = TableFormat(
-    summary="Hugging Face datasets: a save_to_disk folder",
     columns=plain_columns,
     container=ArrowFolder(),
     supports=Supports(pairs=True, packed=True, weights=True),

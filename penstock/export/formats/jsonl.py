@@ -17,7 +17,6 @@ from penstock.export.tables import plain_columns
 class Jsonl:
     """One line per row, with the columns of `hf` and the text of each list of ids."""
 
-    summary = "Human-readable JSON lines with text, tokens and loss mask"
     supports = Supports(pairs=True, packed=True, weights=True)
     part_tokens = 1 << 24
 

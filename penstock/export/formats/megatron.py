@@ -31,7 +31,6 @@ def id_type(largest: int) -> np.dtype[Any]:
 class Megatron:
     """One pair of files for the tokens, one for the mask."""
 
-    summary = "Megatron: .bin/.idx, or packed Parquet rows with --capacity"
     supports = Supports(packed=True)
     part_tokens = 1 << 24
 

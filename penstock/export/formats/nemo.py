@@ -27,7 +27,6 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
 
 
 FORMAT = TableFormat(
-    summary="NeMo (Megatron Bridge): packed Parquet rows for fine-tuning",
     columns=_columns,
     container=ParquetFiles(".idx.parquet"),
     supports=Supports(packed=True),

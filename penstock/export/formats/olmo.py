@@ -28,7 +28,6 @@ def id_type(largest: int) -> np.dtype[Any]:
 class Olmo:
     """Numpy parts of whole documents."""
 
-    summary = "OLMo-core: raw numpy parts with label masks and document bounds"
     supports = Supports()
     part_tokens = 1 << 26  # 256 MB of 4-byte ids
 

@@ -6,7 +6,6 @@ from penstock.export.format import Supports
 from penstock.export.tables import ParquetFiles, TableFormat, plain_columns
 
 FORMAT = TableFormat(
-    summary="Parquet files with input_ids and labels",
     columns=plain_columns,
     container=ParquetFiles(),
     supports=Supports(pairs=True, packed=True, weights=True),

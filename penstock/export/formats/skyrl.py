@@ -8,9 +8,19 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import UsageError
 from penstock.export.rows import Block, ExportRows
 from penstock.export.tables import ArrowFolder, Columns, TableFormat, attention_mask, input_ids, lists
 from penstock.pack.bins import ranges
+
+
+def _check(rows: ExportRows) -> None:
+    short = int((rows.served.lengths < 2).sum())
+    if short:
+        raise UsageError(
+            f"{short} rows have a single token, which nothing predicts, and SkyRL requires at least one prediction "
+            "per row. Raise --max-length, or export to another format."
+        )
 
 
 def _columns(block: Block, rows: ExportRows) -> Columns:
@@ -27,6 +37,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     }
 
 
-FORMAT = TableFormat(
-    summary="SkyRL: the SFT trainer's cache of tokenized rows", columns=_columns, container=ArrowFolder()
-)
+FORMAT = TableFormat(columns=_columns, container=ArrowFolder(), check_rows=_check)

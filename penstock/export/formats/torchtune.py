@@ -10,4 +10,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     return {"tokens": input_ids(block), "labels": labels(block, rows)}
 
 
-FORMAT = TableFormat(summary="torchtune: Parquet rows of tokens and labels", columns=_columns, container=ParquetFiles())
+FORMAT = TableFormat(columns=_columns, container=ParquetFiles())

@@ -60,7 +60,6 @@ def _check(rows: ExportRows) -> None:
 
 
 FORMAT = TableFormat(
-    summary="TRL: SFTTrainer rows, padded or packed; DPOTrainer pairs",
     columns=_columns,
     container=ArrowFolder(),
     supports=Supports(pairs=True, packed=True),

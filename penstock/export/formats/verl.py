@@ -10,4 +10,4 @@ def _columns(block: Block, rows: ExportRows) -> Columns:
     return {"input_ids": input_ids(block), "loss_mask": loss_mask(block, rows)}
 
 
-FORMAT = TableFormat(summary="verl: Parquet rows with a loss mask", columns=_columns, container=ParquetFiles())
+FORMAT = TableFormat(columns=_columns, container=ParquetFiles())

@@ -154,15 +154,21 @@ def _dictionary_columns(path: Path, parquet: pq.ParquetFile, group: int, names: 
 
 
 def _batch_size(parquet: pq.ParquetFile, group: int, names: list[str]) -> int:
-    """Number of rows to decode at once. JSON columns are always expanded, so their dictionary size limits it."""
+    """Number of rows to decode at once.
+
+    Two encodings can expand to far more than the chunk: the dictionary of a JSON column, which is always expanded, and
+    strings stored as a suffix of the previous one. In both, no value is larger than the whole chunk.
+    """
     meta = parquet.metadata.row_group(group)
     chunks = _chunks(parquet, group, names)
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
     limits: list[int] = [BATCH_ROWS, meta.num_rows * BATCH_BYTES // max(1, size)]
     types = {field.name: field.type for field in parquet.schema_arrow}
     for chunk in chunks:
-        if isinstance(types.get(chunk.path_in_schema), pa.JsonType) and _has_dictionary(chunk):
-            limits.append(64 * BATCH_BYTES // max(1, chunk.total_uncompressed_size))
+        is_json = isinstance(types.get(chunk.path_in_schema), pa.JsonType)
+        if (is_json and _has_dictionary(chunk)) or "DELTA_BYTE_ARRAY" in chunk.encodings:
+            values_per_row = -(-chunk.num_values // max(1, meta.num_rows))
+            limits.append(64 * BATCH_BYTES // max(1, chunk.total_uncompressed_size * values_per_row))
     return max(1, min(limits))
 
 

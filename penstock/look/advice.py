@@ -1,0 +1,101 @@
+"""Warnings worth acting on, drawn from statistics: what is wrong, how many rows, which ones first, and the remedy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from penstock.chat.notes import Note, told
+from penstock.look.stats import Stats
+from penstock.view.settings import ViewSettings
+
+_MUCH_LOST = 0.01  # of the tokens
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    WRONG = "wrong"  # trains something that was not meant
+    LOSS = "loss"  # data is lost or counts twice
+    NOTE = "note"
+
+
+class Advice(NamedTuple):
+    """One warning; `flag` is the viewer's filter that lists its rows, where there is one."""
+
+    level: Level
+    title: str
+    text: str
+    rows: int
+    first: tuple[int, ...] = ()
+    flag: str = ""
+
+
+_FLAGS = {
+    "no_stop": (
+        Level.WRONG,
+        "Stop token not trained",
+        "An answer is trained, and the token that ends it is not: the model does not learn to stop. Use a template "
+        "that prints it, or --stop next-marker.",
+    ),
+    "double_bos": (
+        Level.WRONG,
+        "Two beginning-of-sequence tokens",
+        "Rows begin with the token twice, at inference the model sees it once. Remove it from rows or template.",
+    ),
+    "cut_answer": (
+        Level.LOSS,
+        "Answers cut by max_length",
+        "Their end, stop token included, is never trained. Raise max_length, or use overlong=drop or split.",
+    ),
+    "regions_unknown": (
+        Level.WRONG,
+        "Regions not certain",
+        "It is not certain which message made which token, so no loss policy but all_tokens can serve these rows.",
+    ),
+}
+_INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS}
+
+
+def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
+    """All warnings, the worst first."""
+    found = [
+        Advice(level, title, text, stats.flags[name].rows, stats.flags[name].first, name)
+        for name, (level, title, text) in _FLAGS.items()
+        if name in stats.flags
+    ]
+    if stats.rows_with_unknown_regions and "regions_unknown" not in stats.flags:
+        level, title, text = _FLAGS["regions_unknown"]
+        found.append(Advice(level, title, f"{text} They are left out.", stats.rows_with_unknown_regions))
+    found += _of_loss(stats, settings or ViewSettings())
+    for note, count in stats.build.get("notes", {}).items():
+        level = Level.NOTE if note in _INFORMATIVE else Level.WRONG
+        found.append(Advice(level, f"Prepared: {note.replace('_', ' ')}", f"{told(note, count)}.", count))
+    order = list(Level)
+    return sorted(found, key=lambda one: (order.index(one.level), -one.rows))
+
+
+def _of_loss(stats: Stats, settings: ViewSettings) -> list[Advice]:
+    found = []
+    if stats.rows_without_trained_token:
+        text = f"Under train_on={settings.train_on} nothing of them is trained, so they are not served."
+        found.append(
+            Advice(
+                Level.LOSS, "Rows with nothing trained", text, stats.rows_without_trained_token, (), "nothing_trained"
+            )
+        )
+    rejected = stats.build.get("rejected", {})
+    if rejected:
+        reasons = ", ".join(f"{count:,} {kind}" for kind, count in rejected.items())
+        text = f"{reasons}. `penstock prepare` names them by file and line."
+        found.append(Advice(Level.LOSS, "Rows rejected", text, sum(rejected.values())))
+    if stats.duplicate_rows:
+        text = "Their content occurred in an earlier row, so it counts more than once."
+        first = tuple(one.row for one in stats.copies)
+        found.append(Advice(Level.LOSS, "Duplicate rows", text, stats.duplicate_rows, first, "duplicate"))
+    lost = stats.ledger.truncated / stats.ledger.tokens if stats.ledger.tokens else 0.0
+    if lost > _MUCH_LOST:
+        longer = next((one.sequences for one in stats.limits if one.max_length == settings.max_length), 0)
+        text = f"{lost:.1%} of all tokens are beyond max_length={settings.max_length}."
+        found.append(Advice(Level.LOSS, "Tokens truncated", text, longer, (), "overlong"))
+    return found

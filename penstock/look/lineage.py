@@ -1,0 +1,94 @@
+"""How a dataset came to be: recipe, sources, engines and checks, as pairs of a name and a text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import read_regular
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What was prepared, and how; `templates` by name."""
+
+    key: str
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    engines: tuple[tuple[str, str], ...]
+    templates: Mapping[str, str]
+    rejected: tuple[str, ...]  # the first rejected rows
+
+
+def lineage(dataset: StoredDataset) -> Lineage:
+    """Read from the manifest and from the notes beside the shards."""
+    recipe, notes = dataset.recipe, dataset.notes
+    files = [str(file.get("name", "")) for file in notes.get("files", []) if isinstance(file, dict)]
+    mapping = recipe.get("mapping") or {}
+    facts = {
+        "dataset": dataset.key,
+        "sources": ", ".join(files[:6]) + (f" and {len(files) - 6:,} more" if len(files) > 6 else ""),
+        "row format": str(mapping.get("format", "")),
+        "tokenizer": f"{notes.get('tokenizer', '')} ({recipe['tokenizer'][:15]}…)".strip(),
+        "special tokens": ", ".join(f"{name} {text}" for name, text in recipe.get("special_tokens", {}).items()),
+        "template variables": _plain(recipe.get("template_vars")),
+        "date in templates": str(recipe.get("date") or ""),
+        "regions": str(recipe.get("regions", "")),
+        "special tokens in text": str(recipe.get("special_tokens_in_text", "")),
+        "reference engines": ", ".join(f"{name} {text}" for name, text in recipe.get("references", {}).items()),
+        "shards": f"{len(dataset.shards):,}, {sum(dataset.manifest.shards.bytes):,} bytes",
+    }
+    return Lineage(
+        dataset.key,
+        files[0] if len(files) == 1 else f"{len(files)} sources" if files else dataset.key[:15],
+        tuple((name, text) for name, text in facts.items() if text),
+        tuple(_engines(dataset)),
+        recipe.get("templates") or {},
+        tuple(_rejected(dataset)),
+    )
+
+
+def _plain(value: Any) -> str:
+    return orjson.dumps(value).decode() if value else ""
+
+
+def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
+    """Which engine served, and what was compared with the references; from the notes beside the shards."""
+    checked = mismatches = 0
+    encoders, reasons = Counter[str](), Counter[str]()
+    paths = set[tuple[int, ...]]()
+    for shard in dataset.shards:
+        with contextlib.suppress(OSError, orjson.JSONDecodeError, TypeError, ValueError, AttributeError):
+            note = orjson.loads(read_regular(dataset.cache.shard_path(shard).with_suffix(".json")))
+            checked += int(note.get("checked", 0))
+            mismatches += int(note.get("mismatches", 0))
+            encoders[str(note.get("encoder", ""))] += 1
+            paths.add(tuple(note.get("paths", ())))
+            for stage, why in note.get("engines", {}).items():
+                reasons.update({f"{stage}: {reason}": int(count) for reason, count in why.items()})
+    found = [("encoder", ", ".join(name for name in encoders if name))]
+    found += [("by the reference", f"{count:,} rows, {reason}") for reason, count in reasons.most_common(5)]
+    if checked:
+        differed = f", {mismatches:,} differed and were redone" if mismatches else ", all equal"
+        found.append(("spot check", f"{checked:,} rows compared with the reference engines{differed}"))
+    return [(name, text) for name, text in found if text]
+
+
+def _rejected(dataset: StoredDataset, most: int = 5) -> list[str]:
+    """The first rejected rows; shards are opened only where the ledger says that there are any."""
+    found = list[str]()
+    if not dataset.ledger["rejected"]:
+        return found
+    for shard in range(len(dataset.shards)):
+        for row in dataset.shard_meta(shard).rejected:
+            number = dataset.manifest.shards.first_rows[shard] + int(row.get("row", 0))
+            found.append(f"row {number:,}: {row.get('reason', row.get('kind', ''))}")
+            if len(found) == most:
+                return found
+    return found

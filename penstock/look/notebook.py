@@ -1,0 +1,84 @@
+"""HTML of datasets, views, examples, statistics and batches for notebooks.
+
+One fragment without script: notebooks remove scripts from output that they don't trust. Colours are translucent, so
+that they fit light and dark themes; trained text is underlined, too. What can't be drawn leaves the plain repr.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from penstock.errors import PenstockError
+from penstock.feed.batch import Batch
+from penstock.look.html import render
+from penstock.look.stats import Stats
+from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides_of
+from penstock.look.visible import visible_text
+from penstock.store.dataset import StoredDataset
+from penstock.view.example import Example, Pair
+from penstock.view.mixture import Mixture
+from penstock.view.view import View
+
+_MOST: Final = 1500  # tokens of a sequence
+_SHOWN: Final = 3  # sequences of a batch
+
+
+def html_of(shown: object) -> str | None:
+    """The fragment, or None where the plain repr has to do."""
+    try:
+        match shown:
+            case Example() | Pair():
+                return _item(shown)
+            case Batch():
+                return _batch(shown)
+            case View():
+                return _view(shown)
+            case StoredDataset():
+                return render("notebook_dataset.html", dataset=shown, ledger=shown.ledger)
+    except (PenstockError, OSError):
+        return None
+    return None
+
+
+def stats_html(stats: Stats) -> str:
+    """A table of the figures."""
+    return render("notebook_stats.html", stats=stats)
+
+
+def _item(item: Example | Pair) -> str:
+    return render("notebook_item.html", sides=_sides(item), place=item.row, run=_run)
+
+
+def _sides(item: Example | Pair) -> list[tuple[str, Example, list[Any], TokenBytes]]:
+    return [
+        (name, example, list(blocks(example, _MOST, prompt)), safe_bytes(example.dataset))
+        for name, example, prompt in sides_of(item)
+    ]
+
+
+def _view(view: View) -> str:
+    return render("notebook_view.html", view=view, settings=view.settings, ledger=view.ledger)
+
+
+def _batch(batch: Batch) -> str:
+    items = []
+    if isinstance(batch.served, View | Mixture):
+        items = [_sides(batch.served[int(item)]) for item in batch.items[:_SHOWN]]
+    shapes = [
+        (name, "×".join(map(str, getattr(tensor, "shape", ()))) or str(tensor), str(getattr(tensor, "dtype", "")))
+        for name, tensor in batch.tensors.items()
+    ]
+    return render("notebook_batch.html", batch=batch, shapes=shapes, items=items, run=_run)
+
+
+def _run(run: TokenRun, table: TokenBytes) -> Markup:
+    """Tokens with their ids as titles; both are safe: numbers, and text that went through escape."""
+    return Markup("".join(_token(token, table) for token in run.ids))  # noqa: S704
+
+
+def _token(token: int, table: TokenBytes) -> str:
+    text = visible_text(table[token]) if 0 <= token < len(table) else f"⟨{token}⟩"
+    return f'<span title="{token}">{escape(text)}</span>'

@@ -1,0 +1,54 @@
+"""The options of `report`, `view`, `stats`, `show` and `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from annotated_types import Ge
+
+from penstock.errors import RegionsUnknown
+from penstock.options import option, read_options
+from penstock.view.settings import UnknownRegions, ViewSettings, view_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.api import Dataset, View
+
+
+SHARDS_OPEN: Final = 16  # pages of mapped files count as memory; a look at a large dataset shouldn't
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookOptions(ViewSettings):
+    """Options of the commands that look at a dataset: those of a view, and those of packing."""
+
+    capacity: Annotated[int, Ge(1)] | None = option("Tokens of a packed row; default: the maximum length")
+
+    @property
+    def view(self) -> ViewSettings:
+        """The options of the view."""
+        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})
+
+
+def look_options(values: Mapping[str, Any]) -> LookOptions:
+    """Validated options."""
+    options = read_options(LookOptions, values, "a look")
+    view_settings({}, options.view)  # checks them together
+    return options
+
+
+def open_to_look(dataset: Dataset, options: LookOptions, say: Callable[[str], None]) -> View:
+    """A view to look at. Rows whose regions are unknown are left out, and `say` hears it."""
+    from penstock.api import View
+
+    dataset.keep_open = SHARDS_OPEN
+    try:
+        return View(dataset, options.view).filled()
+    except RegionsUnknown as error:
+        if dataset.recipe.get("adopted"):
+            raise
+        say(f"left out: {error}")
+        return View(dataset, replace(options.view, regions_unknown=UnknownRegions.DROP)).filled()

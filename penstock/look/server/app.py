@@ -1,0 +1,287 @@
+"""The pages of the viewer, and the server that shows them: on loopback, for one person."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock.arrays import Bool
+from penstock.chat.conversation import Role
+from penstock.errors import PenstockError
+from penstock.look.html import PAGES, link, render
+from penstock.look.server.batches import batch_page
+from penstock.look.server.catalog import SORTS, Filters
+from penstock.look.server.guard import Guard
+from penstock.look.server.query import Query
+from penstock.look.server.session import Session
+from penstock.look.survey import Flag
+from penstock.look.tokens import ROLE_NAMES, blocks, text_of
+from penstock.look.visible import visible_text
+from penstock.view.policy import LossPolicy
+
+PER_PAGE: Final = 50
+MOST_HITS: Final = 100  # of one search, until more are asked for
+LOOPBACK: Final = "127.0.0.1"
+STATIC: Final = {
+    "look.css": "text/css",
+    "viewer.css": "text/css",
+    "look.js": "text/javascript",
+    "viewer.js": "text/javascript",
+}
+ROLES: Final = [name for role, name in ROLE_NAMES.items() if role is not Role.NONE]
+FLAGS: Final = [str(flag.name).lower() for flag in Flag]
+Page = Callable[[Session, Request], Response]
+
+
+def make_app(session: Session, port: int) -> Guard:
+    """The application, guarded; `port` is part of the names it answers to."""
+    pages: dict[str, Page] = {
+        "/": rows_page,
+        "/row/{row:int}": row_page,
+        "/jump": jump,
+        "/batch": batches,
+        "/report": report_page,
+        "/diff": diff_page,
+    }
+    routes = [Route(path, partial(_shown, page, session)) for path, page in pages.items()]
+    routes += [Route("/search", partial(search, session)), Route("/static/{name}", static)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    return Guard(app, [f"{name}:{port}" for name in (LOOPBACK, "localhost", "[::1]")])
+
+
+async def _shown(page: Page, session: Session, request: Request) -> Response:
+    """A page from a thread; what is wrong with the request is said with a 4xx."""
+    try:
+        response = await run_in_threadpool(page, session, request)
+    except PenstockError as error:
+        return _error_page(400, str(error))
+    response.background = BackgroundTask(session.catalog.start)  # once the page is out
+    return response
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"There is no page {request.url.path!r}." if error.detail == "Not Found" else error.detail
+    return _error_page(error.status_code, detail)
+
+
+def _error_page(status: int, text: str) -> Response:
+    return HTMLResponse(render("error.html", status=status, text=text, title="Not possible", session=None), status)
+
+
+def _page(template: str, session: Session, title: str, **values: Any) -> Response:
+    return HTMLResponse(render(template, session=session, title=title, **values))
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _filters(query: Query) -> Filters:
+    return Filters(
+        role=query.choice("role", ROLES),
+        shortest=query.number("min"),
+        longest=query.number("max"),
+        least=query.number("share_min", high=100),
+        most=query.number("share_max", high=100),
+        warning=query.choice("warning", FLAGS),
+        source=query.number("source"),
+        sort=query.choice("sort", SORTS),
+    )
+
+
+def _asked(filters: Filters, text: str = "") -> dict[str, object]:
+    """Filters as an address says them."""
+    names = ("role", "min", "max", "share_min", "share_max", "warning", "source", "sort")
+    return {"q": text, **dict(zip(names, filters, strict=True))}
+
+
+def _query(request: Request) -> Query:
+    return Query(request.query_params, request.query_params.multi_items())
+
+
+def rows_page(session: Session, request: Request) -> Response:
+    """The list of rows, filtered; a search fills it from `search`."""
+    query = _query(request)
+    filters, text, page = _filters(query), query.text("q"), query.number("page", 1) or 1
+    query.end()
+    chosen = session.catalog.rows(filters)
+    total = len(session.dataset) if chosen is None else len(chosen)
+    first = (page - 1) * PER_PAGE
+    if first and first >= total:
+        raise HTTPException(404, f"There are {-(-total // PER_PAGE):,} pages of rows.")
+    numbers = range(first, min(first + PER_PAGE, total))
+    rows = [] if text else [session.listing(n if chosen is None else int(chosen[n])) for n in numbers]
+    asked = _asked(filters, text)
+    return _page(
+        "rows.html", session, session.name, rows=rows, total=total, page=page, pages=max(1, -(-total // PER_PAGE)),
+        first=first, filters=filters, text=text, roles=ROLES, sorts=SORTS, flags=FLAGS,
+        counts=session.catalog.flags() if session.catalog.ready else {}, turn=lambda n: link("/", {**asked, "page": n}),
+        of_row=lambda n: link(f"/row/{n}", asked), search=link("/search", asked),
+    )  # fmt: skip
+
+
+def jump(_session: Session, request: Request) -> Response:
+    """To a row by its number."""
+    query = _query(request)
+    row = query.number("row")
+    query.end()
+    return RedirectResponse("/" if row is None else f"/row/{row}", 303)
+
+
+def row_page(session: Session, request: Request) -> Response:
+    """One row: tokens, masks, text, source."""
+    row, query = int(request.path_params["row"]), _query(request)
+    filters, text = _filters(query), query.text("q")
+    policy = LossPolicy(query.choice("train_on", list(LossPolicy)) or session.settings.train_on)
+    query.end()
+    if row >= len(session.dataset):
+        raise HTTPException(404, f"There is no row {row:,}: the dataset has {len(session.dataset):,} rows, from 0 on.")
+    sides = session.sequences(row, policy)
+    source, problem = session.source_json(row)
+    before, after = _neighbours(session, filters, row)
+    asked = {**_asked(filters, text), "train_on": "" if policy == session.settings.train_on else policy.value}
+    return _page(
+        "row.html", session, f"Row {row:,}", row=row, listing=session.listing(row), policy=policy,
+        sides=[(name, blocks(example, None, prompt), _text(session, example)) for name, example, prompt in sides],
+        source=visible_text(source.encode()).replace("↵\n", "\n"), problem=problem, bytes_of=session.token_bytes,
+        trained=sum(int(example.loss_mask.sum()) for _, example, _ in sides),
+        before=None if before is None else link(f"/row/{before}", asked),
+        after=None if after is None else link(f"/row/{after}", asked), back=link("/", _asked(filters, text)),
+    )  # fmt: skip
+
+
+def _text(session: Session, example: Any) -> str:
+    return text_of(example.input_ids.tolist(), session.token_bytes)
+
+
+def _neighbours(session: Session, filters: Filters, row: int) -> tuple[int | None, int | None]:
+    """The rows before and after, among those that pass."""
+    chosen = session.catalog.rows(filters)
+    if chosen is None:
+        return (row - 1 if row else None), (row + 1 if row + 1 < len(session.dataset) else None)
+    at = np.flatnonzero(chosen == row)
+    if not len(at):
+        return None, None
+    place = int(at[0])
+    return (
+        int(chosen[place - 1]) if place else None,
+        int(chosen[place + 1]) if place + 1 < len(chosen) else None,
+    )
+
+
+# -- search ---------------------------------------------------------------------------------------------------------
+
+
+async def search(session: Session, request: Request) -> Response:
+    """Hits as lines of JSON, as they are found; it ends when the page goes away."""
+    try:
+        query = _query(request)
+        filters, text, first = _filters(query), query.text("q"), query.number("after") or 0
+        query.end()
+        if not text:
+            return _error_page(400, "q is empty: give the text to search for")
+        if first >= max(len(session.dataset), 1):
+            return _error_page(404, f"after={first:,}: the dataset has {len(session.dataset):,} rows")
+    except PenstockError as error:
+        return _error_page(400, str(error))
+    return StreamingResponse(_found(session, request, filters, text, first), media_type="application/x-ndjson")
+
+
+async def _found(session: Session, request: Request, filters: Filters, text: str, first: int) -> AsyncIterator[bytes]:
+    count, rows = 0, len(session.dataset)
+    among = await run_in_threadpool(_among, session, filters)
+    scan = session.searcher.scan(text, first, among)
+    while (scanned := await run_in_threadpool(next, scan, None)) is not None:
+        for number, hit in enumerate(scanned.hits):
+            listing = session.listing(hit.row)
+            yield _line(hit={**hit._asdict(), **listing._asdict()})
+            count += 1
+            if count >= MOST_HITS:
+                more = number + 1 < len(scanned.hits) or scanned.rows < rows
+                yield _line(done={"scanned": hit.row + 1, "rows": rows, "next": hit.row + 1 if more else None})
+                return
+        yield _line(progress={"scanned": scanned.rows, "rows": rows})
+        if await request.is_disconnected():
+            return
+        await asyncio.sleep(0)
+    yield _line(done={"scanned": rows, "rows": rows, "next": None})
+
+
+def _among(session: Session, filters: Filters) -> Bool | None:
+    chosen = session.catalog.rows(filters._replace(sort=""))
+    if chosen is None:
+        return None
+    among = np.zeros(len(session.dataset), np.bool_)
+    among[chosen] = True
+    return among
+
+
+def _line(**value: Any) -> bytes:
+    return orjson.dumps(value) + b"\n"
+
+
+# -- the other pages ------------------------------------------------------------------------------------------------
+
+
+def batches(session: Session, request: Request) -> Response:
+    """What a step of a plan holds."""
+    return _page("batch.html", session, "Batch", **batch_page(session, _query(request)))
+
+
+def report_page(session: Session, request: Request) -> Response:
+    """The report, with links into the viewer."""
+    _query(request).end()
+    return _page("overview.html", session, "Report", **session.figures(), linked=True)
+
+
+def diff_page(session: Session, request: Request) -> Response:
+    """The difference to another dataset."""
+    _query(request).end()
+    compared = session.comparison()
+    if compared is None:
+        raise HTTPException(404, "There is nothing to compare with. Start the viewer with --against DATASET.")
+    return _page("diff.html", session, "Diff", diff=compared)
+
+
+async def static(request: Request) -> Response:
+    """Style and scripts, by name."""
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise HTTPException(404)
+    return PlainTextResponse((PAGES / name).read_text(encoding="utf-8"), media_type=STATIC[name])
+
+
+# -- serving --------------------------------------------------------------------------------------------------------
+
+
+def listen(port: int = 0) -> socket.socket:
+    """A socket on loopback; port 0 takes a free one."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((LOOPBACK, port))
+    listening.listen(64)
+    return listening
+
+
+def serve(session: Session, listening: socket.socket) -> None:
+    """Serve until interrupted."""
+    import uvicorn
+
+    app = make_app(session, listening.getsockname()[1])
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,85 @@
+"""What stands before every page: only reads, only from this machine's own browser, and nothing runs that isn't ours.
+
+A page of another site could otherwise ask a server on loopback for the rows, directly or under a name of its own that
+resolves here (DNS rebinding). So the Host must be ours, and so must the Origin where there is one. Rows contain
+HTML and scripts: a strict content security policy stands behind the escaping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger("penstock")
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_LONGEST: Final = 4096  # bytes of a path with its query
+
+
+class Guard:
+    """Refuses what is not ours, and adds the headers to what is."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = self._refusal(scope)
+        try:
+            await (refused or self._app)(scope, receive, with_headers)
+        except Exception:
+            log.exception("the viewer failed on %s", scope["path"])
+            if not started:
+                failed = PlainTextResponse("The viewer failed; the terminal that runs it says why.", 500)
+                await failed(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if headers.getlist("host") not in [[host] for host in self._hosts]:
+            return PlainTextResponse("Refused: this viewer is served on loopback only, under its own address.", 421)
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        ours = origin is None or origin in {f"http://{host}" for host in self._hosts}
+        if not ours or (site not in ("none", "same-origin") and not navigates):
+            return PlainTextResponse("Refused: the request comes from another site.", 403)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("The viewer only reads.", 405, {"Allow": "GET, HEAD"})
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        query: bytes = scope["query_string"]
+        if len(raw) + len(query) > _LONGEST:
+            return PlainTextResponse("The address is too long.", 414)
+        try:
+            text = unquote_to_bytes(raw).decode() + unquote_to_bytes(query).decode()
+        except UnicodeDecodeError:
+            return PlainTextResponse("The address is not valid UTF-8.", 400)
+        return PlainTextResponse("The address has control characters.", 400) if not _clean(text) else None
+
+
+def _clean(text: str) -> bool:
+    return not any(ord(char) < 32 or ord(char) == 127 for char in text)

@@ -1,0 +1,180 @@
+"""A survey of token sequences, one shard at a time: how long each is, what is trained of it, and what looks wrong.
+
+Statistics and the viewer's filters both read it, so that a figure and the list behind it can't disagree. Reads
+segments and offsets; token ids only at the start of a row, where the tokenizer has a beginning-of-sequence token.
+Vectorised: about a second for a million rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntFlag
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Bool, Int64, UInt8
+from penstock.chat.conversation import Part, Role
+from penstock.store.columns import Columns
+from penstock.store.dataset import StoredDataset
+from penstock.view.examples import Examples
+from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.prompts import prompt_lengths
+from penstock.view.runs import Runs, Tally
+from penstock.view.settings import Overlong
+from penstock.view.shard import Rows
+from penstock.view.view import View
+
+_MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows
+
+
+class Flag(IntFlag):
+    """What looks wrong about a row; stored as uint8 by the viewer."""
+
+    NOTHING_TRAINED = 1
+    REGIONS_UNKNOWN = 2
+    NO_STOP = 4  # an answer is trained, and the token that ends it is not
+    CUT_ANSWER = 8  # max_length cuts an answer, so that its end is never seen
+    DOUBLE_BOS = 16
+    DUPLICATE = 32  # the same content occurred in an earlier row
+    OVERLONG = 64  # longer than max_length
+
+
+class Extents(NamedTuple):
+    """Parts of the sequences of one shard: `trained_from` counts from the row's start, as `starts` and `ends` do."""
+
+    sequences: Int64  # number in the shard
+    starts: Int64
+    ends: Int64
+    trained_from: Int64
+
+
+class Survey(NamedTuple):
+    """One entry per window."""
+
+    lengths: Int64
+    trained: Int64
+    roles: UInt8  # of the whole row; bit r: tokens of Role r occur
+    flags: UInt8
+    messages: Int64  # of the whole row; 0 where regions are unknown
+    tokens_by_role: dict[Role, int]
+    trained_by_role: dict[Role, int]
+
+
+def whole(rows: Rows) -> Extents:
+    """All tokens of all sequences of a shard."""
+    sizes = rows.sizes.ravel()
+    prompts = np.zeros_like(sizes)
+    if rows.sizes.ndim > 1:
+        prompts = np.repeat(prompt_lengths(rows.columns, rows.runs), 2)
+    return Extents(np.arange(len(sizes)), np.zeros_like(sizes), sizes, prompts)
+
+
+def served(view: View) -> Iterator[tuple[int, Int64, Extents]]:
+    """Per shard: its number, the rows of the dataset behind its windows, and the windows that the view serves."""
+    sides = 2 if view.is_preference else 1
+    before = np.concatenate(([0], np.cumsum(view.dataset.shard_examples // sides)))
+    cuts = np.searchsorted(view.numbers, before)
+    for shard, (first, last) in enumerate(pairwise(cuts.tolist())):
+        own = slice(first, last)
+        numbers = np.repeat(view.numbers[own].astype(np.int64), sides)
+        starts = np.repeat(view.starts[own].astype(np.int64), sides)
+        prompts = np.repeat(view.prompts[own].astype(np.int64), 2) if sides == 2 else np.zeros_like(starts)
+        lengths = view.lengths[own].astype(np.int64).ravel()
+        sequences = (numbers - before[shard]) * sides + np.tile(np.arange(sides), last - first)
+        yield shard, numbers, Extents(sequences, starts, starts + lengths, prompts)
+
+
+def survey(
+    rows: Rows, windows: Extents, policy: LossPolicy, overlong: Overlong = Overlong.ERROR, bos: int | None = None
+) -> Survey:
+    """What each window holds; `overlong` is the policy that cut the windows."""
+    runs = rows.runs
+    sequences, starts, ends, trained_from = windows
+    weights = run_weights(policy, runs) > 0
+    own = np.minimum(np.maximum(starts, trained_from), ends)
+    trained = Tally(runs, weights).between(sequences, own, ends)
+    occurring = np.zeros(len(sequences), np.uint8)
+    tokens_by_role, trained_by_role = dict[Role, int](), dict[Role, int]()
+    for role in Role:
+        of_role = runs.by(role)
+        if of_role.any():
+            tally = Tally(runs, of_role)
+            occurring |= ((tally.totals[sequences] > 0) << role.value).astype(np.uint8)
+            tokens_by_role[role] = int(tally.between(sequences, starts, ends).sum())
+            trained_by_role[role] = int(Tally(runs, of_role & weights).between(sequences, own, ends).sum())
+    unknown = runs.unknown[sequences]
+    messages = runs.highest_message(np.ones(len(runs.roles), np.bool_)).astype(np.int64)[sequences] + 1
+    flags = np.where(trained == 0, Flag.NOTHING_TRAINED, 0)
+    flags |= np.where(unknown, Flag.REGIONS_UNKNOWN, 0)
+    flags |= np.where(_without_stop(runs, weights, windows), Flag.NO_STOP, 0)
+    if overlong in (Overlong.TRUNCATE, Overlong.TRUNCATE_LEFT):
+        flags |= np.where(_cut_answers(runs, weights, windows), Flag.CUT_ANSWER, 0)
+    if bos is not None:
+        flags |= np.where(_double_start(rows.columns, bos)[sequences] & (starts == 0), Flag.DOUBLE_BOS, 0)
+    return Survey(
+        ends - starts,
+        trained,
+        occurring,
+        flags.astype(np.uint8),
+        np.where(unknown, 0, messages),
+        tokens_by_role,
+        trained_by_role,
+    )
+
+
+def repeated(hashes: npt.NDArray[np.uint64]) -> Bool:
+    """Which hashes occurred before."""
+    order = np.argsort(hashes, kind="stable")
+    again = np.zeros(len(hashes), np.bool_)
+    again[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
+    return again
+
+
+def columns_of(dataset: Examples, shard: int) -> Columns:
+    """The columns of a shard, mapped for this call alone, so that pages of a whole dataset don't add up in memory."""
+    if not isinstance(dataset, StoredDataset):
+        return dataset.columns(shard)
+    from penstock.store.shard import read_shard
+
+    return read_shard(dataset.cache.shard_path(dataset.shards[shard]))[0]
+
+
+def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:
+    """Which windows hold a whole trained answer whose stop token is missing or not trained."""
+    owner = np.repeat(np.arange(len(runs.counts)), runs.counts)
+    assistant = weights & runs.by(Role.ASSISTANT) & (runs.lengths > 0)
+    keys = owner * _MESSAGES + runs.messages
+    bodies = assistant & runs.of_part(Part.BODY)
+    bare = bodies & ~np.isin(keys, keys[assistant & runs.of_part(Part.STOP)])
+    if not bare.any():
+        return np.zeros(len(windows.sequences), np.bool_)
+    first, last = np.full(len(runs.counts), np.iinfo(np.int64).max), np.full(len(runs.counts), -1)
+    np.minimum.at(first, owner[bare], runs.ends[bare].astype(np.int64))
+    np.maximum.at(last, owner[bare], runs.ends[bare].astype(np.int64))
+    found: Bool = (first[windows.sequences] <= windows.ends) & (last[windows.sequences] > windows.starts)
+    return found
+
+
+def _cut_answers(runs: Runs, weights: Bool, windows: Extents) -> Bool:
+    """Which windows end inside a trained answer: both tokens beside the cut are trained, and of one message."""
+    cut = np.zeros(len(windows.sequences), np.bool_)
+    some = np.flatnonzero((windows.ends < runs.sizes[windows.sequences]) & (windows.ends > windows.starts))
+    if len(some):
+        ends = np.cumsum(runs.lengths, dtype=np.int64)
+        first = np.concatenate(([0], ends))[runs.offsets[windows.sequences[some]]]
+        at = first + windows.ends[some]
+        before, after = np.searchsorted(ends, at - 1, side="right"), np.searchsorted(ends, at, side="right")
+        cut[some] = weights[before] & weights[after] & (runs.messages[before] == runs.messages[after])
+    return cut
+
+
+def _double_start(columns: Columns, bos: int) -> Bool:
+    """Which sequences begin with two beginning-of-sequence tokens."""
+    starts, sizes = columns.id_offsets[:-1].astype(np.int64), np.diff(columns.id_offsets)
+    double = np.zeros(len(starts), np.bool_)
+    long = np.flatnonzero(sizes > 1)
+    double[long] = (columns.ids[starts[long]] == bos) & (columns.ids[starts[long] + 1] == bos)
+    return double

@@ -1,0 +1,1 @@
+"""Looks at prepared data in the terminal."""

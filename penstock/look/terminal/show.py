@@ -1,0 +1,102 @@
+"""One example, token for token: who made which text, and what is trained.
+
+Enters: an item of a view, the bytes of each token id, a console. Leaves: a line per run of tokens, labelled with
+message, role, part and token count; continued lines are indented. Trained text carries `+` in the gutter and is
+green, so that the same output reads with and without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
+
+from penstock.chat.conversation import Part, Role
+from penstock.look.visible import visible_lines
+from penstock.view.example import Example, Pair
+from penstock.view.view import Served
+
+TokenBytes = Callable[[int], bytes]
+
+
+class Stretch(NamedTuple):
+    """Consecutive tokens of one run with one weight."""
+
+    message: int
+    role: Role
+    part: Part
+    weight: float
+    ids: list[int]
+
+
+def show(view: Served, index: SupportsIndex, token_bytes: TokenBytes, console: Console) -> None:
+    """Print an item of a view; `token_bytes` gives the bytes that a token id stands for."""
+    item = view[index]
+    if isinstance(item, Example):
+        _show_example(item, "", token_bytes, console)
+        return
+    _show_example(item.chosen, _side("chosen", item), token_bytes, console)
+    _line(console, Text())
+    _show_example(item.rejected, _side("rejected", item), token_bytes, console)
+
+
+def stretches(example: Example) -> Iterator[Stretch]:
+    """The runs of an example, cut where the weight changes; empty ones left out."""
+    runs, weights = example.runs, example.loss_weights
+    owner = np.repeat(np.arange(len(runs.roles)), runs.lengths)
+    changes = np.flatnonzero((owner[1:] != owner[:-1]) | (weights[1:] != weights[:-1])) + 1
+    bounds = [0, *changes.tolist(), len(example)] if len(example) else []
+    for start, end in pairwise(bounds):
+        run = int(owner[start])
+        yield Stretch(
+            int(runs.messages[run]),
+            Role(int(runs.roles[run])),
+            Part(int(runs.parts[run])),
+            float(weights[start]),
+            example.input_ids[start:end].tolist(),
+        )
+
+
+def _side(name: str, pair: Pair) -> str:
+    return f"{name} (after a common prompt of {pair.prompt_length} tokens) · "
+
+
+def _show_example(example: Example, side: str, token_bytes: TokenBytes, console: Console) -> None:
+    trained, total = int(example.loss_mask.sum()), len(example)
+    begin = f" · from token {example.start} of its row" if example.start else ""
+    place = f"row {example.row.row} of source {example.row.source}"
+    _line(console, Text(f"{side}{place} · {total} tokens, {trained} trained ({trained / total:.0%}){begin}", "bold"))
+    _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<6}  {'tokens':>6}  {'weight':>6}", "dim"))
+    for stretch in stretches(example):
+        _show_stretch(stretch, token_bytes, console)
+
+
+def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -> None:
+    trained = stretch.weight > 0
+    number = "" if stretch.message < 0 else str(stretch.message)
+    role = "" if stretch.role is Role.NONE else stretch.role.name.lower()
+    weight = f"{stretch.weight:g}" if trained else ""
+    label = f"{number:>4}  {role:<9}  {stretch.part.name.lower():<6}  {len(stretch.ids):>6}  {weight:>6}  "
+    for line in visible_lines(b"".join(map(token_bytes, stretch.ids))):
+        gutter = "+│ " if trained else " │ "
+        for piece in _wrapped(line, console, len(label) + len(gutter)):
+            _line(console, Text.assemble((label, "cyan"), (gutter, "dim"), (piece, "green" if trained else "dim")))
+            label = " " * len(label)
+
+
+def _wrapped(line: str, console: Console, indent: int) -> list[str]:
+    """The line in pieces that fit its column of a terminal; what is piped stays whole."""
+    width = console.width - indent
+    if not console.is_terminal or width < 20 or cell_len(line) <= width:
+        return [line]
+    return chop_cells(line, width)
+
+
+def _line(console: Console, text: Text) -> None:
+    # A soft wrap leaves the line whole: what is copied or piped is what is there.
+    console.print(text, soft_wrap=True)

@@ -1,0 +1,145 @@
+"""One example as HTML: a block per message, a span per token, the mask under every loss policy on each run.
+
+Text is escaped twice over: `visible_text` writes out whatever is not printable, `escape` whatever is markup. A token
+carries its id; its bytes only where the text does not show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from penstock.chat.conversation import Part, Role
+from penstock.errors import PenstockError
+from penstock.look.visible import visible_text
+from penstock.view.example import Cut, Example, Pair, cut_example
+from penstock.view.examples import Examples, place_of
+from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.runs import Float32, Runs
+
+ROLE_NAMES: Final[Mapping[Role, str]] = {role: "template" if role is Role.NONE else role.name.lower() for role in Role}
+TokenBytes = Sequence[bytes]
+
+
+class TokenRun(NamedTuple):
+    """Consecutive tokens of one part of one message with one weight."""
+
+    message: int
+    role: Role
+    part: Part
+    start: int
+    ids: tuple[int, ...]
+    weight: float
+    weights: tuple[float, ...]  # under each loss policy
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run counts in the loss."""
+        return self.weight > 0
+
+
+class MessageBlock(NamedTuple):
+    """All runs of one message, or of the text between two messages."""
+
+    message: int
+    role: str
+    tokens: int
+    trained: int
+    runs: tuple[TokenRun, ...]
+    hidden: int = 0  # tokens left out, to keep a page small
+
+
+def example_of(dataset: Examples, sequence: int, policy: LossPolicy) -> Example:
+    """A whole token sequence of a dataset, numbered over all shards (the sides of a pair are two), uncut."""
+    ends = np.cumsum(dataset.shard_examples)
+    shard = int(np.searchsorted(ends, sequence, side="right"))
+    number = sequence - int(ends[shard] - dataset.shard_examples[shard])
+    columns = dataset.columns(shard)
+    length = int(columns.id_offsets[number + 1] - columns.id_offsets[number])
+    place = place_of(dataset, sequence // 2 if dataset.is_preference else sequence)
+    return cut_example(columns, number, Cut(0, length), policy, place, dataset)
+
+
+def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[MessageBlock]:
+    """The messages of an example; after `most` tokens, runs are left out and counted. No policy trains the `prompt`."""
+    found, left = [], len(example) if most is None else most
+    for (message, role), group in groupby(_runs(example, prompt), key=lambda run: (run.message, run.role)):
+        own, shown = list(group), list[TokenRun]()
+        for run in own:
+            if left > 0:
+                shown.append(run._replace(ids=run.ids[:left]))
+                left -= len(run.ids)
+        tokens, kept = sum(len(run.ids) for run in own), sum(len(run.ids) for run in shown)
+        trained = sum(len(run.ids) for run in own if run.trained)
+        found.append(MessageBlock(message, ROLE_NAMES[role], tokens, trained, tuple(shown), tokens - kept))
+    return found
+
+
+def _runs(example: Example, prompt: int) -> Iterator[TokenRun]:
+    runs, weights = example.runs, example.loss_weights
+    policies = policy_weights(runs)
+    owner = np.repeat(np.arange(len(runs.roles)), runs.lengths)
+    changes = np.flatnonzero((owner[1:] != owner[:-1]) | (weights[1:] != weights[:-1])) + 1
+    bounds = sorted({0, *changes.tolist(), min(prompt, len(example)), len(example)})
+    for start, end in pairwise(bounds):
+        run = int(owner[start])
+        yield TokenRun(
+            int(runs.messages[run]),
+            Role(int(runs.roles[run])),
+            Part(int(runs.parts[run])),
+            start,
+            tuple(example.input_ids[start:end].tolist()),
+            float(weights[start]),
+            tuple(0.0 if start < prompt else float(column[run]) for column in policies.values()),
+        )
+
+
+def policy_weights(runs: Runs) -> dict[LossPolicy, Float32]:
+    """The weight of each run under every loss policy; rows with unknown regions have none but under `all_tokens`."""
+    known = not bool(runs.unknown.any())
+    return {
+        policy: run_weights(policy, runs)
+        if known or not policy.needs_regions
+        else np.zeros(len(runs.roles), np.float32)
+        for policy in LossPolicy
+    }
+
+
+def run_html(run: TokenRun, token_bytes: TokenBytes) -> Markup:
+    """A span per token."""
+    # Both parts of a span are made safe in _token_html: an integer, and text that went through escape.
+    return Markup("".join(_token_html(token, token_bytes) for token in run.ids))  # noqa: S704
+
+
+def _token_html(token: int, token_bytes: TokenBytes) -> str:
+    data = token_bytes[token] if 0 <= token < len(token_bytes) else b""
+    text = visible_text(data) if data else "∅"
+    if text.isascii() and len(text) == len(data):  # the page works the bytes out by itself
+        return f'<i data-t="{token}">{escape(text)}</i>'
+    return f'<i data-t="{token}" data-b="{data.hex(" ")}">{escape(text)}</i>'
+
+
+def text_of(ids: Iterable[int], token_bytes: TokenBytes) -> str:
+    """The text of some tokens, written out where it is not printable."""
+    return visible_text(b"".join(token_bytes[token] if 0 <= token < len(token_bytes) else b"" for token in ids))
+
+
+def sides_of(item: Example | Pair) -> list[tuple[str, Example, int]]:
+    """The sequences of an item, with a name each and the tokens of the prompt that no policy trains."""
+    if isinstance(item, Example):
+        return [("", item, 0)]
+    return [("chosen", item.chosen, item.prompt_length), ("rejected", item.rejected, item.prompt_length)]
+
+
+def safe_bytes(vocabulary: object) -> TokenBytes:
+    """The bytes of each token id, or nothing where a dataset has no tokenizer at hand."""
+    try:
+        table: TokenBytes = vocabulary.vocabulary.token_bytes  # type: ignore[attr-defined]
+        return table
+    except (AttributeError, PenstockError):
+        return ()

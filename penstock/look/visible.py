@@ -1,0 +1,44 @@
+"""Bytes of tokens as text that is safe to print: in a terminal, and in a page.
+
+Escape sequences, control and format characters, odd white space and broken UTF-8 are written out (`\\x1b`, `\\u202e`),
+so that no data can act on the terminal, reorder a line or hide.
+"""
+
+from __future__ import annotations
+
+NEWLINE = "↵"
+NEWLINE_BREAKS = "↵\n"
+TAB = "⇥"
+TRAILING_SPACE = "·"
+
+
+def visible_lines(data: bytes) -> list[str]:
+    """The text as lines; each newline ends one, and stands there as ↵."""
+    lines = data.decode("utf-8", "backslashreplace").split("\n")
+    ended = [_visible(line) + NEWLINE for line in lines[:-1]]
+    return [*ended, _visible(lines[-1])] if lines[-1] or not ended else ended
+
+
+def visible_text(data: bytes) -> str:
+    """The text of a token or of a row, with its newlines: each stands there as ↵ and breaks the line."""
+    return NEWLINE_BREAKS.join(map(_printable, data.decode("utf-8", "backslashreplace").split("\n")))
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in line)
+
+
+def _visible(line: str) -> str:
+    text = _printable(line)
+    bare = text.rstrip(" ")
+    return bare + TRAILING_SPACE * (len(text) - len(bare))
+
+
+def _escaped(char: str) -> str:
+    match char:
+        case "\t":
+            return TAB
+        case "\r":
+            return "\\r"
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

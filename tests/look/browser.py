@@ -1,0 +1,80 @@
+"""A headless Chromium for tests and screenshots: Debian's, driven by Playwright, with all that it says recorded."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Page, sync_playwright
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+DESKTOP = {"width": 1200, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+def chromium() -> str | None:
+    """Where Chromium is installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@dataclass
+class Tab:
+    """A page, with what it wrote to the console and where it reached out to."""
+
+    page: Page
+    said: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def hosts(self) -> set[str]:
+        """Everything but local files and data."""
+        return {urlsplit(url).netloc for url in self.requests if not url.startswith(("file:", "data:"))}
+
+    def faults(self) -> list[str]:
+        """Serious faults of accessibility, as axe-core finds them."""
+        self.page.evaluate(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{fault['id']}: {node['html'][:160]}"
+            for fault in found["violations"]
+            if fault["impact"] in ("serious", "critical")
+            for node in fault["nodes"]
+        ]
+
+
+class Browser:
+    """Opens tabs."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def open(self, url: str, size: dict[str, int] = DESKTOP, scheme: str = "light") -> Tab:
+        """A new tab with this page."""
+        page = self._context.new_page()
+        tab = Tab(page)
+        page.on("console", lambda message: tab.said.append(message.text))
+        page.on("pageerror", lambda error: tab.said.append(str(error)))
+        page.on("request", lambda request: tab.requests.append(request.url))
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(size)
+        page.goto(url, wait_until="load")
+        return tab
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser with a fresh profile."""
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium(), args=FLAGS, headless=True
+        )
+        yield Browser(context)
+        context.close()

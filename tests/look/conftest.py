@@ -1,0 +1,70 @@
+"""A small dataset with everything that a page can show: tools, two sources, hostile text, duplicates, forged tokens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+import penstock as ps
+from penstock.look.options import LookOptions
+from penstock.look.server.app import listen, make_app
+from penstock.look.server.session import Session
+
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> \u202egnihtyna\u202c "
+    "</pre></style><a href=javascript:alert(1)>x</a> \x1b[31m \x00 {{ 7 * 7 }} 中文 🙂 &lt;b&gt;"
+)
+
+
+def chat(*said: str) -> dict[str, object]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(said)]}
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory, examples: Path, tokenizer: Path) -> ps.Dataset:
+    folder = tmp_path_factory.mktemp("look")
+    rows = [
+        chat(HOSTILE, HOSTILE),
+        chat("say it", "The quick brown fox. " * 40),
+        chat("forge <|im_end|> it", "no"),
+        chat("again", "the same"),
+        chat("again", "the same"),
+        {"messages": [{"role": "user", "content": "mute"}, {"role": "assistant", "content": "ok", "weight": 0}]},
+        chat("nobody answers"),
+    ]
+    own = folder / "<b>own.jsonl"
+    own.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    chats = examples / "data" / "chats.jsonl"
+    return ps.prepare(own, chats, tokenizer=tokenizer, cache=folder / "cache", on_bad_row="quarantine")
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory, examples: Path, tokenizer: Path) -> ps.Dataset:
+    cache = tmp_path_factory.mktemp("pairs")
+    return ps.prepare(examples / "data" / "pairs.jsonl", tokenizer=tokenizer, cache=cache)
+
+
+@pytest.fixture(scope="session")
+def viewer(dataset: ps.Dataset) -> Iterator[str]:
+    """The address of a viewer that runs."""
+    yield from serving(Session(dataset, LookOptions(max_length=128), dataset))
+
+
+def serving(session: Session) -> Iterator[str]:
+    """Serve in a thread; the address."""
+    listening = listen()
+    port = listening.getsockname()[1]
+    app = make_app(session, port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+    listening.close()

@@ -1,0 +1,154 @@
+"""Report and viewer in a real browser: they work, run nothing of the rows, ask nobody, and are accessible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.look.report import report, write_report
+
+pytest.importorskip("playwright", reason="playwright is not installed; `make test` installs it")
+from playwright.sync_api import expect
+
+from tests.look.browser import DESKTOP, PHONE, Browser, Tab, browser, chromium
+
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="there is no Chromium: `apt-get install chromium`, which `make test` does as root"
+)
+
+
+@pytest.fixture(scope="module")
+def tabs() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+def fine(tab: Tab, viewer: str | None) -> None:
+    """No word on the console, no request to anybody else, nothing ran, no serious fault, no sideways scrolling."""
+    assert tab.said == []
+    assert tab.hosts() <= ({viewer.removeprefix("http://")} if viewer else set())
+    assert tab.page.evaluate("window.hacked") is None
+    assert tab.faults() == []
+    width = tab.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert width <= 0
+    tab.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report(tabs: Browser, dataset: ps.Dataset, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "report.html"
+    write_report(report(dataset.view(max_length=512)), path)
+    for size in (DESKTOP, PHONE):
+        tab = tabs.open(path.as_uri(), size, scheme)
+        tab.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        token = tab.page.locator(".tokens i").first
+        token.hover()
+        assert tab.page.locator("#tip").inner_text().startswith(f"id {token.get_attribute('data-t')}")
+        fine(tab, None)
+
+
+def test_a_token_shows_its_id_to_the_mouse_and_to_the_keyboard(tabs: Browser, viewer: str) -> None:
+    tab = tabs.open(f"{viewer}/row/1")
+    token = tab.page.locator(".run.trained i").nth(2)
+    token.hover()
+    said = tab.page.locator("#tip").inner_text()
+    assert f"id {token.get_attribute('data-t')}" in said and "trained" in said and "bytes" in said
+    tab.page.locator(".tokens").focus()
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowRight")
+    current = tab.page.locator(".tokens i.current")
+    assert "token 2" in tab.page.locator("#tip").inner_text()
+    assert f"id {current.get_attribute('data-t')}" in tab.page.locator("#tip").inner_text()
+    fine(tab, viewer)
+
+
+def test_masks_follow_the_policy(tabs: Browser, viewer: str, dataset: ps.Dataset) -> None:
+    row = 10
+    tab = tabs.open(f"{viewer}/row/{row}")
+    for policy in ("last_assistant_message", "all_tokens", "all_user_and_system_messages"):
+        tab.page.locator(f"input[value={policy}]").check()
+        view = dataset.view(train_on=policy)
+        expected = int(view[view.numbers.tolist().index(row)].loss_mask.sum())  # type: ignore[union-attr]
+        assert tab.page.locator(".run.trained i").count() == expected
+        assert tab.page.locator("[data-trained-total]").inner_text() == f"{expected:,}"
+        assert tab.page.url.endswith(f"train_on={policy}")
+    again = tabs.open(tab.page.url)  # an address can be kept
+    assert again.page.locator(".run.trained i").count() == expected
+    fine(again, viewer)
+    fine(tab, viewer)
+
+
+def test_hostile_rows_run_and_reorder_nothing(tabs: Browser, viewer: str) -> None:
+    for size in (DESKTOP, PHONE):
+        tab = tabs.open(f"{viewer}/row/0", size)
+        text = tab.page.locator("main").inner_text()
+        assert "<script>window.hacked = 1</script>" in text and "\\u202egnihtyna" in text and "\u202e" not in text
+        assert tab.page.locator("main script, main img, main a[href^=javascript]").count() == 0
+        places = tab.page.evaluate(
+            "[...document.querySelectorAll('.run.trained i')].map(i => i.getClientRects()[0])"
+            ".map(r => [Math.round(r.top), Math.round(r.left)])"
+        )
+        tops = sorted({top for top, _ in places})
+        for line in tops:
+            lefts = [left for top, left in places if top == line]
+            assert lefts == sorted(lefts)  # tokens stand in their order
+        fine(tab, viewer)
+
+
+def test_filters_search_and_keys(tabs: Browser, viewer: str) -> None:
+    tab = tabs.open(f"{viewer}/")
+    page = tab.page
+    page.locator("details.more > summary").click()
+    page.locator("select[name=role]").select_option("tool")
+    page.locator("input[name=min]").fill("60")
+    page.get_by_role("button", name="Apply").click()
+    assert "that pass" in page.locator("#count").inner_text() and "role=tool" in page.url
+    page.locator("summary").first.focus()
+    page.keyboard.press("/")
+    page.keyboard.type("USER")
+    page.keyboard.press("Enter")
+    expect(page.locator("#search-status")).to_contain_text("Done")
+    assert page.locator("#hits mark").first.inner_text() == "user"
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.closest('#hits') !== null")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/row/**")
+    page.keyboard.press("u")
+    page.wait_for_url("**/?q=**")
+    page.keyboard.press("g")
+    page.keyboard.type("12")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/row/12")
+    page.keyboard.press("j")
+    page.wait_for_url("**/row/13")
+    fine(tab, viewer)
+
+
+def test_a_search_can_be_stopped_and_goes_on(tabs: Browser, viewer: str) -> None:
+    tab = tabs.open(f"{viewer}/?q=user")
+    page = tab.page
+    expect(page.locator("#search-status")).to_contain_text("So far: 100 hits")
+    page.locator("#search-more").click()
+    expect(page.locator("#hits li")).to_have_count(200)
+    expect(page.locator("#search-stop")).to_be_hidden()
+    fine(tab, viewer)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_every_page_is_fine(tabs: Browser, viewer: str, size: dict[str, int], scheme: str) -> None:
+    for path in ("/", "/row/0", "/batch?capacity=256&batch_size=4&step=2", "/report", "/diff", "/nothing"):
+        tab = tabs.open(f"{viewer}{path}", size, scheme)
+        if path == "/nothing":  # the browser itself notes a 404
+            assert "Not possible" in tab.page.inner_text("h1")
+            tab.said.clear()
+        fine(tab, viewer)
+    tab = tabs.open(f"{viewer}/batch?capacity=256&batch_size=4", size, scheme)
+    assert tab.page.locator(".bin").count() == 4
+    tab.page.locator(".bins summary").first.click()
+    tab.page.locator(".placed a").first.click()
+    tab.page.wait_for_url("**/row/**")
+    fine(tab, viewer)

@@ -1,0 +1,135 @@
+"""The report: its figures are those of `penstock stats --json`, its flow is the ledger, and nothing in it can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import UsageError
+from penstock.look.advice import advice
+from penstock.look.flow import flow
+from penstock.look.report import report
+from penstock.look.runs_folder import training_run
+
+ROOT = Path(ps.__file__).parent.parent
+OPTIONS = ["--max-length", "128", "--capacity", "200", "--holdout", "0.1"]
+
+
+class Page(HTMLParser):
+    """Every attribute of every element, and what would reach out or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def values(self, name: str) -> dict[str, int]:
+        """The exact numbers behind figures of one kind."""
+        return {str(a[name]): int(str(a["data-value"])) for _, a in self.elements if name in a and "data-value" in a}
+
+
+def penstock(*arguments: str | Path) -> str:
+    command = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+def test_every_figure_is_that_of_stats(dataset: ps.Dataset, tmp_path: Path) -> None:
+    written = tmp_path / "report.html"
+    assert str(written) in penstock("report", dataset.path, "-o", written, *OPTIONS)
+    counted = json.loads(penstock("stats", dataset.path, "--json", *OPTIONS))
+    text = written.read_text()
+    page = Page(text)
+    assert page.values("data-role") == counted["tokens_by_role"]
+    trained = {role: count for role, count in page.values("data-trained").items() if count}
+    assert trained == counted["trained_by_role"]
+    assert page.values("data-limit") == {str(one["max_length"]): one["tokens"] for one in counted["limits"]}
+    assert page.values("data-fill") == {str(one["capacity"]): one["rows"] for one in counted["packing"]}
+    assert page.values("data-source") == {str(one["source"]): one["tokens"] for one in counted["sources"]}
+    assert "200" in page.values("data-fill")
+    titles = [a["title"] for tag, a in page.elements if tag == "dd" and "title" in a]
+    ledger = counted["ledger"]
+    lost = f"{ledger['truncated'] + ledger['dropped']:,} tokens"
+    assert titles == [f"{counted['rows']:,}", f"{counted['tokens']:,}", f"{counted['trained']:,}", lost]
+    bars = re.findall(r"<title>[\d, to]+ tokens: ([\d,]+) sequences</title>", text)
+    assert [int(bar.replace(",", "")) for bar in bars] == [
+        one["sequences"] for one in counted["full_histogram"] if one["sequences"]
+    ]
+    for name in ("longest", "emptiest", "copies"):
+        for one in counted[name]:
+            assert f"row {one['row']:,}" in text
+
+
+def test_the_flow_adds_up_to_the_ledger(dataset: ps.Dataset) -> None:
+    for options in ({}, {"max_length": 64}, {"max_length": 64, "overlong": "drop"}, {"holdout": 0.2}):
+        stats = dataset.view(**options).stats()
+        rows, tokens = flow(stats)
+        for stage in (rows, tokens):
+            left = stage.steps[0].amount
+            for step in stage.steps[1:]:
+                if step.kind in ("total", "trained"):
+                    assert step.amount == left
+                else:
+                    left -= step.amount
+            assert left == stage.steps[-1].amount
+        assert rows.steps[0].amount == dataset.ledger["rows"]
+        assert rows.steps[-1].amount == stats.rows == stats.ledger.kept
+        assert tokens.steps[0].amount == stats.ledger.tokens
+        assert tokens.steps[-1].amount == stats.trained == stats.ledger.trained
+        gone = {"masked": stats.ledger.masked, "lost": stats.ledger.truncated + stats.ledger.dropped}
+        for kind, amount in gone.items():
+            assert sum(step.amount for step in tokens.steps if step.kind == kind) == amount
+
+
+def test_a_report_needs_no_network_and_runs_nothing_of_its_rows(dataset: ps.Dataset) -> None:
+    text = report(dataset.view(), samples=400)
+    page = Page(text)
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 1 and tags.count("style") == 1 and "img" not in tags and "link" not in tags
+    for tag, attributes in page.elements:
+        assert not any(name.startswith("on") or name in ("style", "src") for name in attributes), (tag, attributes)
+        assert not str(attributes.get("href", "")).startswith(("http", "javascript"))
+    assert "&lt;script&gt;window.hacked = 1" in re.sub(r"</?i[^>]*>", "", text)
+    assert "\u202e" not in text and "\\xe2\\x80\\xaegnihtyna" in re.sub(r"</?i[^>]*>", "", text)
+    assert "&lt;b&gt;own.jsonl" in text
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
+
+
+def test_what_is_wrong_is_said(dataset: ps.Dataset) -> None:
+    view = dataset.view(max_length=64)  # which ends before the answer of row 0
+    said = {one.title: one for one in advice(view.stats(), view.settings)}
+    assert said["Answers cut by max_length"].first[0] == 1
+    assert said["Duplicate rows"].rows == dataset.stats().duplicate_rows > 0
+    assert said["Rows with nothing trained"].rows == view.ledger.dropped_rows["no_trained_token"]
+    assert said["Rows rejected"].rows == 1
+    assert said["Prepared: special tokens in text"].rows == 1
+    assert "Tokens truncated" in said
+
+
+def test_pairs_have_a_report(pairs: ps.Dataset) -> None:
+    text = report(pairs.view(max_length=64))
+    assert "chosen" in text and "rejected" in text and "Packing" not in text
+
+
+def test_a_run_adds_curves_and_certificate(dataset: ps.Dataset, tmp_path: Path) -> None:
+    step = {"lr": 1, "tokens": 10, "trained": 5, "efficiency": 0.9, "data_wait": 0.1, "seconds": 1.0}
+    lines = [{"step": n, "loss": 3 / n, **step} for n in range(1, 40)] + [{"step": 39, "eval_loss": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    finding = {"promise": "packing.isolated", "verdict": "engaged", "evidence": ["<seen>"]}
+    (tmp_path / "certificate.json").write_text(json.dumps({"findings": [finding]}))
+    text = report(dataset.view(), run=training_run(tmp_path))
+    assert '<polyline class="line thick"' in text and "packing.isolated" in text and "&lt;seen&gt;" in text
+    with pytest.raises(UsageError, match="neither metrics.jsonl nor certificate.json"):
+        training_run(tmp_path / "nothing")

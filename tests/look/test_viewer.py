@@ -1,0 +1,216 @@
+"""The viewer's server: pages and filters, who may ask, and hostile requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+import penstock as ps
+from penstock.chat.conversation import Role
+from penstock.look.options import LookOptions
+from penstock.look.server.app import listen
+from penstock.look.server.searching import Searcher
+from penstock.look.server.session import Session
+from penstock.look.survey import Flag
+from tests.look.conftest import serving
+
+
+def ask(viewer: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
+    address = urlsplit(viewer)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.putrequest(method, path, skip_host="Host" in named)
+    for name, value in named.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, dict(answer.getheaders())
+
+
+def lines(text: str) -> list[dict[str, dict[str, object]]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_pages(viewer: str, dataset: ps.Dataset) -> None:
+    for path, words in {
+        "/": "1 to 50 of 406 rows",
+        "/?page=9": "401 to 406",
+        "/row/0": "Every loss policy, side by side",
+        "/row/405?train_on=all_tokens": "Row 405",
+        "/batch?step=1&capacity=256&batch_size=4": "256 tokens wide",
+        "/batch?collate=padded": "as wide as the longest",
+        "/report": "Where everything went",
+        "/diff": "No difference",
+        "/static/look.css": "--trained",
+    }.items():
+        status, text, headers = ask(viewer, path)
+        assert status == 200 and words in text, path
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in headers["content-security-policy"]
+    assert ask(viewer, "/jump?row=7")[2]["location"] == "/row/7"
+    assert "\\u202egnihtyna" in ask(viewer, "/row/0")[1].split('id="rendered"')[1]
+
+
+def test_filters_list_what_a_loop_finds(viewer: str, dataset: ps.Dataset) -> None:
+    view = dataset.view()
+    tools = {int(n) for n, ex in zip(view.numbers, view, strict=True) if (ex.runs.roles == Role.TOOL.value).any()}
+    assert f"of {len(tools)} rows that pass" in ask(viewer, "/?role=tool")[1]
+    long = sum(length >= 100 for length in view.lengths.tolist())
+    assert f"of {long} rows that pass" in ask(viewer, "/?min=100")[1]
+    assert "of 6 rows that pass" in ask(viewer, "/?source=0")[1]
+    assert f"of {dataset.stats().duplicate_rows} rows that pass" in ask(viewer, "/?warning=duplicate")[1]
+    counted = dataset.view(max_length=128).stats()
+    cut, mute = counted.flags["cut_answer"].rows, counted.rows_without_trained_token
+    assert f"of {mute} rows that pass" in ask(viewer, "/?warning=nothing_trained")[1]
+    assert f"of {cut} rows that pass" in ask(viewer, "/?warning=cut_answer")[1]
+    first = ask(viewer, "/?sort=longest")[1].split('class="row-number">')[1].split("<")[0]
+    assert int(first) == dataset.stats().longest[0].row
+    assert "No row passes" in ask(viewer, "/?min=100000")[1]
+    after = ask(viewer, "/row/0?source=0")[1]
+    assert 'href="/row/1?source=0" rel="next"' in after
+
+
+def test_search_finds_each_row_once(viewer: str, dataset: ps.Dataset) -> None:
+    said = lines(ask(viewer, "/search?q=QUICK%20brown")[1])
+    hits = [line["hit"] for line in said if "hit" in line]
+    assert [hit["row"] for hit in hits] == [1] and hits[0]["match"] == "quick brown"
+    assert said[-1]["done"] == {"scanned": 406, "rows": 406, "next": None}
+    texts = {}
+    for row in range(len(dataset)):
+        table = dataset.vocabulary.token_bytes
+        texts[row] = b"".join(table[token] for token in dataset.input_ids(row).tolist())
+    for needle in ("legs", "中文", "🙂", "user", "<script>", "zzz"):
+        expected = [row for row, text in texts.items() if needle.encode().lower() in text.lower()]
+        found = [hit.row for scanned in Searcher(dataset).scan(needle) for hit in scanned.hits]
+        assert found == expected, needle
+    among = lines(ask(viewer, "/search?q=user&source=0")[1])
+    assert [line["hit"]["row"] for line in among if "hit" in line] == [0, 1, 2, 3, 4, 5]
+    first = lines(ask(viewer, "/search?q=user")[1])
+    assert first[-1]["done"]["next"] == 100
+    rest = lines(ask(viewer, "/search?q=user&after=100")[1])
+    assert rest[0]["hit"]["row"] == 100
+
+
+def test_a_search_ends_when_nobody_listens(viewer: str) -> None:
+    address = urlsplit(viewer)
+    with socket.create_connection((str(address.hostname), int(address.port or 0))) as connection:
+        connection.sendall(f"GET /search?q=zzz HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+        assert connection.recv(20).startswith(b"HTTP/1.1 200")
+    assert ask(viewer, "/")[0] == 200
+
+
+def test_only_this_machine_under_its_own_name(viewer: str) -> None:
+    port = urlsplit(viewer).port
+    with listen() as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port}@evil",
+        "",
+        f"127.0.0.2:{port}",
+    ):
+        status, text, _ = ask(viewer, "/", Host=host)
+        assert status in (400, 421) and "row" not in text.lower().replace("browser", ""), host
+    assert ask(viewer, "/", Host=f"localhost:{port}")[0] == 200
+    for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port}.evil"):
+        assert ask(viewer, "/search?q=a", Origin=origin)[0] == 403, origin
+    assert ask(viewer, "/", Origin=viewer)[0] == 200
+    assert ask(viewer, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="image")[0] == 403
+    navigated = ask(viewer, "/row/1", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")
+    assert navigated[0] == 200
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert ask(viewer, "/", method)[0] == 405
+
+
+def hostile(random: random.Random) -> str:
+    tricks = [
+        "..",
+        "%2e%2e",
+        "....//",
+        "%c0%ae",
+        "%ff%fe",
+        "%00",
+        "\\..\\",
+        "etc/passwd",
+        "%252e",
+        "~root",
+        ";",
+        "<script>",
+    ]
+    numbers = [
+        "-1",
+        "99999999",
+        "9" * 40,
+        "1e9",
+        "0x10",
+        "NaN",
+        "٣",
+        "%F0%9F%99%82",
+        "1;2",
+        "",
+        " 1".replace(" ", "%20"),
+    ]
+    names = [
+        "page",
+        "min",
+        "max",
+        "share_min",
+        "share_max",
+        "source",
+        "step",
+        "batch_size",
+        "capacity",
+        "seed",
+        "after",
+        "q",
+    ]
+    bad = [number for number in numbers if number]
+    match random.randrange(6):
+        case 0:
+            return "/" + "/".join(random.choice(tricks) for _ in range(random.randrange(1, 8)))
+        case 1:
+            return f"/row/{quote(random.choice(bad), safe='%')}"
+        case 2:
+            return f"/?{random.choice(names[:6])}={quote(random.choice(['-1', '9' * 40, 'x', '%ff', '1e9']), safe='%')}"
+        case 3:
+            return f"/batch?{random.choice(names[6:10])}={quote(random.choice(['-1', '9' * 40, 'x', '%ff']), safe='%')}"
+        case 4:
+            return f"/static/{quote(random.choice(tricks), safe='%/')}look.css"
+    return (
+        f"/search?q={random.choice(['%ff', '%c3%28', ''])}&{random.choice(['after=-1', 'nothing=1', 'sort=up', 'q=2'])}"
+    )
+
+
+def test_hostile_requests_get_4xx(viewer: str, caplog: pytest.LogCaptureFixture) -> None:
+    seeded = random.Random(21)
+    for _ in range(500):
+        path = hostile(seeded)
+        status, text, _ = ask(viewer, path)
+        assert 400 <= status < 500, (path, status)
+        assert "Traceback" not in text
+    assert ask(viewer, "/?q=" + "a" * 5000)[0] == 414
+    assert (
+        "row=&lt;" not in ask(viewer, "/?role=%3Cscript%3E")[1]
+        and "<script>alert" not in ask(viewer, "/?role=%3Cscript%3Ealert")[1]
+    )
+    assert not caplog.records
+
+
+def test_pairs_have_pages(pairs: ps.Dataset) -> None:
+    for viewer in serving(Session(pairs, LookOptions())):
+        for path in ("/", "/row/3", "/batch", "/report", "/?warning=duplicate"):
+            assert ask(viewer, path)[0] == 200, path
+        assert "rejected" in ask(viewer, "/row/3")[1]
+
+
+def test_flags_fit_their_column() -> None:
+    assert max(Flag) < 256
