@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.feed.collate import Side
     from penstock.feed.settings import Collate, Framework
     from penstock.pack.settings import Tail
-    from penstock.regions.modes import RegionsMode, StopMode
+    from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
     from penstock.store.trust import Trust
     from penstock.view.policy import LossPolicy
     from penstock.view.settings import HoldoutPart, Overlong, UnknownRegions
@@ -43,6 +43,7 @@ class PrepareArguments(TypedDict, total=False):
     completion_key: str | None
     chosen_key: str | None
     rejected_key: str | None
+    label_key: str | None
     query_key: str | None
     input_key: str | None
     response_key: str | None
@@ -54,6 +55,7 @@ class PrepareArguments(TypedDict, total=False):
     tokenizer: str | os.PathLike[str]
     template: str | os.PathLike[str] | None
     split: str | None
+    limit: int | None
     on_bad_row: OnBadRow | str
     on_dropped: OnDropped | str
     workers: str | int
@@ -67,6 +69,7 @@ class PrepareArguments(TypedDict, total=False):
     template_vars: Mapping[str, Any]
     date: datetime.date | str | None
     regions: RegionsMode | str
+    turns: TurnsMode | str
     stop: StopMode | str
     eos: Eos | str
     special_tokens_in_text: SpecialText | str

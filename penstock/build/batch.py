@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.formats import Format
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
@@ -39,6 +40,7 @@ class ExampleBatch:
     weights: npt.NDArray[np.float32] | None = None
     rows: Int64 = field(default_factory=_empty)
     sides: Int64 = field(default_factory=_empty)
+    heads: Int64 = field(default_factory=_empty)  # how many segments of its row's last example each begins with
     reference: Counter[str] = field(default_factory=Counter)
 
     def taken(self, order: Int64) -> ExampleBatch:
@@ -56,6 +58,7 @@ class ExampleBatch:
             weights=None if self.weights is None else self.weights[segments],
             rows=self.rows[order] if len(self.rows) else self.rows,
             sides=self.sides[order] if len(self.sides) else self.sides,
+            heads=self.heads[order] if len(self.heads) else self.heads,
             reference=self.reference,
         )
 
@@ -64,13 +67,15 @@ class ExampleBatch:
         keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
         return self if keep.all() else self.taken(np.flatnonzero(keep))
 
-    def columns(self, row_hashes: npt.NDArray[np.uint64], *, preference: bool) -> Columns:
-        """The shard's columns."""
+    def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
+        """The shard's columns. A labelled answer is of side 1 where it is a bad one."""
+        preference = format is Format.PREFERENCE
+        ends, prefixes = (self.ends, None) if preference else self._with_prefixes()
         return Columns(
             ids=self.ids,
             id_offsets=self.offsets,
             segment_offsets=self.segment_offsets,
-            segment_ends=self.ends.astype(np.uint32),
+            segment_ends=ends.astype(np.uint32),
             segment_roles=self.roles,
             segment_parts=self.parts,
             segment_messages=self.messages,
@@ -78,7 +83,20 @@ class ExampleBatch:
             rows=self.rows.astype(np.uint32),
             row_hashes=row_hashes[self.rows],
             sides=self.sides.astype(np.uint8) if preference else None,
+            prefixes=prefixes,
+            desirable=(1 - self.sides).astype(np.uint8) if format is Format.KTO else None,
         )
+
+    def _with_prefixes(self) -> tuple[Int64, npt.NDArray[np.uint32] | None]:
+        """The ends of segments counted from the whole examples' starts, and the lengths of prefixes, if rows have
+        several examples."""
+        if not self.heads.any() and len(np.unique(self.rows)) == len(self.rows):
+            return self.ends, None
+        roots = np.searchsorted(self.rows, self.rows, side="right") - 1
+        shared = self.heads > 0
+        prefixes = np.zeros(len(self.rows), np.int64)
+        prefixes[shared] = self.ends[self.segment_offsets[roots[shared]] + self.heads[shared] - 1]
+        return self.ends + np.repeat(prefixes, np.diff(self.segment_offsets)), prefixes.astype(np.uint32)
 
 
 def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
@@ -95,6 +113,7 @@ def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> Examp
         weights=_concatenated([_weights_of(p) for p in parts], np.float32) if weighted else None,
         rows=_concatenated([p.rows for p in parts], np.int64),
         sides=_concatenated([p.sides for p in parts], np.int64),
+        heads=_concatenated([p.heads for p in parts], np.int64),
         reference=sum((p.reference for p in parts), Counter()),
     )
 

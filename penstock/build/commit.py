@@ -11,6 +11,7 @@ import numpy as np
 from penstock.build.recipe import Recipe
 from penstock.chat.formats import Format
 from penstock.store.cache import Cache
+from penstock.store.chains import sizes
 from penstock.store.manifest import COUNTS, Manifest, ShardTable
 from penstock.store.shard import read_shard
 
@@ -65,7 +66,7 @@ def make_manifest(
         for note, runs in meta.noted.items():
             first_noted.setdefault(note, [part.file, part.first_row + runs[0]])
         proved += len(meta.proof["rows"])
-        found, counts = np.unique(np.diff(columns.id_offsets), return_counts=True)
+        found, counts = np.unique(sizes(columns), return_counts=True)
         lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     table = ShardTable(
         names=names,

@@ -31,8 +31,8 @@ from penstock.build.reading import (
     unbroken,
 )
 from penstock.build.recipe import NO_DATE, Recipe
-from penstock.chat.conversation import Conversation
-from penstock.chat.formats import Format
+from penstock.build.seams import Seams, reseamed, unseamed
+from penstock.chat.conversation import Conversation, Part
 from penstock.chat.notes import Note, NotedRows
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
@@ -40,6 +40,9 @@ from penstock.encode.encoder import Encoder
 from penstock.encode.nfc import NfcNormalizer
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError
+from penstock.regions.arrange import Arranger
+from penstock.regions.chain_segments import split_chains
+from penstock.regions.modes import TurnsMode
 from penstock.regions.segments import Segments
 from penstock.regions.splitter import Splitter
 from penstock.sources import SliceRows
@@ -79,25 +82,39 @@ class _Examples:
     sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
+    heads: list[int] = field(default_factory=list)  # how many segments of its row's last example each begins with
+    seams: list[int] = field(default_factory=list)  # where a text is encoded in two parts; 0: nowhere
 
-    def add(self, rows: Sequence[int], sides: Sequence[int], texts: Sequence[bytes], segments: Segments) -> None:
+    def add(
+        self,
+        rows: Sequence[int],
+        sides: Sequence[int],
+        texts: Sequence[bytes],
+        segments: Segments,
+        heads: Sequence[int] | None = None,
+        seams: Sequence[int] | None = None,
+    ) -> None:
         self.segments = self.segments.followed_by(segments) if self.rows else segments
         self.rows += rows
         self.sides += sides
         self.texts += texts
+        self.heads += [0] * len(rows) if heads is None else heads
+        self.seams += [0] * len(rows) if seams is None else seams
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Only these examples are left."""
         self.rows = [self.rows[k] for k in numbers]
         self.sides = [self.sides[k] for k in numbers]
         self.texts = [self.texts[k] for k in numbers]
+        self.heads = [self.heads[k] for k in numbers]
+        self.seams = [self.seams[k] for k in numbers]
         self.segments = self.segments.taken(np.array(numbers, np.int64))
 
 
 class Rendering:
     """Everything that one template needs."""
 
-    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, fast: bool) -> None:
+    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, encoder: Encoder, fast: bool) -> None:
         self.renderer = TemplateRenderer(
             template,
             special_tokens=recipe.special_tokens,
@@ -106,6 +123,7 @@ class Rendering:
             mapping=recipe.mapping,
             special_text=vocabulary.special_contents,
             added_tokens=[token.content for token in vocabulary.added],
+            turns=recipe.turns is TurnsMode.FAITHFUL,
             arguments_as_given=recipe.arguments is Arguments.AS_GIVEN,
             fast=fast,
         )
@@ -116,6 +134,9 @@ class Rendering:
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
         )
+        cuts = [token for token in vocabulary.cuts if token in template or token in recipe.special_tokens.values()]
+        self.seams = Seams(encoder, cuts)
+        self.arranger = Arranger(self.splitter.boundaries, cuts, self.seams.straddles, may_tear=vocabulary.byte_level)
         self.renderer.forget_paths()  # those that the probes took
 
 
@@ -130,9 +151,11 @@ class Pipeline:
         self.normaliser = NfcNormalizer(self.vocabulary)
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
+        self.seams = Seams(self.encoder, self.vocabulary.cuts)
         self._special_text = SpecialTextFinder(self.vocabulary.special_contents)
         self.renderings = {
-            name: Rendering(recipe, text, self.vocabulary, fast) for name, text in recipe.templates.items()
+            name: Rendering(recipe, text, self.vocabulary, self.encoder, fast)
+            for name, text in recipe.templates.items()
         }
         # With a second template for tools, a row must be read to know which one renders it.
         self._usual = self.renderings.get("default") if "tool_use" not in self.renderings else None
@@ -173,7 +196,7 @@ class Pipeline:
             parts = [self._examples(rows, stretch, state) for stretch in stretches(rows.rows)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
-        columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
+        columns = batch.columns(hashes, format=self.recipe.mapping.format)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
         fresh = sorted(set(state.fresh))
@@ -194,11 +217,11 @@ class Pipeline:
             parts.append(self._encode(examples, state))
         if plain.rows:
             parts.append(surrounded(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
-        places = examples.rows + plain.rows, examples.sides + plain.sides
+        places = examples.rows + plain.rows, examples.sides + plain.sides, examples.heads + plain.heads
         if not parts:
             return joined([])
         batch = parts[0] if len(parts) == 1 else joined(parts)
-        batch.rows, batch.sides = (np.array(numbers, np.int64) for numbers in places)
+        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in places)
         if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
             order = np.lexsort((batch.sides, batch.rows))
             batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
@@ -209,12 +232,26 @@ class Pipeline:
         """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
         sizes = self.encoder.oversized_pieces(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
-        stages = self.encoder, self.normaliser, self.vocabulary
         try:
-            return encode_texts(examples.texts, examples.segments, *stages)
+            batch = self._encoded(examples)
         except EncoderPanic:
             self._reject(examples, self._panics(examples), state)
-        return encode_texts(examples.texts, examples.segments, *stages)
+            batch = self._encoded(examples)
+        return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
+
+    def _encoded(self, examples: _Examples) -> ExampleBatch:
+        texts, segments, counts = unseamed(examples.texts, examples.segments, examples.seams)
+        batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        return reseamed(batch, counts)
+
+    def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
+        """Turns whose answers do not begin behind the tokens of their prompts become context."""
+        for example, message in self.seams.torn(examples.texts, examples.segments, batch):
+            own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
+            parts, messages = batch.parts[own], batch.messages[own]
+            parts[messages == message] = Part.CONTEXT
+            state.note([(examples.rows[example], Note.TURN_STRADDLES)])
+        return batch
 
     def _panics(self, examples: _Examples) -> dict[int, RowError]:
         """Which texts an engine panics at, found one by one."""
@@ -248,8 +285,11 @@ class Pipeline:
         """Render usual rows from their bytes; the rows that are left."""
         found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
         places = [numbers[k] for k in found.rows]
-        segments = self._split(rendering, found.rendered, places, state)
-        examples.add(places, [0] * len(places), found.texts, segments)
+        if self.recipe.turns is TurnsMode.FAITHFUL:
+            self._add_chains(rendering, found.rendered, places, examples, state)
+        else:
+            segments = self._split(rendering, found.rendered, places, state)
+            examples.add(places, [0] * len(places), found.texts, segments)
         state.fresh += [numbers[k] for k in found.fresh]
         return [numbers[k] for k in found.left]
 
@@ -272,6 +312,7 @@ class Pipeline:
             if any(way == "" and self._is_rejected(number, conversation, state) for way, conversation in found):
                 continue
             for side, (way, conversation) in enumerate(found):
+                side = side if conversation.label is None else int(not conversation.label)
                 ways.setdefault(way, []).append(_Read(number, side, conversation))
         plain = _Examples()
         if without := ways.pop("", []):
@@ -282,6 +323,9 @@ class Pipeline:
             rendering = self.renderings[way]
             rendered = rendering.renderer.render([e.conversation for e in members])
             places = [e.row for e in members]
+            if self.recipe.turns is TurnsMode.FAITHFUL:
+                self._add_chains(rendering, rendered, places, examples, state)
+                continue
             segments = self._split(rendering, rendered, places, state)
             examples.add(places, [e.side for e in members], rendered.texts, segments)
         return plain
@@ -321,6 +365,29 @@ class Pipeline:
     def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
         """Cut the rendered texts of rows into segments, and reject what must be."""
         segments, dropped = rendering.splitter.split(rendered)
+        self._tell(rendered, segments, dropped, rows, state)
+        return segments
+
+    def _add_chains(
+        self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], examples: _Examples, state: SliceState
+    ) -> None:
+        """Add the examples of rows in which every assistant turn has the context that inference shows."""
+        found = split_chains(rendering.arranger, rendering.splitter, rendered)
+        self._tell(rendered, found.segments, found.errors, rows, state)
+        places = [rows[row] for row in found.rows.tolist()]
+        examples.add(
+            places, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
+        )
+
+    def _tell(
+        self,
+        rendered: Rendered,
+        segments: Segments,
+        dropped: dict[int, RowError],
+        rows: Sequence[int],
+        state: SliceState,
+    ) -> None:
+        """Note what happened to conversations, and reject what must be."""
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
@@ -331,7 +398,6 @@ class Pipeline:
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(rows[k], error)
         state.render += rendered.reference
-        return segments
 
 
 @contextmanager

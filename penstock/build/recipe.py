@@ -17,7 +17,7 @@ from penstock.build.options import Arguments, DroppedCalls, Eos, PrepareOptions,
 from penstock.chat.formats import Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.errors import UsageError
-from penstock.regions.modes import RegionsMode, StopMode
+from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.tokenizer import TokenizerFiles
@@ -44,6 +44,7 @@ class Recipe:
     special_tokens: dict[str, str]
     tokenizer: str  # digest of tokenizer.json
     tokenizer_as: TokenizerAs = TokenizerAs.FILE
+    turns: TurnsMode = TurnsMode.CONVERSATION
     arguments: Arguments = Arguments.AUTO
 
     def as_json(self) -> dict[str, Any]:
@@ -66,6 +67,7 @@ class Recipe:
             "tokenizer": self.tokenizer,
             # Only where it is not the usual: recipes from before there was a choice stay the same.
             **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
+            **({"turns": "faithful"} if self.turns is TurnsMode.FAITHFUL else {}),
             **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
         }
 
@@ -91,6 +93,7 @@ class Recipe:
             special_tokens=value["special_tokens"],
             tokenizer=value["tokenizer"],
             tokenizer_as=TokenizerAs(value.get("tokenizer_as", "file")),
+            turns=TurnsMode(value.get("turns", "conversation")),
             arguments=Arguments(value.get("arguments", "auto")),
         )
 
@@ -113,8 +116,25 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: Tokenize
         special_tokens=dict(model.special_tokens),
         tokenizer=bytes_digest(model.tokenizer_json),
         tokenizer_as=options.tokenizer_as or TokenizerAs.FILE,
+        turns=_turns(options, mapping, templates),
         arguments=options.arguments if templates else Arguments.AUTO,
     )
+
+
+def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str, str]) -> TurnsMode:
+    """The option, where a template decides what a turn's context is."""
+    if options.turns is TurnsMode.CONVERSATION or not templates:
+        return TurnsMode.CONVERSATION
+    if mapping.format is Format.PREFERENCE:
+        raise UsageError(
+            "--turns faithful: the rows are preference pairs, of which only the last answers count. Leave it out."
+        )
+    if options.stop is StopMode.NEXT_MARKER:
+        raise UsageError(
+            "--turns faithful and --stop next-marker exclude each other: no marker follows the turn that inference is "
+            "asked for. Use a template that prints its own end token."
+        )
+    return options.turns
 
 
 def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
@@ -130,7 +150,7 @@ def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
 
 def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
     """The option, where it can decide anything."""
-    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE):
+    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
     if options.eos is Eos.ALWAYS and not model.special_tokens.get("eos_token"):
         raise UsageError(
@@ -145,7 +165,9 @@ def _templates(options: PrepareOptions, mapping: ColumnMapping, model: Tokenizer
     match mapping.format:
         case Format.TEXT:
             return {}
-        case Format.PROMPT_COMPLETION | Format.PREFERENCE if options.template is None and not model.templates:
+        case Format.PROMPT_COMPLETION | Format.PREFERENCE | Format.KTO if (
+            options.template is None and not model.templates
+        ):
             return {}
         case _:
             return model.template(options.template)

@@ -9,22 +9,22 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from penstock.build.pipeline import Pipeline
+from penstock.build.same import same_examples
 from penstock.build.slice_job import described
+from penstock.chat.notes import Note
 from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta
 
 SHARE = 0.005  # of a shard's bytes
 LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # a few rows at least, unless they are large
-_OF_EXAMPLES = ("row_hashes", "sides")
-_OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 
 def surprise_sample(rows: SliceRows) -> list[int]:
@@ -53,8 +53,10 @@ def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | 
     try:
         rejected = [entry["row"] for entry in meta.rejected]
         ledger = (meta.ledger["rows"], meta.ledger["kept"], meta.ledger["examples"], meta.ledger["tokens"])
+        notes = {note: _counted(runs, len(rows.rows)) for note, runs in meta.noted.items()}
+        noted = notes == {note: count for note, count in meta.ledger["notes"].items() if note != Note.ARROW_NULLS}
         kinds = meta.ledger["rejected"] == Counter(entry["kind"] for entry in meta.rejected)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         return f"it is not a whole shard ({error})"
     kept = np.unique(columns.rows)
     if sorted([*kept.tolist(), *rejected]) != list(range(len(rows.rows))):
@@ -62,9 +64,15 @@ def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | 
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
     if not np.array_equal(hashes[columns.rows], columns.row_hashes):
         return "its hashes are not those of the slice's rows"
-    if not kinds or ledger != (len(rows.rows), len(kept), columns.examples, len(columns.ids)):
+    if not kinds or not noted or ledger != (len(rows.rows), len(kept), columns.examples, columns.tokens):
         return "its ledger does not add up"
     return None
+
+
+def _counted(runs: list[int], rows: int) -> int:
+    """How many rows some runs have; -1 where they are not runs of a slice with this many rows."""
+    in_order = all(a < b for a, b in pairwise(runs)) and len(runs) % 2 == 0
+    return sum(runs[1::2]) - sum(runs[::2]) if in_order and runs[0] >= 0 and runs[-1] <= rows else -1
 
 
 def differing_rows(
@@ -80,34 +88,5 @@ def differing_rows(
     return [
         row
         for k, row in enumerate(sample)
-        if found.get(row) != refused.get(row) or not _is_equal(columns, row, result.columns, k)
+        if found.get(row) != refused.get(row) or not same_examples(columns, row, result.columns, k)
     ]
-
-
-def _is_equal(stored: Columns, row: int, made: Columns, k: int) -> bool:
-    """Whether all examples of a row are the same in both."""
-    ours, theirs = np.flatnonzero(stored.rows == row).tolist(), np.flatnonzero(made.rows == k).tolist()
-    return len(ours) == len(theirs) and all(
-        _same(a, b)
-        for one, other in zip(ours, theirs, strict=True)
-        for a, b in zip(_example(stored, one), _example(made, other), strict=True)
-    )
-
-
-def _example(columns: Columns, number: int) -> list[npt.NDArray[Any] | None]:
-    tokens = slice(int(columns.id_offsets[number]), int(columns.id_offsets[number + 1]))
-    runs = slice(int(columns.segment_offsets[number]), int(columns.segment_offsets[number + 1]))
-    parts: list[npt.NDArray[Any] | None] = [columns.ids[tokens]]
-    for names, place in ((_OF_EXAMPLES, slice(number, number + 1)), (_OF_SEGMENTS, runs)):
-        for name in names:
-            values = getattr(columns, name)
-            parts.append(None if values is None else values[place])
-    return parts
-
-
-def _same(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
-    """Weights may be missing in one and be none (NaN) in the other: whether a shard has them is the slice's matter."""
-    if a is None or b is None:
-        given = b if a is None else a
-        return given is None or bool(np.isnan(given).all())
-    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
-from penstock.build.spot_check import mismatches, sampled_rows
+from penstock.build.spot_check import chain_mismatches, mismatches, sampled_rows
 from penstock.chat.conversation import Part
 from penstock.chat.notes import Note, to_runs
 from penstock.encode.memory import resident_bytes
+from penstock.regions.modes import TurnsMode
 from penstock.sources import Slice, SliceRows, TextRows, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
@@ -32,7 +34,7 @@ class SliceJob:
         self._cache = cache
         self._digest = recipe.digest
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
-        self._reference: Callable[[], Pipeline] = lambda: Pipeline(recipe, tokenizer_json, fast=False)
+        self._reference: Callable[[], Pipeline] = lru_cache(1)(lambda: Pipeline(recipe, tokenizer_json, fast=False))
 
     def make(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
         """Read, prepare, check. The commit is what the result does when called, from whichever thread.
@@ -47,7 +49,7 @@ class SliceJob:
         wrong: list[int] = []
         checked = sorted({*sample, *result.fresh}) if self.pipeline.fast else []
         if checked:
-            wrong = mismatches(self.pipeline, rows.rows, checked, result)
+            wrong = self._mismatches(rows.rows, checked, result)
         if wrong:
             for rendering in self.pipeline.renderings.values():
                 rendering.renderer.forget_paths()  # they are compared again wherever they are taken
@@ -56,6 +58,11 @@ class SliceJob:
         rejected = described(result, rows)
         del rows  # makes room for the shard
         return self._encoded(slice_, result, rejected, sample, (len(checked), len(wrong)), sum(sizes))
+
+    def _mismatches(self, rows: Sequence[bytes], checked: Sequence[int], result: SliceResult) -> list[int]:
+        if self._recipe.turns is TurnsMode.FAITHFUL:
+            return chain_mismatches(self.pipeline, self._reference(), rows, checked, result)
+        return mismatches(self.pipeline, rows, checked, result)
 
     def _encoded(
         self,
@@ -75,7 +82,7 @@ class SliceJob:
             "kept": kept,
             "rejected": dict(Counter(entry["kind"] for entry in result.rejected)),
             "examples": columns.examples,
-            "tokens": int(columns.id_offsets[-1]),
+            "tokens": columns.tokens,
             "regions_unknown": unknown,
             "notes": _counts(result),
             "warnings": self.pipeline.warnings,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.build.batch import ExampleBatch, encode_pieces, encode_texts
 from penstock.build.pipeline import DROPPED, Pipeline, SliceResult
+from penstock.build.same import same_examples
 from penstock.build.shortening import LONG_ROW, shortened
 from penstock.chat.conversation import Conversation, Part
 from penstock.encode.code_points import is_composed
@@ -54,6 +55,35 @@ def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
         chosen.append(row)
         spent += sizes[row]
     return sorted(chosen)
+
+
+def chain_mismatches(
+    pipeline: Pipeline, reference: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult
+) -> list[int]:
+    """The same for rows of several examples, which are redone whole by a pipeline of the references alone."""
+    rejected = {entry["row"]: (entry["kind"], entry["reason"]) for entry in result.rejected}
+    wrong: list[int] = []
+    for row in sample:
+        data = shortened(rows[row]) if len(rows[row]) > LONG_ROW else rows[row]
+        expected = reference.run(SliceRows([data], [1]))
+        refused = next(((entry["kind"], entry["reason"]) for entry in expected.rejected), None)
+        if data is not rows[row]:
+            found, number = pipeline.run(SliceRows([data], [1])), 0
+            own = next(((entry["kind"], entry["reason"]) for entry in found.rejected), None)
+        else:
+            found, number, own = result, row, rejected.get(row)
+        if (
+            refused != own and (own is None or own[0] in _BY_ENGINES or refused is None or refused[0] in _BY_ENGINES)
+        ) or not _same_row(found.columns, number, expected.columns):
+            wrong.append(row)
+    return wrong
+
+
+def _same_row(found: Columns, row: int, expected: Columns) -> bool:
+    """Whether a row's examples are those expected, but for the hash, which is that of another text if it was cut."""
+    return same_examples(
+        found._replace(row_hashes=found.row_hashes * 0), row, expected._replace(row_hashes=expected.row_hashes * 0), 0
+    )
 
 
 def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:

@@ -29,6 +29,7 @@ class Part(IntEnum):
     BODY = 2
     STOP = 3
     TAIL = 4
+    CONTEXT = 5  # of a message that another example of the row trains (`--turns faithful`)
 
 
 ROLE_OF_NAME: dict[str, Role] = {
@@ -59,3 +60,4 @@ class Conversation(NamedTuple):
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
     notes: tuple[Note, ...] = ()
+    label: bool | None = None  # KTO's: is it a good answer?

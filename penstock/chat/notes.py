@@ -33,6 +33,10 @@ class Note(StrEnum):
     NO_STOP = "no_stop"
     HEADER_UNKNOWN = "header_unknown"
     SPAN_UNOWNED = "span_unowned"
+    TRAILING_MESSAGES = "trailing_messages"
+    TURN_REFUSED = "turn_refused"
+    TURN_UNSETTLED = "turn_unsettled"
+    TURN_STRADDLES = "turn_straddles"
     ARROW_NULLS = "arrow_nulls_dropped"
 
     @property
@@ -57,7 +61,7 @@ _TOLD = {
     Note.CALLS_DROPPED: ("the template drops tool calls", "use one that prints them (--template)"),
     Note.REASONING_DROPPED: (
         "the template drops reasoning, which is not trained on",
-        "use one that prints it (--template), or end conversations at the answers whose reasoning counts",
+        "--turns faithful trains answers as inference shows them, with the reasoning that the template prints there",
     ),
     Note.CONTENT_DROPPED: ("the template drops an answer", "use one that prints it (--template)"),
     Note.SYSTEM_DROPPED: ("the template drops the system prompt", "use one that prints it (--template)"),
@@ -99,6 +103,22 @@ _TOLD = {
     Note.SPAN_UNOWNED: (
         "a {% generation %} block has text of no message, so regions are unknown",
         "use --regions structure, or leave the rows out of views (regions_unknown='drop')",
+    ),
+    Note.TRAILING_MESSAGES: (
+        "messages after the last answer rewrite it, and are left out",
+        "end conversations with an answer",
+    ),
+    Note.TURN_REFUSED: (
+        "the template refuses what comes before an answer; the answer is not trained",
+        "begin conversations with a question",
+    ),
+    Note.TURN_UNSETTLED: (
+        "the server's prompt ends in a block that an answer does not continue; the answer is not trained",
+        "set the template variables that print the same prompt as the answer (enable_thinking)",
+    ),
+    Note.TURN_STRADDLES: (
+        "an answer's first token would take in the end of the server's prompt; the answer is not trained",
+        "strip the answers",
     ),
     Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),
 }

@@ -105,6 +105,12 @@ class Vocabulary:
         return frozenset(t.content for t in self.added if t.special)
 
     @cached_property
+    def cuts(self) -> tuple[str, ...]:
+        """Tokens before which a text can be cut without changing any id: matched as they stand, wherever they are."""
+        plain = [t.content for t in self.added if t.special and not (t.normalized or t.context_sensitive or t.rstrip)]
+        return tuple(p for p in plain if p and not any(p in t.content[1:] for t in self.added))
+
+    @cached_property
     def special(self) -> npt.NDArray[np.bool_]:
         """For each id, whether it is a special token."""
         table = np.zeros(self.size, np.bool_)

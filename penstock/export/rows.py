@@ -65,6 +65,7 @@ class ExportRows:
             raise UsageError("preference pairs can't be packed. Omit --capacity.")
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
+        self.is_labelled = served.is_labelled
         self.views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
         self._gather = Gatherer(served)
         self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None
@@ -165,11 +166,19 @@ class ExportRows:
         ones = np.ones(len(items), np.int64)
         return Block(ids, trained, weights if self.weighted else None, lengths, ones, prompts, sources)
 
+    def _chain_run(self, sequences: Located) -> tuple[Ids, Bool, Float32, Int64]:
+        """The same for a shard in which examples share their beginnings: one after the other."""
+        found = self._gather.read(sequences)
+        weights = found.weights if self.weighted else found.weights[:0]
+        return found.ids, found.weights > 0, weights, found.places
+
     def _shard_run(self, sequences: Located) -> tuple[Ids, Bool, Float32, Int64]:
         """Ids, loss mask, weights (if any are fractions) and places of sequences from one shard."""
         part = self._gather.parts[int(sequences.parts[0])]
         columns, source, _ = part.shard(int(sequences.shards[0]))
         numbers = sequences.numbers
+        if columns.prefixes is not None:
+            return self._chain_run(sequences)
         begins = columns.id_offsets[numbers] + sequences.starts
         ends = begins + sequences.lengths
         breaks = np.flatnonzero(begins[1:] != ends[:-1])

@@ -15,6 +15,7 @@ from penstock.arrays import Int64
 from penstock.feed.batch import Batch, Counts
 from penstock.feed.collate import Arrays, Padding, packed, padded, pairs
 from penstock.feed.settings import Collate, LoaderSettings
+from penstock.feed.tree import RowTrees, tree
 from penstock.pack.balance import Work, shares, sizes_of, work_of
 from penstock.pack.bins import ranges
 from penstock.pack.plan import Plan, StepRows
@@ -27,8 +28,9 @@ class Assembler:
     """Makes the batches of one rank."""
 
     def __init__(self, served: Served, settings: LoaderSettings) -> None:
-        self.plan = Plan(served, settings.plan)
-        self._served = served
+        self._trees = RowTrees(served) if settings.collate is Collate.TREE else None
+        self._served: Served = served if self._trees is None else self._trees
+        self.plan = Plan(self._served, settings.plan)
         self._settings = settings
         self._gather = Gatherer(served)
         self._sizes = sizes_of(settings.plan.batch_size, settings.world_size, settings.micro_batch)
@@ -51,8 +53,13 @@ class Assembler:
         cell = cells[micro]
         own = np.array([row for row in cell if row >= 0], np.int64)
         items = _items(rows, own)
-        found = self._gather(items)
-        arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
+        if self._trees is not None:
+            items, sizes = self._trees.items(items)
+            found = self._gather(items)
+            arrays, counts = tree(found, sizes, self._padding)
+        else:
+            found = self._gather(items)
+            arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
         if not self._settings.loss_weights:
             del arrays["loss_weights"]
         return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, self._served)
@@ -88,6 +95,8 @@ class Assembler:
                 total = rows * plan.capacity if self._settings.pad_to_capacity else 0
                 padding = self._padding._replace(total=total, segment=plan.capacity)
                 return packed(found, plan.align, fillers, padding)
+            case Collate.TREE:
+                raise AssertionError("trees are collated by rows")
 
 
 def _items(rows: StepRows, own: Int64) -> Int64:

@@ -45,8 +45,9 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The tensors that a model's forward takes: all but the loss weights."""
-        return {name: tensor for name, tensor in self.tensors.items() if name != "loss_weights"}
+        """The tensors that a model's forward takes: all but loss weights, labels of answers, and how trees branch."""
+        beside = ("loss_weights", "desirable", "branches", "parents", "starts")
+        return {name: tensor for name, tensor in self.tensors.items() if name not in beside}
 
     @property
     def ends_step(self) -> bool:

@@ -30,6 +30,7 @@ class Collate(StrEnum):
     PADDED = "padded"
     PACKED = "packed"
     PAIRS = "pairs"
+    TREE = "tree"
 
 
 class Framework(StrEnum):
@@ -143,7 +144,7 @@ def _collate(served: Served, options: LoaderOptions) -> Collate:
     collate = options.collate or (Collate.PAIRS if served.is_preference else Collate.PADDED)
     if (collate is Collate.PAIRS) != served.is_preference:
         kind, wanted = (
-            ("preference pairs", "pairs") if served.is_preference else ("single examples", "padded or packed")
+            ("preference pairs", "pairs") if served.is_preference else ("single examples", "padded, packed or tree")
         )
         raise UsageError(f"collate={collate.value!r} does not fit: the view serves {kind}. Use {wanted}.")
     return collate

@@ -39,6 +39,11 @@ class RenderedBatch(NamedTuple):
     roles: bytes  # (uint8) of messages
     flags: bytes  # (uint8) of messages
     weights: bytes  # (float32) of messages; empty if no row has any
+    # of `render_turns`; see `penstock.template.turns.Turns`
+    turns: bytes = b""  # (int32) nine numbers a turn
+    turn_texts: bytes = b""
+    turn_pieces: bytes = b""  # (int32) turn, message, start and end in the turn's text
+    turn_spans: bytes = b""  # (int32) turn, start and end
 
 
 class Program(Protocol):
@@ -46,6 +51,9 @@ class Program(Protocol):
 
     def render(self, rows: list[bytes], /) -> tuple[Any, ...]:
         """Render rows; returns the fields of a `RenderedBatch`."""
+
+    def render_turns(self, rows: list[bytes], /) -> tuple[Any, ...]:
+        """The same, with every assistant turn as inference sees it."""
 
     def branches(self) -> tuple[int, int]:
         """The number of branch directions taken so far, and in total."""

@@ -1,42 +1,14 @@
 /* A compiled template as a Python object: loads and checks bytecode, renders batches of rows with the GIL released. */
 
+#include "batch.h"
 #include "names.h"
 #include "native.h"
-#include "rows.h"
 
 #include <locale.h>
 #include <math.h>
 #if defined(__APPLE__)
 #include <xlocale.h>
 #endif
-
-enum { RENDERED, UNREAD, GAVE_UP, REFUSED };
-
-typedef struct ProgramObject {
-    PyObject_HEAD
-    Program program;
-    Layout layout;
-    Machine *machine;
-    Chunk *layout_chunks;
-    bool busy;
-} ProgramObject;
-
-/* The results of rendering a batch. */
-typedef struct Batch {
-    const char **rows;
-    size_t *sizes;
-    Py_ssize_t n;
-    int64_t *ends;
-    uint8_t *status, *known, *fresh;
-    int32_t *needles, *counts;
-    char **reasons; /* the template's own message, owned; or NULL */
-    const char **why;
-    VECTOR(int32_t) pieces;
-    VECTOR(uint8_t) roles;
-    VECTOR(uint8_t) flags;
-    VECTOR(float) weights;
-    bool weighted;
-} Batch;
 
 /* ---- constants: Python values converted into an arena that lives as long as the program */
 
@@ -296,8 +268,7 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
 
 /* ---- rendering */
 
-/* Assistant text repeated outside of its turn belongs to no message; adjacent pieces of one message are joined. */
-static void tidy_pieces(Machine *m) {
+void tidy_pieces(Machine *m) {
     uint8_t *looped = arena(m, (size_t)m->message_count + 1);
     memset(looped, 0, (size_t)m->message_count + 1);
     for (size_t i = 0; i < m->pieces.n; i++) looped[m->pieces.at[i].message] |= m->pieces.at[i].looped;
@@ -313,14 +284,19 @@ static void tidy_pieces(Machine *m) {
     m->pieces.n = n;
 }
 
-static void begin_row(Machine *m, size_t size) {
-    arena_reset(m, ARENA_BASE + 64 * size);
+void begin_render(Machine *m, size_t size) {
     m->loop_count = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
     m->lost = m->refused = m->building = false;
     m->steps = STEPS_BASE + 10 * (int64_t)size;
     m->work = WORK_BASE + 1000 * (int64_t)size;
-    m->origins.n = m->pieces.n = m->fresh.n = 0;
+    m->pieces.n = 0;
     m->text_start = m->out.n;
+}
+
+static void begin_row(Machine *m, size_t size) {
+    arena_reset(m, ARENA_BASE + 64 * size);
+    m->origins.n = m->fresh.n = 0;
+    begin_render(m, size);
 }
 
 static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c) {
@@ -331,7 +307,7 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
     else
         m->pieces.n = 0;
     uint8_t *flags = arena(m, n + 1);
-    message_flags(m, c, known, flags);
+    message_flags(m, c, known, 0, n, flags);
     for (uint32_t i = 0; i < n; i++) {
         APPEND(m, b->roles, c->roles[i]);
         APPEND(m, b->flags, flags[i]);
@@ -363,14 +339,18 @@ static char *copied_text(Value words) {
 
 static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     Machine *m = self->machine;
-    const size_t spans = m->spans.n, pieces = b->pieces.n, roles = b->roles.n;
+    const size_t spans = m->spans.n, pieces = b->pieces.n, roles = b->roles.n, start = m->out.n;
+    const size_t turns = b->turns.n, turn_pieces = b->turn_pieces.n, turn_spans = b->turn_spans.n,
+                 turn_texts = b->turn_texts.n;
     volatile bool is_read = false;
     m->conversation = (int32_t)row;
     begin_row(m, b->sizes[row]);
     if (setjmp(m->on_give_up)) {
-        m->out.n = m->text_start;
+        m->out.n = start;
         m->spans.n = spans;
         b->pieces.n = pieces;
+        b->turns.n = turns, b->turn_pieces.n = turn_pieces, b->turn_spans.n = turn_spans;
+        b->turn_texts.n = turn_texts;
         b->roles.n = b->flags.n = b->weights.n = roles;
         b->counts[row] = 0;
         for (size_t i = 0; i < m->fresh.n; i++) m->branches[m->fresh.at[i]] = 0;
@@ -387,6 +367,7 @@ static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     if (m->out.n - m->text_start > MAX_TEXT) give_up(m, "the text is too large");
     if (m->lost) m->spans.n = spans;
     collect(m, b, row, &c);
+    if (b->with_turns) render_turns(self, b, row, &c, start);
     b->status[row] = RENDERED;
 }
 
@@ -418,6 +399,18 @@ static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up,
             Py_CLEAR(reasons);
     }
     return reasons;
+}
+
+static PyObject *turns_of(const Batch *b, PyObject *rendered) { /* the result of `render`, and the turns */
+    if (!rendered) return NULL;
+    PyObject *turns = Py_BuildValue("(NNNN)", bytes_of(b->turns.at, b->turns.n * sizeof(int32_t)),
+                                    bytes_of(b->turn_texts.at, b->turn_texts.n),
+                                    bytes_of(b->turn_pieces.at, b->turn_pieces.n * sizeof(int32_t)),
+                                    bytes_of(b->turn_spans.at, b->turn_spans.n * sizeof(int32_t)));
+    PyObject *result = turns ? PySequence_Concat(rendered, turns) : NULL;
+    Py_DECREF(rendered);
+    Py_XDECREF(turns);
+    return result;
 }
 
 static PyObject *result_of(const Machine *m, const Batch *b) {
@@ -472,15 +465,17 @@ static void end_batch(Batch *b) {
     for (Py_ssize_t i = 0; b->reasons && i < b->n; i++) free(b->reasons[i]);
     free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->known), free(b->fresh), free(b->needles);
     free(b->counts), free(b->reasons), free(b->why), free(b->pieces.at), free(b->roles.at), free(b->flags.at);
-    free(b->weights.at);
+    free(b->weights.at), free(b->turns.at), free(b->turn_pieces.at), free(b->turn_spans.at), free(b->turn_texts.at);
+    free(b->previous.at), free(b->root_pieces.at);
 }
 
-static PyObject *render(PyObject *object, PyObject *rows) {
+static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns) {
     ProgramObject *self = (ProgramObject *)object;
     if (!PyList_CheckExact(rows)) return PyErr_Format(PyExc_TypeError, "rows are a list");
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "a program renders one batch at a time");
     Batch b;
     memset(&b, 0, sizeof b);
+    b.with_turns = with_turns;
     PyObject *result = NULL;
     PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* a copy: other threads may change the list */
     if (held && begin_batch(&b, held)) {
@@ -499,11 +494,15 @@ static PyObject *render(PyObject *object, PyObject *rows) {
         Py_END_ALLOW_THREADS
         self->busy = false;
         result = result_of(m, &b);
+        if (with_turns) result = turns_of(&b, result);
     }
     end_batch(&b);
     Py_XDECREF(held);
     return result;
 }
+
+static PyObject *render(PyObject *object, PyObject *rows) { return render_batch(object, rows, false); }
+static PyObject *render_with_turns(PyObject *object, PyObject *rows) { return render_batch(object, rows, true); }
 
 static PyObject *branches(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* directions taken, and in total */
     const ProgramObject *self = (ProgramObject *)object;
@@ -521,6 +520,7 @@ static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(nothing)) { /* mar
 static PyMethodDef methods[] = {
     {"forget", forget, METH_NOARGS, NULL},
     {"render", render, METH_O, NULL},
+    {"render_turns", render_with_turns, METH_O, NULL},
     {"branches", branches, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

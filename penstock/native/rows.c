@@ -680,7 +680,7 @@ static Value printed_by(Machine *m, int32_t message, size_t first, size_t count)
     return of_string(text, size);
 }
 
-void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags) {
+void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags) {
     const uint32_t n = c->messages.list->n;
     size_t *first = arena(m, (n + 1) * sizeof(size_t)), *count = arena(m, (n + 1) * sizeof(size_t));
     memset(count, 0, (n + 1) * sizeof(size_t));
@@ -689,7 +689,7 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags
         if (!count[message]++) first[message] = i;
     }
     const size_t size = m->out.n - m->text_start;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = from; i < to; i++) {
         const Dict *d = c->messages.list->v[i].dict;
         const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
         const bool has_calls = calls && truth(m, *calls), speaks = c->roles[i] == 3 || c->roles[i] == 1;

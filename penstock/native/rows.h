@@ -48,8 +48,8 @@ enum {
 
 /* Reads a row; gives up on anything unusual, which the Python reader then handles. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
-/* How a message appears in the rendered text (the flags above). */
-void message_flags(Machine *m, const Conversation *c, bool known, uint8_t *flags);
+/* What became of the messages from:to in the rendered text (the flags above). */
+void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags);
 /* Whether the rendered text shows every tool. */
 bool tools_are_shown(Machine *m, const Conversation *c);
 

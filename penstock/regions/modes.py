@@ -12,6 +12,13 @@ class RegionsMode(StrEnum):
     STRUCTURE = "structure"
 
 
+class TurnsMode(StrEnum):
+    """The context in which an assistant's turn is trained."""
+
+    CONVERSATION = "conversation"  # the conversation rendered once, as transformers does it
+    FAITHFUL = "faithful"  # what inference sees before that turn
+
+
 class StopMode(StrEnum):
     """What ends an assistant's turn."""
 

@@ -18,6 +18,8 @@ from penstock.chat.conversation import Part, Role
 from penstock.chat.notes import Note, joined_notes
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
+from penstock.regions.chain_labels import PromptEnds, labelled, with_answers
+from penstock.regions.chains import Chains
 from penstock.regions.cuts import Pieces, run_lengths, to_segments
 from penstock.regions.dropped import find_dropped
 from penstock.regions.headers import learn_headers
@@ -57,6 +59,8 @@ class Splitter:
         observations = observe(engine, probes)
         headers = learn_headers(observations, special_tokens)
         self._finder = HeaderFinder(engine, special_tokens, headers)
+        self.boundaries = headers.boundaries
+        self._has_headers = bool(headers.prompts)
         end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
         self._stops = StopFinder(end_tokens)
         warnings = []
@@ -78,6 +82,27 @@ class Splitter:
         segments = self._segments(rendered, pieces, self._tagged)
         errors, dropped = find_dropped(rendered, pieces, segments)
         return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
+
+    def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
+        """Cut the examples of chains, in which prompts and answers are known; the second value is by conversation."""
+        rendered = chains.rendered
+        if not self._has_headers and not self._tagged:
+            rendered = rendered.without_regions()
+        pieces = with_answers(_pieces(rendered), chains)
+        if self._tagged:
+            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
+        else:
+            finder = PromptEnds(chains, self._finder)
+            outcome = structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, self._next_markers)
+        known = rendered.known.copy()
+        known[list(outcome.lost)] = False
+        found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.silent}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
+        segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
+        errors, dropped = find_dropped(rendered, pieces, segments)
+        of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
+        segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
+        return segments, {int(chains.rows[example]): error for example, error in errors.items()}
 
     def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
         if tagged:

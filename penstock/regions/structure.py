@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -115,11 +116,18 @@ class HeaderFinder:
         return self._tables[key]
 
 
+class Finder(Protocol):
+    """Finds where the headers of assistant messages end."""
+
+    def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]: ...
+    def find_repeated(self, data: bytes, later: Pieces) -> Int64: ...
+
+
 def structural_cuts(
     regions: Rendered,
     pieces: Pieces,
     roles: UInt8,
-    finder: HeaderFinder,
+    finder: Finder,
     stops: StopFinder,
     next_markers: Sequence[bytes] = (),
 ) -> Outcome:

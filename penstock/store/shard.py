@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import CorruptError, StoreError
+from penstock.store.chains import check_prefixes
 from penstock.store.columns import Columns
 from penstock.store.files import is_readable_file, retry_transient
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
@@ -86,6 +87,10 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
         arrays["segment_weights"] = _lists(columns.segment_weights, segments)
     if columns.sides is not None:
         arrays["side"] = _array(columns.sides)
+    if columns.prefixes is not None:
+        arrays["prefix"] = _array(columns.prefixes)
+    if columns.desirable is not None:
+        arrays["desirable"] = _array(columns.desirable)
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -129,13 +134,15 @@ def check_columns(columns: Columns) -> None:
         values = getattr(columns, name)
         if values is not None and len(values) != len(columns.segment_ends):
             raise CorruptError(f"{name} has {len(values)} values for {len(columns.segment_ends)} segments")
-    for name in ("row_hashes", "sides"):
+    for name in ("row_hashes", "sides", "prefixes", "desirable"):
         values = getattr(columns, name)
         if values is not None and len(values) != columns.examples:
             raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
     if _decreases(columns.rows).any():
         raise CorruptError("its rows are not in order")
     _check_segments(columns)
+    if columns.prefixes is not None:
+        check_prefixes(columns)
 
 
 def _decreases(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -150,6 +157,8 @@ def _check_segments(columns: Columns) -> None:
     starts = firsts[(firsts > 0) & (firsts < len(ends))]
     back[starts - 1] = False  # ends count from the start of the example
     has_some, lengths = after > firsts, np.diff(columns.id_offsets)
+    if columns.prefixes is not None:
+        lengths = lengths + columns.prefixes
     covered = np.array_equal(ends[after[has_some] - 1], lengths[has_some])
     if back.any() or not covered or lengths[~has_some].any():
         raise CorruptError("its segments do not cover its examples")
@@ -193,4 +202,6 @@ def _columns(batch: pa.RecordBatch) -> Columns:
         rows=_numpy(batch.column("row")),
         row_hashes=_numpy(batch.column("row_hash")),
         sides=_numpy(batch.column("side")) if "side" in names else None,
+        prefixes=_numpy(batch.column("prefix")) if "prefix" in names else None,
+        desirable=_numpy(batch.column("desirable")) if "desirable" in names else None,
     )

@@ -215,7 +215,7 @@ def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int
     """The counts of a shard that differ from its own ledger or from the manifest."""
     counts = {
         "examples": (columns.examples, table.examples[number]),
-        "tokens": (int(columns.id_offsets[-1]), table.tokens[number]),
+        "tokens": (columns.tokens, table.tokens[number]),
         "rows": (int(meta.ledger["rows"]), table.rows[number]),
         "rows kept": (len(np.unique(columns.rows)), int(meta.ledger["kept"])),
         "rows rejected": (len(meta.rejected), sum(meta.ledger["rejected"].values())),

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from enum import IntFlag
 from typing import Any
 
 from penstock.chat.conversation import Message
 from penstock.chat.formats import REASONING_KEYS
-from penstock.template.rendered import MessageFlag
+
+
+class MessageFlag(IntFlag):
+    """What is known about a rendered message; stored as uint8."""
+
+    HAS_CALLS = 1  # it has tool calls …
+    CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
+    HAS_REASONING = 8  # an assistant's message has reasoning, by itself or in its content …
+    REASONING_PRINTED = 16  # … and its text has it, stripped
+    NAME_DROPPED = 32  # it has the name of a speaker, and its text does not have it
+    CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
 
 
 def flags_of(message: Message, text: bytes) -> MessageFlag:

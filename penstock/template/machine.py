@@ -55,6 +55,10 @@ class Machine:
         """Render rows, or conversations as `encoded` writes them."""
         return RenderedBatch(*self._program.render(rows))
 
+    def render_turns(self, rows: list[bytes]) -> RenderedBatch:
+        """The same, with every assistant turn as inference sees it."""
+        return RenderedBatch(*self._program.render_turns(rows))
+
     def forget(self) -> None:
         """No branch counts as compared any more."""
         self._program.forget()

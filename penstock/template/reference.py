@@ -22,6 +22,7 @@ from penstock.template.batch import Batch
 from penstock.template.rendered import Rendered
 from penstock.template.sandbox import Sandbox
 from penstock.template.tracer import Trace, Tracer
+from penstock.template.turns import TracedText, Turns, reference_turns
 from penstock.template.vocabulary import is_generation
 
 
@@ -82,6 +83,27 @@ class Reference:
             batch.reference[why] += 1
             batch.add(conversation, text, data, self._trace(context, text))
         return batch.rendered()
+
+    def turns(self, conversations: Sequence[Conversation | None]) -> Turns:
+        """Each assistant turn as inference sees it; None for conversations that were refused."""
+
+        def plain(conversation: Conversation, count: int, prompt: bool) -> bytes | None:
+            try:
+                text = self.plain(conversation.messages[:count], conversation.tools, conversation.variables, prompt)
+                return text.encode()
+            except (RowError, UnicodeEncodeError):
+                return None
+
+        def traced(conversation: Conversation, count: int) -> TracedText:
+            part = conversation._replace(messages=conversation.messages[:count], weights=None)
+            found = self.render([part])
+            pieces = zip(
+                *(a.tolist() for a in (found.piece_messages, found.piece_starts, found.piece_ends)), strict=True
+            )
+            spans = zip(found.span_starts.tolist(), found.span_ends.tolist(), strict=True)
+            return TracedText(found.data, list(pieces) if found.known[0] else None, list(spans))
+
+        return reference_turns(conversations, plain, traced)
 
     def _context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntFlag
 from itertools import pairwise
 
 import numpy as np
@@ -14,17 +13,8 @@ from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
 from penstock.chat.conversation import Conversation
 from penstock.chat.notes import NotedRows, joined_notes
 from penstock.errors import RowError
-
-
-class MessageFlag(IntFlag):
-    """What is known about a rendered message; stored as uint8."""
-
-    HAS_CALLS = 1  # it has tool calls …
-    CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
-    HAS_REASONING = 8  # an assistant's message has reasoning, by itself or in its content …
-    REASONING_PRINTED = 16  # … and its text has it, stripped
-    NAME_DROPPED = 32  # it has the name of a speaker, and its text does not have it
-    CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
+from penstock.template.flags import MessageFlag as MessageFlag
+from penstock.template.turns import Turns, joined_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +46,7 @@ class Rendered:
     notes: NotedRows = field(default_factory=dict)  # note -> conversations
     errors: dict[int, RowError] = field(default_factory=dict)
     reference: Counter[str] = field(default_factory=Counter)  # why the reference served: reason -> conversations
+    turns: Turns | None = None  # each assistant turn as inference sees it, where that was asked for
 
     @property
     def texts(self) -> list[bytes]:
@@ -132,7 +123,13 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         ),
         errors={own[k]: error for part, own in parts for k, error in part.errors.items()},
         reference=sum((part.reference for part, _ in parts), Counter()),
+        turns=_turns(parts),
     )
+
+
+def _turns(parts: Sequence[tuple[Rendered, Sequence[int]]]) -> Turns | None:
+    found = [(part.turns, np.asarray(own, np.int64)) for part, own in parts if part.turns is not None]
+    return joined_turns([turns.moved(places) for turns, places in found]) if found else None
 
 
 def _weights(part: Rendered) -> Float32:

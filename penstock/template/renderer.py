@@ -28,6 +28,7 @@ from penstock.template.probes import PROBES
 from penstock.template.reference import Reference, template_refusal
 from penstock.template.rendered import Rendered, merge
 from penstock.template.trial import disagreement, doubt
+from penstock.template.turns import Turns
 
 _RENDERED, _UNREAD, _GAVE_UP, _REFUSED = range(4)
 _NOTES = {  # bits of `RenderedBatch.known`
@@ -54,7 +55,8 @@ class TemplateRenderer:
     """One chat template with its special tokens, variables and date.
 
     `mapping` says how the machine reads rows. Special tokens (`special_text`) are looked for in the text of messages,
-    and so are those of the `added_tokens` with which the template marks turns.
+    and so are those of the `added_tokens` with which the template marks turns. With `turns`, every assistant turn is
+    also rendered by itself, as inference sees it.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class TemplateRenderer:
         mapping: ColumnMapping | None = None,
         special_text: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
+        turns: bool = False,
         arguments_as_given: bool = False,
         fast: bool = True,
     ) -> None:
+        self._with_turns = turns
         self.reference = Reference(template, special_tokens=special_tokens, variables=variables, date=date)
         self.has_generation = self.reference.has_generation
         self.plain = self.reference.plain
@@ -131,7 +135,7 @@ class TemplateRenderer:
     def render_rows(self, rows: list[bytes], read: Callable[[bytes], Conversation]) -> RenderedRows:
         """Render rows from their bytes. `read` gives the conversation of one, where it is needed after all."""
         assert self._rows is not None
-        batch = self._rows.render(rows)
+        batch = self._rows.render_turns(rows) if self._with_turns else self._rows.render(rows)
         status = np.frombuffer(batch.status, np.uint8)
         left = np.flatnonzero((status == _UNREAD) | (status == _GAVE_UP)).tolist()
         fresh = np.flatnonzero(np.frombuffer(batch.fresh, np.bool_)).tolist()
@@ -163,11 +167,14 @@ class TemplateRenderer:
         special = {k: t for k, c in enumerate(conversations) if (t := self.special_text.first(c)) is not None}
         for k in rendered.errors:
             special.pop(k, None)
+        if self._with_turns:
+            usual = [None if k in rendered.errors or c.pieces is not None else c for k, c in enumerate(conversations)]
+            rendered = replace(rendered, turns=self.reference.turns(usual))
         return self._certain(replace(rendered, special=special, **_facts(conversations, rendered)))
 
     def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
-        batch = machine.render([row or b"" for row in rows])
+        batch = (machine.render_turns if self._with_turns else machine.render)([row or b"" for row in rows])
         rendered = self._rendered(batch, conversations.__getitem__)
         left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
         if not left:
@@ -218,6 +225,7 @@ class TemplateRenderer:
             special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
             notes={note: np.flatnonzero(known & bit) for note, bit in _NOTES.items() if (known & bit).any()},
             errors=errors,
+            turns=Turns.of(*batch[-4:]) if self._with_turns else None,
         )
 
 
@@ -249,6 +257,7 @@ def _only(rendered: Rendered, kept: list[int]) -> Rendered:
         special={numbers[k]: token for k, token in rendered.special.items()},
         notes={note: place[rows] for note, rows in rendered.notes.items()},
         errors={numbers[k]: error for k, error in rendered.errors.items()},
+        turns=None if rendered.turns is None else rendered.turns.moved(place),
     )
 
 

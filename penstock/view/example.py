@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Int64
 from penstock.notebook import html
+from penstock.store.chains import tokens
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
 from penstock.view.examples import Examples
@@ -28,6 +29,7 @@ class Example:
     row: RowLocation
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
+    desirable: bool | None = None  # KTO's label
     dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
 
     @property
@@ -80,12 +82,11 @@ def cut_example(
     columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Examples | None = None
 ) -> Example:
     """The window of example `number` of a shard, weighted by the policy on the whole row."""
-    first = int(columns.id_offsets[number])
     runs = Runs.of(columns, number, number + 1)
     weights = run_weights(policy, runs)
     runs = runs._replace(ends=np.minimum(np.maximum(runs.ends, cut.start), cut.end) - cut.start)
     loss_weights = weights.repeat(runs.lengths)
     if cut.trained_from > cut.start:
         loss_weights[: cut.trained_from - cut.start] = 0
-    ids = columns.ids[first + cut.start : first + cut.end].astype(np.int64)
-    return Example(ids, loss_weights, row, cut.start, runs, dataset)
+    ids = tokens(columns, number, cut.start, cut.end).astype(np.int64)
+    return Example(ids, loss_weights, row, cut.start, runs, dataset=dataset)

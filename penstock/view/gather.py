@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64, UInt8
+from penstock.chat.conversation import Role
+from penstock.store.chains import tokens
 from penstock.store.columns import Columns
 from penstock.view.mixture import Mixture
 from penstock.view.policy import LossPolicy, run_weights
@@ -30,6 +32,7 @@ class Gathered(NamedTuple):
     lengths: Int64  # per sequence
     places: Int64  # per item: source and row
     prompts: Int64  # per pair: tokens of the common prompt
+    desirable: Int64 | None = None  # per sequence of labelled data (KTO): 1 for a good answer, else 0
 
 
 class Located(NamedTuple):
@@ -54,20 +57,48 @@ class Gatherer:
         self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
+        self._labelled = served.is_labelled
 
     def __call__(self, items: Int64) -> Gathered:
         """The tokens, weights and places of these items."""
         sequences, prompts = self.locate(items)
+        found = self.read(sequences)
+        if not self._pairs or not len(found.lengths):
+            return found._replace(prompts=prompts)
+        weights, lengths = found.weights, found.lengths
+        before = np.cumsum(lengths) - lengths
+        weights[np.arange(len(weights)) < np.repeat(before + np.tile(prompts, 2), lengths)] = 0
+        return found._replace(prompts=prompts, places=found.places[: len(items)])
+
+    def read(self, sequences: Located) -> Gathered:
+        """The tokens, weights and places of these sequences, each by itself."""
         lengths = sequences.lengths
         if not len(lengths):
             nothing = np.empty(0, np.int64)
             return Gathered(nothing, np.empty(0, np.float32), nothing, nothing.reshape(0, 2), nothing)
         ids, runs, places = self._read(sequences)
         weights = cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
-        if self._pairs:
-            before = np.cumsum(lengths) - lengths
-            weights[np.arange(len(ids)) < np.repeat(before + np.tile(prompts, 2), lengths)] = 0
-        return Gathered(ids, weights, lengths, np.array(places[: len(items)], np.int64), prompts)
+        desirable = self._labels(sequences) if self._labelled else None
+        return Gathered(ids, weights, lengths, np.array(places, np.int64), lengths[:0], desirable)
+
+    def _labels(self, sequences: Located) -> Int64:
+        found = []
+        for part, shard, number in zip(*(field.tolist() for field in sequences[:3]), strict=True):
+            labels = self.parts[part].shard(shard)[0].desirable
+            assert labels is not None, "a shard of labelled data"
+            found.append(int(labels[number]))
+        return np.array(found, np.int64)
+
+    def trained_roles(self, items: Int64) -> tuple[UInt8, Int64]:
+        """The roles of the tokens that are predicted with a loss, in order, and how many of them each item has."""
+        sequences, _ = self.locate(items)
+        if not len(sequences.lengths):
+            return np.empty(0, np.uint8), np.empty(0, np.int64)
+        _, runs, _ = self._read(sequences)
+        trained = cut_out(self._run_weights(sequences.parts, runs), runs, sequences) > 0
+        firsts = np.cumsum(sequences.lengths) - sequences.lengths
+        trained[firsts] = False
+        return cut_out(runs.roles, runs, sequences)[trained], np.add.reduceat(trained.astype(np.int64), firsts)
 
     def locate(self, items: Int64) -> tuple[Located, Int64]:
         """Where the sequences of these items are, and the prompts of pairs."""
@@ -96,9 +127,21 @@ class Gatherer:
         """The tokens and whole runs of the sequences, and their places. The one loop over sequences: kept lean."""
         ids, ends, roles, parts, messages = [], list[UInt32](), list[UInt8](), list[UInt8](), list[Int32]()
         given, counts, places = list[Float32 | None](), [0], list[tuple[int, int]]()
+        chained: dict[int, Runs] = {}  # sequences that may share a prefix with others of their row
         views = self.parts
         for part, shard, number, start, length in zip(*(field.tolist() for field in sequences), strict=True):
             columns, source, first_row = views[part].shard(shard)
+            if columns.prefixes is not None:
+                one = chained[len(places)] = Runs.of(columns, number, number + 1)
+                ids.append(tokens(columns, number, start, start + length))
+                ends.append(one.ends)
+                roles.append(one.roles)
+                parts.append(one.parts)
+                messages.append(one.messages)
+                given.append(one.weights)
+                counts.append(len(one.roles))
+                places.append((source, first_row + columns.rows.item(number)))
+                continue
             first = columns.id_offsets.item(number) + start
             own = slice(columns.segment_offsets.item(number), columns.segment_offsets.item(number + 1))
             ids.append(columns.ids[first : first + length])
@@ -117,7 +160,7 @@ class Gatherer:
             np.concatenate(messages),
             _joined_weights(given, counts[1:]),
         )
-        return np.concatenate(ids, dtype=np.int64), runs, places
+        return np.concatenate(ids, dtype=np.int64), _of_whole_rows(runs, chained) if chained else runs, places
 
     def _run_weights(self, parts: Int64, runs: Runs) -> Float32:
         """The weight of each run by the policy of its view."""
@@ -175,6 +218,16 @@ def cut_out(per_run: npt.NDArray[Scalar], runs: Runs, sequences: Located) -> npt
     ends = runs.ends - np.repeat(sequences.starts, counts)
     ends = np.minimum(np.maximum(ends, 0), np.repeat(sequences.lengths, counts)).astype(np.uint32)
     return per_run.repeat(runs._replace(ends=ends).lengths)
+
+
+def _of_whole_rows(runs: Runs, chained: dict[int, Runs]) -> Runs:
+    """The runs, with the last messages of the rows that sequences belong to."""
+    users, assistants = (runs.highest_message(runs.by(role)) for role in (Role.USER, Role.ASSISTANT))
+    for number, one in chained.items():
+        assert one.last_users is not None
+        assert one.last_assistants is not None
+        users[number], assistants[number] = one.last_users[0], one.last_assistants[0]
+    return runs._replace(last_users=users, last_assistants=assistants)
 
 
 def _joined_weights(given: list[Float32 | None], counts: list[int]) -> Float32 | None:

@@ -6,6 +6,7 @@ served. Leaves: one weight per run, 0 where it is not trained.
 An assistant message is trained on its body and its stop token, never on its header or on white space after the stop.
 A weight that the row gives to a message multiplies the runs that the policy trains, whatever the policy; under
 `customized` it also decides for messages of other roles. Runs that no message made are trained by `all_tokens` alone.
+Context, which is trained in another example of the row, is trained by none.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
         case LossPolicy.ALL_ASSISTANT_MESSAGES | LossPolicy.CUSTOMIZED:
             return assistant & _is_content(runs)
         case LossPolicy.LAST_ASSISTANT_MESSAGE:
-            last = runs.highest_message(assistant)
+            last = runs.highest_message(assistant) if runs.last_assistants is None else runs.last_assistants
             trained: Bool = runs.messages == np.repeat(last, runs.counts)
             return trained & assistant & _is_content(runs)
         case LossPolicy.LAST_ASSISTANT_TURN:
-            last = runs.highest_message(runs.by(Role.USER))
+            last = runs.highest_message(runs.by(Role.USER)) if runs.last_users is None else runs.last_users
             trained = runs.messages > np.repeat(last, runs.counts)
             return trained & assistant & _is_content(runs)
         case LossPolicy.ALL_MESSAGES:
@@ -70,7 +71,7 @@ def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
         case LossPolicy.ALL_USER_AND_SYSTEM_MESSAGES:
             return runs.by(Role.USER, Role.SYSTEM) & _is_content(runs)
         case LossPolicy.ALL_TOKENS:
-            return np.ones(len(runs.roles), np.bool_)
+            return ~runs.of_part(Part.CONTEXT)
 
 
 def _is_content(runs: Runs) -> Bool:

@@ -7,13 +7,14 @@ a window costs one binary search at each end.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int32, Int64, UInt8
 from penstock.chat.conversation import Part, Role
+from penstock.store.chains import context_parts, last_messages, row_of, segment_places, shared_segments
 from penstock.store.columns import Columns
 
 Float32 = npt.NDArray[np.float32]
@@ -30,10 +31,15 @@ class Runs(NamedTuple):
     parts: UInt8
     messages: Int32
     weights: Float32 | None  # NaN: not given
+    last_users: Int32 | None = None  # of rows with several examples: per example, the row's last user message, or -1
+    last_assistants: Int32 | None = None
 
     @classmethod
     def of(cls, columns: Columns, first: int = 0, last: int | None = None) -> Runs:
-        """The runs of examples first:last of a shard (all of them by default), without copying."""
+        """The runs of examples first:last of a shard (all of them by default), without copying if nothing is shared."""
+        if columns.prefixes is not None:
+            last = columns.examples if last is None else last
+            return cls._of_chain(columns, first) if last == first + 1 else cls._of_chains(columns)._part(first, last)
         offsets = columns.segment_offsets[first : (columns.examples if last is None else last) + 1].astype(np.int64)
         own = slice(int(offsets[0]), int(offsets[-1]))
         weights = columns.segment_weights
@@ -44,6 +50,63 @@ class Runs(NamedTuple):
             columns.segment_parts[own],
             columns.segment_messages[own],
             None if weights is None else weights[own],
+        )
+
+    @classmethod
+    def _of_chains(cls, columns: Columns) -> Runs:
+        """The runs of all examples of a shard, those that they share repeated."""
+        places, offsets, shared = segment_places(columns)
+        is_shared = np.arange(len(places)) - np.repeat(offsets[:-1], np.diff(offsets)) < np.repeat(
+            shared, np.diff(offsets)
+        )
+        weights = columns.segment_weights
+        return cls(
+            offsets,
+            columns.segment_ends[places],
+            columns.segment_roles[places],
+            context_parts(columns.segment_parts[places], is_shared),
+            columns.segment_messages[places],
+            None if weights is None else weights[places],
+            last_messages(columns, Role.USER),
+            last_messages(columns, Role.ASSISTANT),
+        )
+
+    @classmethod
+    def _of_chain(cls, columns: Columns, number: int) -> Runs:
+        """The runs of one example of a shard in which some are shared."""
+        shared, bounds = shared_segments(columns, number), columns.segment_offsets
+        own = slice(bounds.item(number), bounds.item(number + 1))
+        head = np.zeros(shared.stop - shared.start + own.stop - own.start, np.bool_)
+        head[: shared.stop - shared.start] = True
+
+        def both(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.concatenate((values[shared], values[own]))
+
+        first, root = row_of(columns, number)
+        row = slice(bounds.item(first), bounds.item(root + 1))
+        roles, messages, weights = columns.segment_roles[row], columns.segment_messages[row], columns.segment_weights
+        return cls(
+            np.array([0, len(head)], np.int64),
+            both(columns.segment_ends),
+            both(columns.segment_roles),
+            context_parts(both(columns.segment_parts), head),
+            both(columns.segment_messages),
+            None if weights is None else both(weights),
+            *(messages[roles == role].max(initial=-1, keepdims=True) for role in (Role.USER, Role.ASSISTANT)),
+        )
+
+    def _part(self, first: int, last: int) -> Runs:
+        """The runs of the examples first:last."""
+        own = slice(int(self.offsets[first]), int(self.offsets[last]))
+        return Runs(
+            self.offsets[first : last + 1] - self.offsets[first],
+            self.ends[own],
+            self.roles[own],
+            self.parts[own],
+            self.messages[own],
+            None if self.weights is None else self.weights[own],
+            None if self.last_users is None else self.last_users[first:last],
+            None if self.last_assistants is None else self.last_assistants[first:last],
         )
 
     @property

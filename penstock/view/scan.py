@@ -22,7 +22,7 @@ from penstock.view.ledger import Ledger
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
-from penstock.view.shard import Rows, row_hashes, serve
+from penstock.view.shard import Rows, each_row_once, row_hashes, serve
 from penstock.view.windows import Windows
 
 _NAMED: Final = 5  # rows that an error names
@@ -44,7 +44,7 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
     """The index of a view, or the error that refuses it."""
     _check_roles(examples, settings)
     shards = range(len(examples.shard_examples))
-    holdout = Holdout(settings, (row_hashes(examples.columns(shard)) for shard in shards))
+    holdout = Holdout(settings, (each_row_once(examples.columns(shard)) for shard in shards))
     bounds, found, ledger = [0], [_none(examples)], Ledger()
     unknown_rows, weighted = list[Int64](), False
     for shard in shards:

@@ -53,6 +53,14 @@ def row_hashes(columns: Columns) -> UInt64:
     return columns.row_hashes if columns.sides is None else columns.row_hashes[0::2]
 
 
+def each_row_once(columns: Columns) -> UInt64:
+    """The hashes of the rows behind the examples of a shard, each once."""
+    hashes = row_hashes(columns)
+    if columns.prefixes is None:
+        return hashes
+    return hashes[np.flatnonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))]
+
+
 def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewSettings) -> tuple[Windows, Ledger]:
     """The windows to serve of the rows in the part; `unknown` are those of them to leave out for their regions."""
     usable = np.flatnonzero(part & ~unknown)

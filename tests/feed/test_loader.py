@@ -343,7 +343,7 @@ def test_the_capacity_is_the_view_s_limit() -> None:
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": 2, "batchsize": 3}, "unknown option 'batchsize'. Did you mean 'batch_size'?"),
         ({"batch_size": 2, "collate": "packd"}, "collate='packd' is unknown; did you mean 'packed'?"),
-        ({"batch_size": 2, "collate": "pairs"}, "the view serves single examples. Use padded or packed"),
+        ({"batch_size": 2, "collate": "pairs"}, "the view serves single examples. Use padded, packed or tree"),
         ({"batch_size": 2, "capacity": 9}, "capacity and align are for packed rows"),
         ({"batch_size": 2, "epochs": 1, "steps": 2}, "epochs=1 and steps=2 both say when to end"),
         ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank=2 of world_size=2"),

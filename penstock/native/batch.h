@@ -1,0 +1,47 @@
+/* A compiled template as a Python object, and what rendering a batch of rows collects. */
+#ifndef PENSTOCK_BATCH_H
+#define PENSTOCK_BATCH_H
+
+#include "rows.h"
+
+enum { RENDERED, UNREAD, GAVE_UP, REFUSED };
+
+typedef struct ProgramObject {
+    PyObject_HEAD
+    Program program;
+    Layout layout;
+    Machine *machine;
+    Chunk *layout_chunks;
+    bool busy;
+} ProgramObject;
+
+/* What rendering a batch collects. */
+typedef struct Batch {
+    const char **rows;
+    size_t *sizes;
+    Py_ssize_t n;
+    int64_t *ends;
+    uint8_t *status, *known, *fresh;
+    int32_t *needles, *counts;
+    char **reasons; /* a refusal's words, owned; or NULL */
+    const char **why;
+    VECTOR(int32_t) pieces;
+    VECTOR(uint8_t) roles;
+    VECTOR(uint8_t) flags;
+    VECTOR(float) weights;
+    bool weighted;
+    /* of assistant turns, where they are asked for (`turns.c`) */
+    bool with_turns;
+    VECTOR(int32_t) turns, turn_pieces, turn_spans;
+    VECTOR(char) turn_texts, previous;
+    VECTOR(Piece) root_pieces;
+} Batch;
+
+/* Begin a render: everything but the values of the row starts anew. */
+void begin_render(Machine *m, size_t size);
+/* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
+void tidy_pieces(Machine *m);
+/* Render every assistant turn of a row as inference sees it, and compare it with the text of the whole row. */
+void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, size_t start);
+
+#endif

@@ -1,0 +1,334 @@
+"""`--turns faithful`: every assistant turn stands in the context that inference shows, on any template."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from benchmarks.faithful import Truth, check
+from benchmarks.models import trl_templates
+from penstock.build.same import same_examples
+from penstock.chat.conversation import Part
+from penstock.errors import CorruptError, UsageError, ViewError
+from penstock.store.chains import check_prefixes, sizes, tokens
+from penstock.view.policy import LossPolicy
+
+Rows = Callable[..., Path]
+Write = Callable[[list[object]], Path]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def says(text: str, thought: str | None = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"reasoning_content": thought} if thought else {})}
+
+
+def calls(thought: str | None = None) -> dict[str, Any]:
+    function = {"name": "look_up", "arguments": {"city": "Bern"}}
+    return says("", thought) | {"tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+
+
+RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "call00001", "name": "look_up"}
+CHATS: list[list[dict[str, Any]]] = [
+    [user("2 + 2?"), says("4", "two and two"), user("3 + 3?"), says("6", "three and three")],
+    [user("hi"), says("hello"), user("bye"), says("goodbye"), user("still here?")],
+    [user("weather?"), calls("look it up"), RESULT, says("Sunny.", "easy"), user("and Basel?"), says("No idea.")],
+    [user("weather?"), calls(), RESULT, calls(), RESULT, says("Sunny."), user("thanks"), says("Welcome.", "polite")],
+    [{"role": "system", "content": "Be brief."}, user("a"), says("b", "c"), user("d"), says("e")],
+    [user("one"), says("two", "three")],
+    [user("newlines"), says("\n\nlike these"), user("more"), says("  spaces", "hm")],
+]
+
+
+def rows_of(chats: list[list[dict[str, Any]]]) -> list[object]:
+    return [{"messages": messages} for messages in chats]
+
+
+@pytest.fixture(scope="module")
+def oracle(tokenizer: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"), eos_token="<|im_end|>")
+
+
+@pytest.fixture
+def prepare(tokenizer: Path, tmp_path: Path, write_rows: Rows) -> Callable[..., ps.Dataset]:
+    """Prepare conversations with a template, faithfully unless told otherwise."""
+
+    def run(chats: list[list[dict[str, Any]]], template: str, **options: Any) -> ps.Dataset:
+        file = tmp_path / "template.jinja"
+        file.write_text(template)
+        options = {"cache": tmp_path / "cache", "turns": "faithful", "workers": "1"} | options
+        return ps.prepare(write_rows(rows_of(chats)), tokenizer=str(tokenizer), template=str(file), **options)
+
+    return run
+
+
+QWEN = (
+    "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.role == 'assistant' and loop.index0 > ns.last %}\n<think>\n{{ m.reasoning_content or '' }}\n</think>\n"
+    "{%- endif %}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
+    "{%- if add_generation_prompt %}\n<|im_start|>assistant\n{%- endif %}"
+)  # drops the reasoning of earlier turns
+
+
+SOME = ("qwen3", "qwen2_5", "gptoss", "gemma4", "glm4moe", "deepseek_r1_distill", "nemotron_3_nano", "qwen3_6", "phi3")
+
+
+@pytest.mark.parametrize("name", [name for name in SOME if name in trl_templates()])
+def test_turns_equal_transformers(prepare: Callable[..., ps.Dataset], oracle: Any, name: str) -> None:
+    template = trl_templates()[name]
+    ds = prepare(CHATS, template, regions="structure", dropped_tool_calls="keep", on_bad_row="quarantine")
+    result = check(ds, Truth(oracle, template))
+    assert result.wrong == []
+    told = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
+    assert result.turns == result.trained or told or ds.ledger["regions_unknown"]
+
+
+def test_rewritten_turns_get_chains(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare(CHATS[:1], QWEN)
+    text = b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)).decode()
+    whole = b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(1)).decode()
+    assert len(ds) == 2
+    assert text.endswith("<think>\ntwo and two\n</think>4<|im_end|>") and "two and two" not in whole
+    columns = ds.columns(0)
+    assert columns.prefixes is not None
+    assert columns.prefixes.tolist()[1] == 0 < columns.prefixes.tolist()[0]
+    assert len(columns.ids) < ds.tokens == sum(sizes(columns))
+
+
+def test_turns_that_extend_each_other_share_a_chain(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare(CHATS[2:3], QWEN, dropped_tool_calls="keep")
+    assert len(ds) == 2  # the calls and the answer to the first question, then the second one
+    assert [sorted({*view_messages(ds, item)}) for item in range(2)] == [[1, 3], [5]]
+
+
+def view_messages(ds: ps.Dataset, item: int, **options: Any) -> list[int]:
+    """The messages that an item trains."""
+    example = ds.view(**options).example(item)
+    owners = np.repeat(np.arange(len(example.runs.roles)), example.runs.lengths)
+    return np.unique(example.runs.messages[owners[example.loss_mask]]).tolist()
+
+
+def shards(cache: Path) -> set[bytes]:
+    return {file.read_bytes() for file in cache.glob("shards/*/*.arrow")}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "bundled"])
+def test_a_template_that_rewrites_nothing_gives_the_same_shards(
+    prepare: Callable[..., ps.Dataset], tokenizer: Path, tmp_path: Path, name: str
+) -> None:
+    template = trl_templates().get(name) or (tokenizer / "chat_template.jinja").read_text()
+    found = []
+    for turns in ("conversation", "faithful"):
+        prepare(CHATS[:2] + CHATS[4:6], template, turns=turns, cache=tmp_path / turns, regions="structure")
+        found.append(shards(tmp_path / turns))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("template", [QWEN, "gptoss", "gemma4"])
+def test_engines_give_the_same_shards(prepare: Callable[..., ps.Dataset], tmp_path: Path, template: str) -> None:
+    template = trl_templates().get(template, template)
+    for name, options in {"fast": {}, "slow": {"fast": False}}.items():
+        prepare(CHATS, template, cache=tmp_path / name, dropped_tool_calls="keep", date="2025-01-01", **options)
+    assert shards(tmp_path / "fast") == shards(tmp_path / "slow")
+
+
+SPLICED = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def test_where_the_prompt_has_more_it_rules(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare(CHATS[:1], SPLICED)
+    view = ds.view()
+    texts = [b"".join(ds.vocabulary.token_bytes[t] for t in view.example(i).input_ids).decode() for i in range(2)]
+    assert texts[0].endswith("assistant\n<think>\n\n</think>\n\n4<|im_end|>\n") and texts[1].count("<think>") == 1
+    assert [view_messages(ds, item) for item in range(2)] == [[1], [3]]
+
+
+def test_an_answer_that_can_not_be_established_is_context(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare(CHATS[:2], SPLICED.replace("\n\n</think>\n\n", "\n"))
+    assert ds.ledger["notes"]["turn_unsettled"] == 2
+    assert ds.view(train_on="all_tokens").ledger.trained > 0
+    with pytest.raises(ViewError, match="no token"):
+        ds.view()
+
+
+def test_messages_behind_the_last_answer_may_be_left_out(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare([[user("a"), says("b", "c"), user("d")]], QWEN)
+    assert ds.ledger["notes"] == {"trailing_messages": 1} and len(ds) == 1
+
+
+def test_a_conversation_that_an_assistant_opens_has_no_prompt_there(prepare: Callable[..., ps.Dataset]) -> None:
+    ds = prepare([[says("hello"), user("a"), says("b")]], QWEN)
+    assert ds.ledger["notes"]["turn_refused"] == 1
+    assert view_messages(ds, 0) == [2]
+
+
+# -- what a view, a loader and an export make of chains
+
+
+@pytest.fixture(scope="module")
+def chains(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> ps.Dataset:
+    folder = tmp_path_factory.mktemp("chains")
+    (folder / "template.jinja").write_text(QWEN)
+    lines = [json.dumps({"messages": chat}) for chat in CHATS * 4]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    return ps.prepare(
+        folder / "rows.jsonl", tokenizer=str(tokenizer), cache=folder / "cache",
+        template=str(folder / "template.jinja"),
+        turns="faithful", workers="1", dropped_tool_calls="keep",
+    )  # fmt: skip
+
+
+def rows_trained(ds: ps.Dataset, **options: Any) -> Iterator[tuple[tuple[int, int], int]]:
+    view = ds.view(**options)
+    for item in range(len(view)):
+        place = view.example(item).row
+        yield from (((place.source, place.row), message) for message in view_messages(ds, item, **options))
+
+
+@pytest.mark.parametrize("policy", [p.value for p in LossPolicy if p is not LossPolicy.CUSTOMIZED])
+def test_a_message_is_trained_once(chains: ps.Dataset, policy: str) -> None:
+    found = [entry for entry in rows_trained(chains, train_on=policy) if entry[1] >= 0]
+    assert len(found) == len(set(found))
+    if policy.startswith("last"):
+        assert {message for (_, row), message in found if row % len(CHATS) == 0} == {3}
+    if policy == "all_assistant_messages":
+        wanted = sum(message["role"] == "assistant" for chat in CHATS * 4 for message in chat)
+        assert len(found) == wanted
+
+
+def test_a_row_s_chains_stay_on_one_side_of_a_holdout(chains: ps.Dataset) -> None:
+    for holdout in (0.5, 3):
+        parts = [{p for p, _ in rows_trained(chains, holdout=holdout, part=part)} for part in ("train", "held_out")]
+        columns = chains.columns(0)
+        of_row = dict(zip(columns.rows.tolist(), columns.row_hashes.tolist(), strict=True))
+        hashes = [{of_row[row] for _, row in part} for part in parts]
+        assert not hashes[0] & hashes[1] and all(hashes)
+
+
+@given(st.integers(34, 70), st.sampled_from(["truncate", "truncate_left", "drop", "split"]))
+@settings(max_examples=25, deadline=None)
+def test_views_gather_and_ledgers_agree(chains: ps.Dataset, limit: int, overlong: str) -> None:
+    from penstock.view.gather import Gatherer
+
+    view = chains.view(max_length=limit, overlong=overlong)
+    assert view.ledger.adds_up
+    assert view.ledger.trained == sum(int(view.example(k).loss_mask.sum()) for k in range(len(view)))
+    order = np.random.default_rng(limit).permutation(len(view))
+    found, at = Gatherer(view)(order), 0
+    for item, length in zip(order.tolist(), found.lengths.tolist(), strict=True):
+        example = view.example(item)
+        assert np.array_equal(found.ids[at : at + length], example.input_ids)
+        assert np.array_equal(found.weights[at : at + length], example.loss_weights)
+        at += length
+
+
+@pytest.mark.parametrize("collate", ["padded", "packed"])
+def test_loaders_resume_at_every_step_on_any_number_of_ranks(chains: ps.Dataset, collate: str) -> None:
+    view = chains.view(max_length=128)
+    options: dict[str, Any] = {"batch_size": 4, "collate": collate, "epochs": 2}
+    whole = [pickle.dumps(dict(batch.tensors)) for batch in view.loader(**options)]
+    for step in range(len(whole)):
+        loader = view.loader(**options)
+        loader.seek(step)
+        assert pickle.dumps(dict(next(iter(loader)).tensors)) == whole[step]
+    items = [sorted(batch.items.tolist()) for batch in view.loader(**options)]
+    for world_size in (2, 4):
+        ranks = [view.loader(rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+        steps = zip(*ranks, strict=True)
+        assert [sorted(item for batch in step for item in batch.items.tolist()) for step in steps] == items
+
+
+def test_exports_hold_the_view_s_examples(chains: ps.Dataset, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    view = chains.view(max_length=64)
+    view.export("parquet", tmp_path / "out")
+    table = [row for file in sorted((tmp_path / "out").rglob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    assert [row["input_ids"] for row in table] == [view.example(k).input_ids.tolist() for k in range(len(view))]
+    assert [row["labels"] for row in table] == [view.example(k).labels.tolist() for k in range(len(view))]
+
+
+def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
+    from penstock.look.stats import stats
+
+    found = stats(chains)
+    assert found.rows == len(CHATS) * 4 and found.sequences == chains.examples > found.rows
+    assert found.duplicate_rows == len(CHATS) * 3
+    assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.examples))
+
+
+def test_prefixes_that_lead_astray_are_damage(chains: ps.Dataset) -> None:
+    columns = chains.columns(0)
+    assert columns.prefixes is not None
+    check_prefixes(columns)
+    for change in (1, 10_000):
+        wrong = columns.prefixes.copy()
+        wrong[np.flatnonzero(wrong)[0]] += change
+        with pytest.raises(CorruptError, match="prefix"):
+            check_prefixes(columns._replace(prefixes=wrong))
+    assert all(np.array_equal(tokens(columns, k), chains.input_ids(k)) for k in range(columns.examples))
+    assert same_examples(columns, 0, columns, 0)
+
+
+# -- the cache
+
+
+def test_appending_workers_and_forcing_change_no_byte(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    from penstock.sources.slices import SliceSizes
+    from penstock.sources.text import slicing
+
+    monkeypatch.setitem(slicing.cut_text.__kwdefaults__, "sizes", SliceSizes(400, 1_000, 4_000))
+    (tmp_path / "template.jinja").write_text(QWEN)
+    lines = [json.dumps({"messages": chat}) + "\n" for chat in CHATS * 6]
+    source = tmp_path / "rows.jsonl"
+
+    def build(cache: str, count: int, **options: Any) -> dict[str, bytes]:
+        source.write_text("".join(lines[:count]))
+        ps.prepare(
+            source, tokenizer=str(tokenizer), template=str(tmp_path / "template.jinja"), cache=tmp_path / cache,
+            turns="faithful", dropped_tool_calls="keep", **options,
+        )  # fmt: skip
+        files = [*(tmp_path / cache).glob("shards/*/*.arrow"), *(tmp_path / cache).glob("datasets/*/manifest.json")]
+        return {str(file.relative_to(tmp_path / cache)): file.read_bytes() for file in files}
+
+    wanted = build("once", len(lines), workers="1")
+    build("appended", len(lines) // 2, workers="1")
+    assert wanted.items() <= build("appended", len(lines), workers="2").items()
+    assert wanted == build("once", len(lines), workers="1", force=True)
+
+
+def test_conversation_recipes_know_nothing_of_it(prepare: Callable[..., ps.Dataset]) -> None:
+    assert "turns" not in prepare(CHATS[:1], QWEN, turns="conversation").recipe
+    assert prepare(CHATS[:1], QWEN).recipe["turns"] == "faithful"
+
+
+def test_what_can_not_be_faithful_is_refused(tokenizer: Path, write_rows: Rows) -> None:
+    pair = {"prompt": [user("a")], "chosen": [says("b")], "rejected": [says("c")]}
+    with pytest.raises(UsageError, match="preference"):
+        ps.prepare(write_rows([pair]), tokenizer=str(tokenizer), turns="faithful")
+
+
+def test_context_is_a_part_of_its_own(chains: ps.Dataset) -> None:
+    view = chains.view()
+    assert any(Part.CONTEXT in view.example(k).runs.parts for k in range(len(view)))
