@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -119,6 +119,7 @@ def test_pairs_compare_with_pairs(make: Prepare, pairs: ps.Dataset) -> None:
         compare(pairs, make(ROWS))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=12), st.lists(st.integers(0, 6), max_size=12))
 def test_every_row_is_matched_once_or_left_over(a: list[int], b: list[int]) -> None:
     left, right = np.array(a, np.uint64), np.array(b, np.uint64)
