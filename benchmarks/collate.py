@@ -38,7 +38,7 @@ from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
 from penstock.view.gather import Gatherer
 from penstock.view.memory import MemoryExamples
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 ROWS: Final = 32
 MEAN_LENGTHS: Final = (300, 800, 2000)
@@ -71,7 +71,7 @@ def shard(lengths: Int64, first_row: int, rng: np.random.Generator) -> Columns:
     )
 
 
-def make_view(folder: Path, rows: int, mean: int) -> View:
+def make_view(folder: Path, rows: int, mean: int) -> BaseView:
     """A view over real, memory-mapped shard files."""
     rng = np.random.default_rng(mean)
     lengths = np.clip(rng.lognormal(np.log(mean) - 0.18, 0.6, rows), 16, 16 * mean).astype(np.int64)
@@ -105,7 +105,7 @@ def compare(ours: Callable[[int], Any], theirs: Callable[[int], Any], rounds: in
     return {"ours, ms": own * 1e3, "theirs, ms": peer * 1e3, "times as fast": peer / own}
 
 
-def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
+def collators(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     """Padded and packed batches of one view."""
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, PreTrainedTokenizerFast
@@ -132,7 +132,7 @@ def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
-def loader_speed(view: View, rounds: int) -> dict[str, float]:
+def loader_speed(view: BaseView, rounds: int) -> dict[str, float]:
     """The speed of a complete serial loader, including the order of rows."""
     times = {}
     for collate, options in (("padded", {}), ("packed", {"capacity": int(view.lengths.max())})):
@@ -145,7 +145,7 @@ def loader_speed(view: View, rounds: int) -> dict[str, float]:
     return times
 
 
-def stored_copy(view: View, folder: str) -> Any:
+def stored_copy(view: BaseView, folder: str) -> Any:
     """The same examples in a memory-mapped `datasets` folder."""
     import datasets
 
@@ -156,7 +156,7 @@ def stored_copy(view: View, folder: str) -> Any:
     return datasets.load_from_disk(folder).with_format("torch")
 
 
-def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
+def reads(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     """Random examples as tensors: one at a time, and 32 at once."""
     rows, order = MapRows(view), np.random.default_rng(1).permutation(len(view))
     together = order[: rounds // 20 * ROWS].reshape(-1, ROWS).tolist()
@@ -178,7 +178,7 @@ def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
-def hidden(view: View, factor: float) -> dict[str, float]:
+def hidden(view: BaseView, factor: float) -> dict[str, float]:
     """The share of the collation time that a loop doesn't wait for if a step takes `factor` times as long.
 
     Collation is timed in the thread where it happens; a step takes as long as the mean so far or the last batch,

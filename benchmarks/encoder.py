@@ -24,11 +24,11 @@ import numpy as np
 
 from benchmarks.grow import MATERIAL, grow_rows, material
 from benchmarks.prepare import accepted
-from penstock.build import pipeline as pipeline_module
-from penstock.build.batch import encode_texts
 from penstock.build.options import prepare_options
-from penstock.build.pipeline import Pipeline
 from penstock.build.recipe import make_recipe
+from penstock.build.slices import pipeline as pipeline_module
+from penstock.build.slices.batch import encode_texts
+from penstock.build.slices.pipeline import Pipeline
 from penstock.chat.formats_detect import detect
 from penstock.regions.segments import Segments
 from penstock.sources import SliceRows

@@ -38,7 +38,7 @@ import penstock as ps
 from benchmarks.grow import MATERIAL, grow
 from penstock.feed.loader import Loader
 from penstock.train.config import Mean
-from penstock.train.loss import sft_sum, targets
+from penstock.train.objectives.loss import sft_sum, targets
 
 EPOCHS = 2
 REAL_ROWS, SIMULATED_ROWS = 32, 256  # per batch; simulated batches have about 12,000 tokens, as on a GPU

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.grow import MATERIAL
 from benchmarks.models import download
-from penstock.build.batch import encode_texts
+from penstock.build.slices.batch import encode_texts
 from penstock.encode import encoder as encoder_module
 from penstock.encode.align import segment_counts
 from penstock.encode.code_points import code_points, utf8_widths

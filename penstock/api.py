@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.store.conversations import ConversationReader
 
 
-class View(view.View):
+class View(view.BaseView):
     """A dataset as a loss policy, a maximum length and a hold-out see it."""
 
     def stats(self, capacity: int | None = None) -> Stats:
@@ -66,7 +66,7 @@ class View(view.View):
         return _to_hf(self, capacity)
 
 
-class Mixture(mixture.Mixture):
+class Mixture(mixture.BaseMixture):
     """Several views as one, with the items of each epoch."""
 
     @with_signature(LoaderOptions)

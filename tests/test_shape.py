@@ -1,65 +1,36 @@
-"""The shape of the package: stages import only what is to their left, public names are pinned, files are short."""
+"""The shape of the package: stages import only what is to their left, public names are pinned, nothing is too large."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import shutil
-from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock.native import native
+from tools import graph
 from tools.arguments import generated
-
-ROOT = Path(penstock.__file__).parent
-STAGES = (
-    "sources",
-    "tokenizer",
-    "chat",
-    "template",
-    "regions",
-    "encode",
-    "store",
-    "build",
-    "view",
-    "pack",
-    "feed",
-    "train",
-)
-SHARED = (
-    "addresses",
-    "arguments",
-    "arrays",
-    "errors",
-    "native",
-    "notebook",
-    "options",
-    "other_names",
-)  # no stage: anybody may use them
-BESIDE = ("export", "adoption", "look", "verify", "cli", "api")
-
-
-def imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
-    names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    return {name.split(".")[1] for name in names if name.startswith("penstock.")}
 
 
 def test_a_stage_imports_only_what_is_to_its_left() -> None:
-    for number, stage in enumerate(STAGES):
-        for path in sorted((ROOT / stage).rglob("*.py")):
-            wrong = imports(path) - {*STAGES[: number + 1], *SHARED}
-            assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+    assert graph.backward_edges() == []
+
+
+def test_packages_and_modules_are_of_a_size_to_read() -> None:
+    assert graph.large() == []
+
+
+def test_no_class_name_stands_twice() -> None:
+    assert graph.repeated_classes() == []
 
 
 def test_exports_need_no_feed() -> None:
     for stage, upto in (("export", "pack"), ("adoption", "view")):
-        for path in sorted((ROOT / stage).rglob("*.py")):
-            allowed = {*STAGES[: STAGES.index(upto) + 1], stage, *SHARED}
-            assert imports(path) <= allowed, f"{path.relative_to(ROOT)} imports {sorted(imports(path) - allowed)}"
+        for path in sorted((graph.ROOT / stage).rglob("*.py")):
+            allowed = {*graph.STAGES[: graph.STAGES.index(upto) + 1], stage, *graph.SHARED}
+            wrong = graph.imported(path) - allowed
+            assert not wrong, f"{path.relative_to(graph.ROOT)} imports {sorted(wrong)}"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
@@ -78,7 +49,7 @@ def test_public_names() -> None:
 
 
 def test_keyword_arguments_are_those_of_the_records() -> None:
-    written = (ROOT / "arguments.py").read_text()
+    written = (graph.ROOT / "arguments.py").read_text()
     assert written == generated(), "run: python -m tools.arguments > penstock/arguments.py"
 
 
@@ -87,9 +58,3 @@ def test_editors_complete_options() -> None:
     assert {"train_on", "max_length", "holdout"} <= set(inspect.signature(penstock.Dataset.view).parameters)
     assert {"batch_size", "capacity"} <= set(inspect.signature(penstock.View.loader).parameters)
     assert {"part_tokens", "weights"} <= set(inspect.signature(penstock.View.export).parameters)
-
-
-def test_files_are_short() -> None:
-    for path in ROOT.rglob("*.py"):
-        lines = path.read_text().count("\n")
-        assert lines <= 500, f"{path.relative_to(ROOT)} has {lines} lines"

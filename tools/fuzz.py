@@ -64,9 +64,9 @@ from penstock.chat.conversation import Conversation  # noqa: E402
 from penstock.chat.rows import RowReader  # noqa: E402
 from penstock.errors import RowError, TemplateError  # noqa: E402
 from penstock.native import RenderedBatch  # noqa: E402
-from penstock.template.bytecode import NotCompiled  # noqa: E402
+from penstock.template.compile.bytecode import NotCompiled  # noqa: E402
+from penstock.template.jinja.reference import Reference  # noqa: E402
 from penstock.template.machine import Machine, conversation_layout, encoded  # noqa: E402
-from penstock.template.reference import Reference  # noqa: E402
 from penstock.template.rendered import Rendered  # noqa: E402
 from penstock.template.renderer import TemplateRenderer  # noqa: E402
 from penstock.template.trial import rows as regions_of  # noqa: E402

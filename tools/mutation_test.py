@@ -133,8 +133,8 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
     from penstock.chat.adapt import Adapter
     from penstock.chat.formats import FormatOptions
     from penstock.chat.formats_detect import detect
+    from penstock.template.jinja.reference import Reference
     from penstock.template.machine import Machine, can_read, row_layout
-    from penstock.template.reference import Reference
 
     date = datetime.date(2026, 1, 1)
     base = {"documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}

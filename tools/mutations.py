@@ -242,8 +242,8 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}rows.c", ROWS),
         (f"{_NATIVE}program.c", PROGRAM),
         (f"{_NATIVE}align.c", ALIGN),
-        ("penstock/template/compiler.py", COMPILER),
-        ("penstock/template/expressions.py", EXPRESSIONS),
+        ("penstock/template/compile/compiler.py", COMPILER),
+        ("penstock/template/compile/expressions.py", EXPRESSIONS),
     )
     for old, new in table
 )

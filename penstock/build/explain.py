@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.build.compare import differing_parts, recipe_differences
 from penstock.build.options import PrepareOptions
 from penstock.build.prepare import Builder
+from penstock.build.recipe_diff import differing_parts, recipe_differences
 from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.listing import dataset_folders, last_use
 from penstock.store.manifest import Manifest, dataset_key, read_manifest, recipe_digest, shard_name
+from penstock.store.upkeep.listing import dataset_folders, last_use
 
 
 @dataclass(frozen=True, slots=True)

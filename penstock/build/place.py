@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.build.options import PrepareOptions
-from penstock.build.ranks import launched
+from penstock.build.workers.ranks import launched
 from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache
 from penstock.store.files import digest, explain_os_errors

@@ -16,19 +16,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.build.auto_check import AutoCheck, auto_model
+from penstock.build.checks.auto_tokenizer import AutoCheck, auto_model
 from penstock.build.dates import earlier_date, remember_date
-from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
 from penstock.build.inputs import with_inputs
-from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
-from penstock.build.pool import Setup, job_here, run_here, run_workers
+from penstock.build.planning import SliceFinder
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
-from penstock.build.sharing import Sharing
-from penstock.build.worker_process import Task
+from penstock.build.workers.limits import worker_count
+from penstock.build.workers.pool import Setup, job_here, run_here, run_workers
+from penstock.build.workers.process import Task
+from penstock.build.workers.sharing import Sharing
 from penstock.chat.formats import Format
 from penstock.chat.formats_detect import detect, format_columns
 from penstock.chat.formats_json import parse_row
@@ -41,14 +41,14 @@ from penstock.store.cache import Cache
 from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
-from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.trust import CheckedFiles, Trust
+from penstock.store.upkeep.gc import clean_orphans
 from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
 if TYPE_CHECKING:
-    from penstock.build.slice_job import SliceJob
+    from penstock.build.slices.job import SliceJob
     from penstock.store.shard import ShardMeta
 
 log = logging.getLogger("penstock")
@@ -232,7 +232,7 @@ class Builder:
         doubtful = {path.stem for path in unchecked} & set(names)
         if not doubtful:
             return True
-        from penstock.build.foreign import ForeignCheck
+        from penstock.build.checks.foreign_shards import ForeignCheck
 
         check = ForeignCheck(self.cache, self.recipe, self.model.tokenizer_json, self.sources.files, self.progress)
         refused = check.refused(self._finder.find(), doubtful, self._notice)
@@ -421,7 +421,7 @@ class Builder:
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
-        from penstock.build.turns_compared import compare_turns
+        from penstock.build.turns_preview import compare_turns
 
         limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
         rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import orjson
 
-from penstock.build.behind import Behind
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
-from penstock.build.slice_job import SliceJob
+from penstock.build.slices.job import SliceJob
+from penstock.build.workers.overlap import Behind
 from penstock.encode.memory import map_large_blocks
 from penstock.errors import PenstockError
 from penstock.sources import Slice, TextRows

@@ -20,20 +20,20 @@ _LARGEST_WEIGHT = 3.4e38  # they are stored as 32-bit floats
 _USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
 
 
-class Turns(NamedTuple):
+class NormalizedMessages(NamedTuple):
     """Normalised messages, their weights, and the values in them that are not plain strings."""
 
     messages: list[Message]
     weights: tuple[float | None, ...] | None = None
     loose: tuple[object, ...] = ()
 
-    def then(self, more: Turns) -> Turns:
+    def then(self, more: NormalizedMessages) -> NormalizedMessages:
         """These messages, followed by more."""
         weights = None
         if self.weights is not None or more.weights is not None:
             unknown = (None,)
             weights = (self.weights or unknown * len(self.messages)) + (more.weights or unknown * len(more.messages))
-        return Turns(self.messages + more.messages, weights, self.loose + more.loose)
+        return NormalizedMessages(self.messages + more.messages, weights, self.loose + more.loose)
 
 
 class MessageReader:
@@ -50,7 +50,7 @@ class MessageReader:
         if "gpt" in self._roles:
             self._expected = "system, human, gpt, tool, observation or function_call"
 
-    def read(self, value: object, column: str) -> Turns:
+    def read(self, value: object, column: str) -> NormalizedMessages:
         """The messages of a column: a list, or one message by itself."""
         if type(value) is dict:
             value = [value]
@@ -64,7 +64,7 @@ class MessageReader:
             raise RowError("no_messages", f"column {column!r} is an empty list", "Remove the row or give it messages")
         return self._read(value, column)
 
-    def _read(self, given: list[Any], column: str) -> Turns:
+    def _read(self, given: list[Any], column: str) -> NormalizedMessages:
         messages: list[Message] = given  # parsed for us: changed in place
         weights: list[float | None] = [None] * len(given)
         loose: list[object] = []
@@ -86,7 +86,7 @@ class MessageReader:
                 if type(value) is not str:
                     loose.append(value)
         is_weighted = any(weight is not None for weight in weights)
-        return Turns(messages, tuple(weights) if is_weighted else None, tuple(loose))
+        return NormalizedMessages(messages, tuple(weights) if is_weighted else None, tuple(loose))
 
     def _role(self, message: Message, where: str) -> str:
         role = message.get(self._role_key)

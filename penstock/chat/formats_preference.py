@@ -10,11 +10,13 @@ from bisect import bisect_left
 from itertools import takewhile
 
 from penstock.chat.conversation import Message
-from penstock.chat.formats_messages import Turns
+from penstock.chat.formats_messages import NormalizedMessages
 from penstock.errors import RowError
 
 
-def whole_sides(prompt: Turns | None, chosen: Turns, rejected: Turns, names: tuple[str, str]) -> tuple[Turns, Turns]:
+def whole_sides(
+    prompt: NormalizedMessages | None, chosen: NormalizedMessages, rejected: NormalizedMessages, names: tuple[str, str]
+) -> tuple[NormalizedMessages, NormalizedMessages]:
     """Both sides as whole conversations, each ending in an assistant message."""
     for side, name in ((chosen, names[0]), (rejected, names[1])):
         role = side.messages[-1]["role"]

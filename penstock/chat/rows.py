@@ -14,7 +14,7 @@ from penstock.chat.conversation import Conversation, Message, Role
 from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, label_of
 from penstock.chat.formats_columns import Chat, ChatColumns
 from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
-from penstock.chat.formats_messages import MessageReader, Turns
+from penstock.chat.formats_messages import MessageReader, NormalizedMessages
 from penstock.chat.formats_preference import shared_text, whole_sides
 from penstock.chat.notes import Note
 from penstock.errors import RowError
@@ -74,7 +74,7 @@ class RowReader:
     def _read_answer(self, record: Record) -> tuple[Conversation, ...]:
         messages = self._question(record)
         messages.append({"role": "assistant", "content": self._text(record, "response")})
-        return (self._conversation(Turns(messages), self._chat.read(record)),)
+        return (self._conversation(NormalizedMessages(messages), self._chat.read(record)),)
 
     def _read_completion(self, record: Record) -> tuple[Conversation, ...]:
         prompt, completion = self._value(record, "prompt"), self._value(record, "completion")
@@ -142,17 +142,17 @@ class RowReader:
             raise RowError("bad_content", f"column {self._columns[purpose]!r} is {a_kind(value)}; expected a string")
         return value
 
-    def _side(self, value: object, purpose: str) -> Turns:
+    def _side(self, value: object, purpose: str) -> NormalizedMessages:
         """An answer: a string, a message or a list of messages."""
         if type(value) is str:
-            return Turns([{"role": "assistant", "content": value}])
+            return NormalizedMessages([{"role": "assistant", "content": value}])
         return self._reader.read(value, self._columns[purpose])
 
-    def _prompt(self, record: Record, prompt: object) -> Turns | None:
+    def _prompt(self, record: Record, prompt: object) -> NormalizedMessages | None:
         if "query" in self._columns:
-            return Turns(self._question(record))
+            return NormalizedMessages(self._question(record))
         if type(prompt) is str:
-            return Turns([{"role": "user", "content": prompt}])
+            return NormalizedMessages([{"role": "user", "content": prompt}])
         return None if prompt is None else self._reader.read(prompt, self._columns["prompt"])
 
     def _question(self, record: Record) -> list[Message]:
@@ -198,7 +198,7 @@ class RowReader:
             "Give both as strings or both as lists of messages",
         )
 
-    def _conversation(self, turns: Turns, chat: Chat) -> Conversation:
+    def _conversation(self, turns: NormalizedMessages, chat: Chat) -> Conversation:
         messages, weights, loose = turns
         tools, system, variables = chat
         if system is not None:

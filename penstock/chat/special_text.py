@@ -9,7 +9,7 @@ from typing import Any
 from penstock.chat.conversation import Conversation
 
 
-class SpecialText:
+class SpecialTextFinder:
     """Finds texts, the needles, in all strings of conversations: keys and values of messages and tools."""
 
     def __init__(self, contents: Iterable[str]) -> None:

@@ -19,9 +19,9 @@ from penstock.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from penstock.build.explain import Explanation
-    from penstock.store.gc import GcReport
-    from penstock.store.listing import ShardEntry
-    from penstock.store.verify import VerifyReport
+    from penstock.store.upkeep.gc import GcReport
+    from penstock.store.upkeep.listing import ShardEntry
+    from penstock.store.upkeep.verify import VerifyReport
 
 cache_app = typer.Typer(help="Look into the cache, explain a miss, verify, clean up.", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def list_(
 ) -> None:
     """List the datasets: name, rows, tokens, bytes, age, last use."""
     from penstock.store.cache import Cache
-    from penstock.store.listing import list_datasets, list_shards
+    from penstock.store.upkeep.listing import list_datasets, list_shards
 
     home = Cache(cache)
     if shards:
@@ -140,8 +140,8 @@ def verify(
     """Check digests, counts and ledgers; shards with wrong bytes are marked and made again by the next prepare."""
     from penstock.store.cache import Cache
     from penstock.store.dataset import open_dataset
-    from penstock.store.listing import dataset_folders
-    from penstock.store.verify import VerifyReport, verify_cache
+    from penstock.store.upkeep.listing import dataset_folders
+    from penstock.store.upkeep.verify import VerifyReport, verify_cache
 
     share = None if recheck is None else share_of(recheck, "--recheck")
     total, home = VerifyReport(), Cache(cache)
@@ -152,7 +152,7 @@ def verify(
     else:
         total.add(verify_cache(home))
     if share is not None:
-        from penstock.build.recheck import recheck as redo
+        from penstock.build.checks.recheck import recheck as redo
 
         for place, folder in [(d.cache, d.path) for d in opened] or [(home, f) for f in dataset_folders(home)]:
             total.add(redo(place, folder, share))
@@ -187,7 +187,7 @@ def gc(
 ) -> None:
     """Delete what no dataset needs; safe while others read and build."""
     from penstock.store.cache import Cache
-    from penstock.store.gc import collect_garbage
+    from penstock.store.upkeep.gc import collect_garbage
 
     found = collect_garbage(
         Cache(cache),

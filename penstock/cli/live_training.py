@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.look.terminal.live import PLAIN_EVERY, amount, duration
-from penstock.train.metrics import EvalReport, Report, StepReport
+from penstock.train.output.metrics import EvalReport, Report, StepReport
 
 
 class LiveTraining:

@@ -31,8 +31,8 @@ from penstock.export.statistics import PartStatistics, format_statistics, sum_st
 from penstock.export.tokenizer import write_tokenizer
 from penstock.options import read_options
 from penstock.store.files import fault
-from penstock.view.mixture import Count, Mixture
-from penstock.view.view import View
+from penstock.view.mixture import BaseMixture, Count
+from penstock.view.view import BaseView
 
 PROGRESS_SECONDS = 0.2  # between calls of `on_progress`
 VERSION = 1  # bump when the same rows produce different bytes
@@ -78,7 +78,7 @@ class Exported:
 
 
 def export(
-    served: View | Mixture,
+    served: BaseView | BaseMixture,
     to: str,
     folder: str | os.PathLike[str],
     on_progress: OnProgress | None = None,
@@ -245,7 +245,7 @@ def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weight
 def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
     """Everything that determines the bytes of an export."""
     served = rows.served
-    shares = served.shares.items() if isinstance(served, Mixture) else [("", None)]
+    shares = served.shares.items() if isinstance(served, BaseMixture) else [("", None)]
     views = [
         {
             "name": name,
@@ -259,7 +259,7 @@ def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
         "version": VERSION,
         "to": to,
         "views": views,
-        "seed": served.seed if isinstance(served, Mixture) else None,
+        "seed": served.seed if isinstance(served, BaseMixture) else None,
         "epoch": rows.epoch,
         "capacity": rows.capacity,
         "part_tokens": part_tokens,

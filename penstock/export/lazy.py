@@ -9,14 +9,14 @@ import numpy as np
 from penstock.errors import UsageError
 from penstock.export.rows import ExportRows
 from penstock.export.tables import plain_columns
-from penstock.view.mixture import Mixture
-from penstock.view.view import View
+from penstock.view.mixture import BaseMixture
+from penstock.view.view import BaseView
 
 if TYPE_CHECKING:
     import datasets
 
 
-def lazy_dataset(served: View | Mixture, capacity: int | None = None) -> datasets.Dataset:
+def lazy_dataset(served: BaseView | BaseMixture, capacity: int | None = None) -> datasets.Dataset:
     """Wraps a view as a dataset with the columns of `--to hf`; trainers need `remove_unused_columns=False`."""
     try:
         import datasets
@@ -30,7 +30,7 @@ def lazy_dataset(served: View | Mixture, capacity: int | None = None) -> dataset
 class _Reader:
     """Reads the columns of a batch of row numbers; pickles as the view it reads."""
 
-    def __init__(self, served: View | Mixture, capacity: int | None) -> None:
+    def __init__(self, served: BaseView | BaseMixture, capacity: int | None) -> None:
         self._arguments = served, capacity
         self._rows = ExportRows(served, capacity=capacity)
 
@@ -39,5 +39,5 @@ class _Reader:
         columns = [plain_columns(block, self._rows) for block in blocks]
         return {name: [found[name][0].values.to_numpy() for found in columns] for name in columns[0]}
 
-    def __reduce__(self) -> tuple[type[_Reader], tuple[View | Mixture, int | None]]:
+    def __reduce__(self) -> tuple[type[_Reader], tuple[BaseView | BaseMixture, int | None]]:
         return _Reader, self._arguments

@@ -21,10 +21,10 @@ from penstock.pack.bins import ranges
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.gather import Gatherer, Located, cut_out
-from penstock.view.mixture import Mixture
+from penstock.view.mixture import BaseMixture
 from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 Ids = npt.NDArray[Any]  # of any unsigned type, or int64
 BLOCK_TOKENS: Final = 1 << 20  # a few megabytes
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 class ExportRows:
     """All rows of an export, in order."""
 
-    def __init__(self, served: View | Mixture, *, capacity: int | None = None, epoch: int = 0) -> None:
+    def __init__(self, served: BaseView | BaseMixture, *, capacity: int | None = None, epoch: int = 0) -> None:
         if not len(served):
             raise ViewError("the view has no examples, so there is nothing to export. See its ledger for the reasons.")
         if served.is_preference and capacity is not None:
@@ -66,10 +66,10 @@ class ExportRows:
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
         self.is_labelled = served.is_labelled
-        self.views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
+        self.views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
         self._gather = Gatherer(served)
         self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None
-        self._items = served.epoch_indices(epoch) if isinstance(served, Mixture) and self._plan is None else None
+        self._items = served.epoch_indices(epoch) if isinstance(served, BaseMixture) and self._plan is None else None
         self._part_bounds = np.cumsum([len(view) for view in self.views])
 
     @cached_property
@@ -213,7 +213,7 @@ def _joined(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _has_fractions(view: View) -> bool:
+def _has_fractions(view: BaseView) -> bool:
     for shard in range(len(view.dataset.shard_examples)):
         columns = view.dataset.columns(shard)
         if columns.segment_weights is None:

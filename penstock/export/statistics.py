@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.export.rows import Block, ExportRows
-from penstock.view.mixture import Mixture
+from penstock.view.mixture import BaseMixture
 
 COUNTS = ("documents", "tokens", "trained")
 
@@ -77,7 +77,7 @@ def sum_statistics(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> di
 
 def _name(rows: ExportRows, source: int) -> str:
     """The name of a mixture's part, or of a source file without its path, which must not be exported."""
-    if isinstance(rows.served, Mixture) and len(rows.served.shares) > 1:
+    if isinstance(rows.served, BaseMixture) and len(rows.served.shares) > 1:
         return list(rows.served.shares)[source]
     files = getattr(rows.views[0].dataset, "notes", {}).get("files", [])
     names = [Path(file["name"]).name for file in files]

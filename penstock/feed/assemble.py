@@ -20,8 +20,8 @@ from penstock.pack.balance import Work, shares, sizes_of, work_of
 from penstock.pack.bins import ranges
 from penstock.pack.plan import Plan, StepRows
 from penstock.view.gather import Gathered, Gatherer
-from penstock.view.mixture import Mixture
-from penstock.view.view import Served, View
+from penstock.view.mixture import BaseMixture
+from penstock.view.view import BaseView, Served
 
 
 class Assembler:
@@ -107,8 +107,8 @@ def _items(rows: StepRows, own: Int64) -> Int64:
 
 def pad_token(served: Served) -> int:
     """The tokenizer's pad token, else its end token, else 0; padding is never attended to nor trained."""
-    view = next(iter(served.shares.values())).view if isinstance(served, Mixture) else served
-    dataset = view.dataset if isinstance(view, View) else None
+    view = next(iter(served.shares.values())).view if isinstance(served, BaseMixture) else served
+    dataset = view.dataset if isinstance(view, BaseView) else None
     specials = dataset.recipe.get("special_tokens") if dataset is not None else None
     raw = getattr(dataset, "tokenizer_json", None)
     if not specials or not isinstance(raw, bytes):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
-from penstock.build.ranks import Ranks, launched
+from penstock.build.workers.ranks import Ranks, launched
 from penstock.errors import UsageError
 from penstock.feed.collate import Side
 from penstock.options import option, read_options
 from penstock.pack.settings import PlanSettings, Tail
-from penstock.view.mixture import Mixture
-from penstock.view.view import Served, View
+from penstock.view.mixture import BaseMixture
+from penstock.view.view import BaseView, Served
 
 if TYPE_CHECKING:
     from penstock.arguments import LoaderArguments
@@ -179,8 +179,8 @@ def _say(found: Ranks) -> None:
 
 def _max_length(served: Served) -> int:
     """The capacity where none is given: the limit that all views have in common."""
-    views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
-    limits = {view.settings.max_length for view in views if isinstance(view, View)}
+    views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
+    limits = {view.settings.max_length for view in views if isinstance(view, BaseView)}
     limit = limits.pop() if len(limits) == 1 else None
     if limit is None:
         raise UsageError("packing needs a capacity: give capacity=8192, or the view a max_length.")

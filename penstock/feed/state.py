@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from penstock.errors import FeedError
 from penstock.feed.settings import LoaderSettings
-from penstock.view.mixture import Mixture
-from penstock.view.view import Served, View
+from penstock.view.mixture import BaseMixture
+from penstock.view.view import BaseView, Served
 
 _VERSION: Final = 1
 _WHAT: Final = {
@@ -35,9 +35,9 @@ def state_of(served: Served, settings: LoaderSettings, step: int, micro: int, mi
 
 
 def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
-    parts = served.shares if isinstance(served, Mixture) else {}
+    parts = served.shares if isinstance(served, BaseMixture) else {}
     keys: dict[str, str] | str = {name: share.view.dataset.key for name, share in parts.items()}
-    if isinstance(served, View):
+    if isinstance(served, BaseView):
         keys = served.dataset.key
     return {"dataset": keys, "view": served.digest, "plan": settings.plan.digest}
 

@@ -28,7 +28,7 @@ from penstock.view.example import IGNORED, Example, Pair
 from penstock.view.gather import Gathered, Gatherer
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
-from penstock.view.view import Served, View
+from penstock.view.view import BaseView, Served
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -38,7 +38,7 @@ class RowTrees:
     """A view as packing and feeding read it, with all examples of a row as one item."""
 
     def __init__(self, served: Served) -> None:
-        if not isinstance(served, View):
+        if not isinstance(served, BaseView):
             raise UsageError("collate='tree' feeds one view: the parts of a mixture serve single chains of a row.")
         self._view = served
         found, _ = Gatherer(served).locate(np.arange(len(served)))

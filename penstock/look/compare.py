@@ -26,8 +26,8 @@ from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
 from penstock.view.example import Example
 from penstock.view.examples import place_of
+from penstock.view.index.shard import Rows, row_hashes
 from penstock.view.policy import LossPolicy
-from penstock.view.shard import Rows, row_hashes
 
 _FEW: Final = 20  # changed rows described in full
 _CONTEXT: Final = 8  # tokens before the first difference

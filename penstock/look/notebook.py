@@ -19,8 +19,8 @@ from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides
 from penstock.look.visible import visible_text
 from penstock.store.dataset import StoredDataset
 from penstock.view.example import Example, Pair
-from penstock.view.mixture import Mixture
-from penstock.view.view import View
+from penstock.view.mixture import BaseMixture
+from penstock.view.view import BaseView
 
 _MOST: Final = 1500  # tokens of a sequence
 _SHOWN: Final = 3  # sequences of a batch
@@ -34,7 +34,7 @@ def html_of(shown: object) -> str | None:
                 return _item(shown)
             case Batch():
                 return _batch(shown)
-            case View():
+            case BaseView():
                 return _view(shown)
             case StoredDataset():
                 return render("notebook_dataset.html", dataset=shown, ledger=shown.ledger)
@@ -59,13 +59,13 @@ def _sides(item: Example | Pair) -> list[tuple[str, Example, list[Any], TokenByt
     ]
 
 
-def _view(view: View) -> str:
+def _view(view: BaseView) -> str:
     return render("notebook_view.html", view=view, settings=view.settings, ledger=view.ledger)
 
 
 def _batch(batch: Batch) -> str:
     items = []
-    if isinstance(batch.served, View | Mixture):
+    if isinstance(batch.served, BaseView | BaseMixture):
         items = [_sides(batch.served[int(item)]) for item in batch.items[:_SHOWN]]
     shapes = [
         (name, "×".join(map(str, getattr(tensor, "shape", ()))) or str(tensor), str(getattr(tensor, "dtype", "")))

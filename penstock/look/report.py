@@ -21,7 +21,7 @@ from penstock.look.runs_folder import TrainingRun
 from penstock.look.stats import Stats, stats
 from penstock.look.tokens import MessageBlock, blocks, safe_bytes, sides_of
 from penstock.store.dataset import StoredDataset
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 SAMPLES: Final = 6
 SAMPLE_TOKENS: Final = 700  # shown of a sampled sequence
@@ -37,7 +37,9 @@ class Sample(NamedTuple):
     blocks: list[MessageBlock]
 
 
-def report(view: View, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES) -> str:
+def report(
+    view: BaseView, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES
+) -> str:
     """The page, for a view of a dataset in the cache."""
     style, code = stylesheet(), script()
     policy = f"default-src 'none'; style-src {source_hash(style)}; script-src {source_hash(code)}; base-uri 'none'"
@@ -45,7 +47,7 @@ def report(view: View, *, capacity: int | None = None, run: TrainingRun | None =
     return render("report.html", **figures, style=style, script=code, csp=f"{policy}; form-action 'none'", linked=False)
 
 
-def report_figures(view: View, counted: Stats, run: TrainingRun | None, samples: int = SAMPLES) -> dict[str, Any]:
+def report_figures(view: BaseView, counted: Stats, run: TrainingRun | None, samples: int = SAMPLES) -> dict[str, Any]:
     """What the template of the report takes, besides style and script."""
     dataset = view.dataset
     assert isinstance(dataset, StoredDataset)
@@ -65,7 +67,7 @@ def report_figures(view: View, counted: Stats, run: TrainingRun | None, samples:
     }
 
 
-def _samples(view: View, count: int) -> list[Sample]:
+def _samples(view: BaseView, count: int) -> list[Sample]:
     """Items across the lengths, the same ones for the same view: the shortest, the longest, and some between."""
     if not len(view):
         return []

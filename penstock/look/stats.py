@@ -21,10 +21,10 @@ from penstock.look.fill import Fill, Limit, fills, limits
 from penstock.look.survey import Flag, Survey, columns_of, repeated, served, survey, whole
 from penstock.store.dataset import StoredDataset
 from penstock.view.examples import Examples, place_of
+from penstock.view.index.shard import Rows, row_hashes
 from penstock.view.ledger import Ledger, Reason
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
-from penstock.view.shard import Rows, row_hashes
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 _FEW: Final = 5  # rows named as examples of something
 _OCTAVE: Final = 4  # fine bins from one power of two to the next
@@ -150,13 +150,13 @@ class _Shard(NamedTuple):
     sizes: Int64
 
 
-def stats(target: Examples | View, capacity: int | None = None) -> Stats:
+def stats(target: Examples | BaseView, capacity: int | None = None) -> Stats:
     """Statistics of all rows of a dataset, or of what a view serves; `capacity` is compared with the usual ones."""
-    if isinstance(target, View):
+    if isinstance(target, BaseView):
         view, shards = target, list(_of_view(target))
         left_out = view.ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
     else:
-        view, left_out = View(target, ViewSettings(regions_unknown=UnknownRegions.DROP)), 0
+        view, left_out = BaseView(target, ViewSettings(regions_unknown=UnknownRegions.DROP)), 0
         shards = list(_of_dataset(target))
     seen = [shard.seen for shard in shards]
     lengths, trained = _joined([one.lengths for one in seen]), _joined([one.trained for one in seen])
@@ -215,7 +215,7 @@ def _of_dataset(dataset: Examples) -> Iterator[_Shard]:
         before += len(numbers)
 
 
-def _of_view(view: View) -> Iterator[_Shard]:
+def _of_view(view: BaseView) -> Iterator[_Shard]:
     before, policy, overlong = 0, view.settings.train_on, view.settings.overlong
     bos = start_token(view.dataset)
     for shard, numbers, extents in served(view):
@@ -323,9 +323,9 @@ def _of_messages(messages: Int64) -> tuple[Bin, ...]:
     return tuple(Bin(number, number + 1, int(count)) for number, count in enumerate(np.bincount(messages)))
 
 
-def _cut(target: Examples | View) -> tuple[int, int]:
+def _cut(target: Examples | BaseView) -> tuple[int, int]:
     """Rows over a view's maximum length, and the tokens that they lose by it."""
-    if not isinstance(target, View) or target.settings.max_length is None:
+    if not isinstance(target, BaseView) or target.settings.max_length is None:
         return 0, 0
     most, how = target.settings.max_length, target.settings.overlong
     if how is Overlong.SPLIT:

@@ -20,12 +20,12 @@ from penstock.chat.conversation import Part, Role
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
 from penstock.view.examples import Examples
+from penstock.view.index.prompts import prompt_lengths
+from penstock.view.index.shard import Rows
 from penstock.view.policy import LossPolicy, run_weights
-from penstock.view.prompts import prompt_lengths
 from penstock.view.runs import Runs, Tally
 from penstock.view.settings import Overlong
-from penstock.view.shard import Rows
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows
 
@@ -72,7 +72,7 @@ def whole(rows: Rows) -> Extents:
     return Extents(np.arange(len(sizes)), np.zeros_like(sizes), sizes, prompts)
 
 
-def served(view: View) -> Iterator[tuple[int, Int64, Extents]]:
+def served(view: BaseView) -> Iterator[tuple[int, Int64, Extents]]:
     """Per shard: its number, the rows of the dataset behind its windows, and the windows that the view serves."""
     sides = 2 if view.is_preference else 1
     before = np.concatenate(([0], np.cumsum(view.dataset.shard_examples // sides)))

@@ -16,7 +16,7 @@ import orjson
 from blake3 import blake3
 
 from penstock.arrays import Int64
-from penstock.view.keyed import splitmix64
+from penstock.view.index.keyed import splitmix64
 from penstock.view.runs import UInt64
 
 _ROUNDS: Final = 7  # enough even for sets of two or three, whose digits are single bits

@@ -23,7 +23,7 @@ from penstock.pack.bins import Compact, compact
 from penstock.pack.epoch import EpochRows, PackedRows, RowItems, Sequences
 from penstock.pack.permute import key_of
 from penstock.pack.settings import PlanSettings, Tail
-from penstock.view.mixture import Mixture
+from penstock.view.mixture import BaseMixture
 from penstock.view.view import Served
 
 AlignedLengths = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -142,13 +142,13 @@ class Plan:
 
 def _varies(served: Served) -> bool:
     """Whether the items differ from epoch to epoch."""
-    shares = served.shares.values() if isinstance(served, Mixture) else ()
+    shares = served.shares.values() if isinstance(served, BaseMixture) else ()
     return any(share.per_epoch % len(share.view) for share in shares)
 
 
 def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanSettings) -> EpochRows:
     items: Compact | None = None
-    if not constant or isinstance(served, Mixture):
+    if not constant or isinstance(served, BaseMixture):
         items = compact(served.epoch_indices(epoch))
     if settings.capacity is None:
         return Sequences(len(served) if items is None else items)

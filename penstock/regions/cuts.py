@@ -48,7 +48,7 @@ class Pieces(NamedTuple):
         )
 
 
-class Outcome(NamedTuple):
+class PartCuts(NamedTuple):
     """The cuts of a batch; `lost` rows are cut as if they had no pieces, since they are not certain."""
 
     cuts: Cuts

@@ -18,7 +18,7 @@ from penstock.arrays import Int64, UInt8
 from penstock.chat.conversation import Conversation, Part, Role
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
-from penstock.regions.cuts import Cuts, Outcome, Pieces
+from penstock.regions.cuts import Cuts, PartCuts, Pieces
 from penstock.regions.headers import Headers, learn_headers
 from penstock.regions.stops import StopFinder, begins_with
 from penstock.template.rendered import Rendered
@@ -130,7 +130,7 @@ def structural_cuts(
     finder: Finder,
     stops: StopFinder,
     next_markers: Sequence[bytes] = (),
-) -> Outcome:
+) -> PartCuts:
     """Cut at headers and stops; `roles` are those of all messages of the batch.
 
     Where a turn has no stop of its own, a marker that follows it counts as its stop.
@@ -155,7 +155,7 @@ def structural_cuts(
         silent_closes = closes[stop_starts[closes] == stop_ends[closes]]
         pieces, bodies, stop_ends = _take_markers(regions, pieces, bodies, stop_ends, silent_closes, next_markers)
     silent = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
-    return Outcome(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
+    return PartCuts(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
 
 
 def _take_markers(

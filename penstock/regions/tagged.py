@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Int64
 from penstock.chat.conversation import Part, Role
-from penstock.regions.cuts import Cuts, Outcome, Pieces
+from penstock.regions.cuts import Cuts, PartCuts, Pieces
 from penstock.regions.stops import StopFinder
 from penstock.template.rendered import Rendered
 
@@ -25,7 +25,7 @@ class _Spans(NamedTuple):
     ends: Int64
 
 
-def tagged_cuts(regions: Rendered, pieces: Pieces, known: Bool, stops: StopFinder) -> Outcome:
+def tagged_cuts(regions: Rendered, pieces: Pieces, known: Bool, stops: StopFinder) -> PartCuts:
     """Cut at spans; rows with a span that no assistant message owns are lost."""
     spans = _disjoint(regions, known)
     owners = _owners(pieces, spans)
@@ -36,7 +36,7 @@ def tagged_cuts(regions: Rendered, pieces: Pieces, known: Bool, stops: StopFinde
     stop = np.stack(stops.find(regions.data, spans.starts, spans.ends), axis=1)
     last_of_message = np.append(np.diff(pieces.numbers[owners]) != 0, np.ones(min(1, len(owners)), np.bool_))
     silent = set(spans.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
-    return Outcome(_label(regions, pieces, spans, owners, stop), lost, silent)
+    return PartCuts(_label(regions, pieces, spans, owners, stop), lost, silent)
 
 
 def _disjoint(regions: Rendered, known: Bool) -> _Spans:

@@ -20,7 +20,7 @@ from penstock.chat.rows import RowReader
 from penstock.errors import SourceError
 from penstock.sources import Slice, SliceRows, SourceFile, fetch_data, read_rows
 from penstock.store.dataset import StoredDataset
-from penstock.template.reference import Reference
+from penstock.template.jinja.reference import Reference
 
 NO_DATE = "1970-01-01"  # for templates that don't print the date
 

@@ -12,12 +12,12 @@ from penstock.chat.conversation import Conversation, Role, role_number
 from penstock.chat.notes import Note
 from penstock.errors import RowError
 from penstock.template.flags import flags_of, shows_tools
+from penstock.template.jinja.tracer import Trace
 from penstock.template.ownership import Piece
 from penstock.template.rendered import MessageFlag, Rendered
-from penstock.template.tracer import Trace
 
 
-class Batch:
+class BatchCollector:
     """The rows of a batch so far."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:

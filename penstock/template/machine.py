@@ -19,8 +19,8 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.native import RenderedBatch, native
-from penstock.template.bytecode import NotCompiled
-from penstock.template.compiler import Compiler
+from penstock.template.compile.bytecode import NotCompiled
+from penstock.template.compile.compiler import Compiler
 
 _CONVERSATION, _MESSAGES, _ANSWER = range(3)
 _READINGS = {

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.template.budget import Budget
-from penstock.template.tracing import SPAN, Span, Traced, add_span
+from penstock.template.jinja.budget import Budget
+from penstock.template.jinja.tracing import SPAN, Span, Traced, add_span
 
 Piece = tuple[int, int, int]  # message, start, end
 

@@ -19,13 +19,13 @@ from penstock.chat.adapt import Adapter
 from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.chat.notes import Note, joined_notes
-from penstock.chat.special_text import SpecialText
+from penstock.chat.special_text import SpecialTextFinder
 from penstock.errors import RowError
 from penstock.native import RenderedBatch
-from penstock.template.bytecode import NotCompiled
+from penstock.template.compile.bytecode import NotCompiled
+from penstock.template.jinja.reference import Reference, template_refusal
 from penstock.template.machine import Machine, can_read, conversation_layout, encoded, row_layout
 from penstock.template.probes import PROBES
-from penstock.template.reference import Reference, template_refusal
 from penstock.template.rendered import Rendered, merge
 from penstock.template.trial import disagreement, doubt
 from penstock.template.turns import Turns
@@ -78,7 +78,7 @@ class TemplateRenderer:
         self.has_generation = self.reference.has_generation
         self.plain = self.reference.plain
         self.adapter = Adapter(self.plain, arguments_as_given=arguments_as_given)
-        self.special_text = SpecialText({*special_text, *_turn_markers(self.plain, added_tokens)})
+        self.special_text = SpecialTextFinder({*special_text, *_turn_markers(self.plain, added_tokens)})
         self._rows: Machine | None = None
         self._conversations: Machine | None = None
         self.why_reference = "the fast engine is switched off"

@@ -16,11 +16,17 @@ from penstock.store.dataset import StoredDataset
 from penstock.train.config import ReferenceMode, TrainConfig
 from penstock.train.data import Data, Served, views_of
 from penstock.train.errors import UnsupportedError
-from penstock.train.groups import Groups
-from penstock.train.kto import Kto
 from penstock.train.model import add_adapters, check_fits, dtypes_of, embeddings, load_model, weights_digest
-from penstock.train.objective import Dpo, FusedDpo, Objective, Policy, Sft
-from penstock.train.reference import AdapterReference, CachedReferences, FrozenReference, LiveReferences, ReferenceStore
+from penstock.train.objectives.groups import Groups
+from penstock.train.objectives.kto import Kto
+from penstock.train.objectives.objective import Dpo, FusedDpo, Objective, Policy, Sft
+from penstock.train.objectives.reference import (
+    AdapterReference,
+    CachedReferences,
+    FrozenReference,
+    LiveReferences,
+    ReferenceStore,
+)
 from penstock.train.schedule import make_optimizer
 from penstock.train.validation import Method, check_isolation
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.arguments import ViewArguments
-from penstock.build.auto_check import auto_model
+from penstock.build.checks.auto_tokenizer import auto_model
 from penstock.build.options import TokenizerAs, prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
@@ -22,11 +22,11 @@ from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
 from penstock.tokenizer import load_tokenizer
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
-from penstock.view.mixture import Count, Mixture, mix
+from penstock.view.mixture import BaseMixture, Count, mix
 from penstock.view.settings import HoldoutPart
-from penstock.view.view import View, open_view
+from penstock.view.view import BaseView, open_view
 
-Served = View | Mixture
+Served = BaseView | BaseMixture
 
 
 OnStatus = Callable[[str], None]
@@ -167,9 +167,9 @@ def _names(sources: Sequence[SourceConfig]) -> list[str]:
     return names
 
 
-def views_of(served: Served) -> list[View]:
+def views_of(served: Served) -> list[BaseView]:
     """The views of a mixture, or the view itself."""
-    return [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
+    return [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
 
 
 def has_fractional_weights(served: Served) -> bool:
@@ -186,7 +186,7 @@ def source_rows(served: Served, items: Sequence[int]) -> list[str]:
     """The source file and row (from 0) of each item, for messages."""
     found = []
     for item in items:
-        view, number = (served, int(item)) if isinstance(served, View) else _part(served, int(item))
+        view, number = (served, int(item)) if isinstance(served, BaseView) else _part(served, int(item))
         place = view[number].row
         files = getattr(view.dataset, "notes", {}).get("files", [])
         name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
@@ -194,6 +194,6 @@ def source_rows(served: Served, items: Sequence[int]) -> list[str]:
     return found
 
 
-def _part(mixture: Mixture, item: int) -> tuple[View, int]:
+def _part(mixture: BaseMixture, item: int) -> tuple[BaseView, int]:
     name, number = mixture.place(item)
     return mixture.shares[name].view, number

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.feed.loader import Loader
-from penstock.train.metrics import EvalReport
-from penstock.train.objective import Objective, Policy
+from penstock.train.objectives.objective import Objective, Policy
+from penstock.train.output.metrics import EvalReport
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -21,16 +21,16 @@ import torch
 
 from penstock.feed.batch import Batch, Counts
 from penstock.feed.loader import Loader
-from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import TrainConfig
 from penstock.train.data import source_rows
 from penstock.train.errors import NonFiniteError
 from penstock.train.evaluate import Evaluator, group_means
-from penstock.train.metrics import MetricsWriter, Report, StepReport
-from penstock.train.objective import Objective, Policy
+from penstock.train.objectives.objective import Objective, Policy
+from penstock.train.output.checkpoint import Checkpoints
+from penstock.train.output.metrics import MetricsWriter, Report, StepReport
+from penstock.train.output.tracking import Tracking
 from penstock.train.schedule import learning_rate
 from penstock.train.signals import Signals
-from penstock.train.tracking import Tracking
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

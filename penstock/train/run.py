@@ -21,8 +21,8 @@ from penstock.train.config import TrainConfig
 from penstock.train.config_reader import ConfigSource, read_config
 from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
 from penstock.train.errors import TrainError, UnsupportedError
-from penstock.train.lock import output_lock
-from penstock.train.metrics import MetricsWriter, Report, StepReport
+from penstock.train.output.lock import output_lock
+from penstock.train.output.metrics import MetricsWriter, Report, StepReport
 from penstock.train.signals import Signals
 from penstock.train.validation import Method, check_config
 
@@ -127,7 +127,7 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
 def _trained(
     method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None, on_status: OnStatus
 ) -> TrainResult:
-    from penstock.train.final_model import save_model
+    from penstock.train.output.final_model import save_model
 
     seen: list[StepReport] = []
 
@@ -182,11 +182,11 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     from accelerate.utils import set_seed
 
     from penstock.train.assembly import assemble
-    from penstock.train.checkpoint import Checkpoints
     from penstock.train.evaluate import Evaluator
     from penstock.train.loop import Trainer
+    from penstock.train.output.checkpoint import Checkpoints
+    from penstock.train.output.tracking import Tracking
     from penstock.train.schedule import warmup_steps
-    from penstock.train.tracking import Tracking
 
     accelerator = _accelerator(config)
     loader = _loader(config, data.train, accelerator)

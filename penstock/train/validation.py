@@ -20,7 +20,7 @@ from penstock.feed.collate import Padding, packed
 from penstock.feed.settings import Collate
 from penstock.train.config import DpoConfig, KtoConfig, LossConfig, Mean, ReferenceMode, TrainConfig
 from penstock.train.errors import UnsupportedError
-from penstock.train.tracking import check_trackers
+from penstock.train.output.tracking import check_trackers
 from penstock.view.gather import Gathered
 from penstock.view.policy import LossPolicy
 

@@ -16,10 +16,10 @@ from penstock.arrays import Int32, Int64, UInt8
 from penstock.chat.conversation import Role
 from penstock.store.chains import tokens
 from penstock.store.columns import Columns
-from penstock.view.mixture import Mixture
+from penstock.view.mixture import BaseMixture
 from penstock.view.policy import LossPolicy, run_weights
 from penstock.view.runs import Float32, Runs, UInt32
-from penstock.view.view import Served, View
+from penstock.view.view import BaseView, Served
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -49,10 +49,10 @@ class Gatherer:
     """Reads items of one view or mixture. It has no state but look-up tables, and may be used from any thread."""
 
     def __init__(self, served: Served) -> None:
-        if isinstance(served, Mixture):
+        if isinstance(served, BaseMixture):
             views = [share.view for share in served.shares.values()]
         else:
-            assert isinstance(served, View), "a view or a mixture of views"
+            assert isinstance(served, BaseView), "a view or a mixture of views"
             views = [served]
         self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
@@ -175,7 +175,7 @@ class Gatherer:
 class _Part:
     """One view, with the tables that find its items."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: BaseView) -> None:
         self._dataset = view.dataset
         self._index = view.scanned()._index
         self._sides = 2 if view.is_preference else 1

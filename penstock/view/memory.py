@@ -18,7 +18,7 @@ from penstock.chat.conversation import Part, Role
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
 from penstock.view.settings import view_settings
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 
 class Piece(NamedTuple):
@@ -69,9 +69,9 @@ class MemoryExamples:
         """The only source, and the row's number."""
         return RowLocation(0, example // 2 if self.is_preference else example)
 
-    def view(self, **options: Unpack[ViewArguments]) -> View:
+    def view(self, **options: Unpack[ViewArguments]) -> BaseView:
         """A view of these examples."""
-        return View(self, view_settings(options)).scanned()
+        return BaseView(self, view_settings(options)).scanned()
 
     def __len__(self) -> int:
         return int(self.shard_examples.sum()) // (2 if self.is_preference else 1)

@@ -27,11 +27,11 @@ from penstock.errors import UsageError, ViewError
 from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples
-from penstock.view.keyed import keyed_permutation
+from penstock.view.index.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
 from penstock.view.settings import ViewSettings
-from penstock.view.view import View
+from penstock.view.view import BaseView
 
 _MOST_PASSES: Final = 1000  # beyond this, a number of examples was meant
 
@@ -45,7 +45,7 @@ class Count(NamedTuple):
 class Share(NamedTuple):
     """A part of a mixture: a view, and how much of it an epoch serves (passes, or a count)."""
 
-    view: View
+    view: BaseView
     amount: float | Count
 
     @property
@@ -56,10 +56,10 @@ class Share(NamedTuple):
         return math.floor(self.amount * len(self.view) + 0.5)
 
 
-Part = Examples | View
+Part = Examples | BaseView
 
 
-def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> Mixture:
+def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> BaseMixture:
     """A mixture of datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
 
     A number is passes per epoch; `Count` is examples per epoch. Datasets get the default view; `.view(…)` changes it.
@@ -68,10 +68,10 @@ def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> Mixtu
         raise UsageError("a mixture of nothing. Give at least one name with (dataset, passes per epoch).")
     shares = {name: Share(_as_view(part), _amount(name, amount)) for name, (part, amount) in parts.items()}
     _check_alike(shares)
-    return Mixture(shares, seed)
+    return BaseMixture(shares, seed)
 
 
-class Mixture:
+class BaseMixture:
     """Several views as one sequence, with the items of each epoch."""
 
     def __init__(self, shares: Mapping[str, Share], seed: int) -> None:
@@ -142,7 +142,7 @@ class Mixture:
     def __iter__(self) -> Iterator[Example | Pair]:
         return (self[index] for index in range(len(self)))
 
-    def __reduce__(self) -> tuple[type[Mixture], tuple[dict[str, Share], int]]:
+    def __reduce__(self) -> tuple[type[BaseMixture], tuple[dict[str, Share], int]]:
         return type(self), (self.shares, self.seed)
 
     def __repr__(self) -> str:
@@ -178,8 +178,8 @@ def _key(seed: int, name: str, lap: int) -> int:
     return int.from_bytes(blake3(orjson.dumps([seed, name, lap])).digest(8), "little")
 
 
-def _as_view(part: Part) -> View:
-    return part if isinstance(part, View) else View(part, ViewSettings())
+def _as_view(part: Part) -> BaseView:
+    return part if isinstance(part, BaseView) else BaseView(part, ViewSettings())
 
 
 def _plain(amount: float | Count) -> object:

@@ -22,9 +22,9 @@ from penstock.store.columns import Columns
 from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, is_labelled, place_of
+from penstock.view.index.scan import Index, scan, trained_weights
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
-from penstock.view.scan import Index, scan, trained_weights
 from penstock.view.settings import ViewSettings, view_settings
 
 
@@ -70,12 +70,12 @@ class Served(Protocol):
     def __getitem__(self, index: SupportsIndex) -> Example | Pair: ...
 
 
-def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> View:
+def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
     """A view of the dataset, scanned at once, so that what can't be served is refused here."""
-    return View(dataset, view_settings(options)).filled()
+    return BaseView(dataset, view_settings(options)).filled()
 
 
-class View:
+class BaseView:
     """A sequence of examples, or of pairs on preference data."""
 
     def __init__(self, dataset: Examples, settings: ViewSettings) -> None:
@@ -177,7 +177,7 @@ class View:
         )
         return Pair(chosen, rejected, prompt - start)
 
-    def __reduce__(self) -> tuple[type[View], tuple[Examples, ViewSettings]]:
+    def __reduce__(self) -> tuple[type[BaseView], tuple[Examples, ViewSettings]]:
         return type(self), (self.dataset, self.settings)
 
     def __repr__(self) -> str:

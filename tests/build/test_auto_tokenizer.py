@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from penstock.build import auto_check
+from penstock.build.checks import auto_tokenizer as auto_check
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.errors import TokenizerError, UsageError

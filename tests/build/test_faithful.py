@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from benchmarks.faithful import Truth, check
 from benchmarks.models import trl_templates
-from penstock.build.same import same_examples
+from penstock.build.checks.equality import same_examples
 from penstock.chat.conversation import Part
 from penstock.errors import CorruptError, UsageError, ViewError
 from penstock.store.chains import check_prefixes, sizes, tokens

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.build.shortening import LONG_ROW, SHORT_BYTES, shortened
+from penstock.build.checks.shortening import LONG_ROW, SHORT_BYTES, shortened
 from penstock.sources import discover, read_rows
 
 ROW = b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'

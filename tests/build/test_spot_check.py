@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.build.checks.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.build.options import prepare_options
-from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.prepare import Builder, Outcome
 from penstock.build.recipe import make_recipe
-from penstock.build.spot_check import WINDOW, mismatches, sampled_rows
+from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Part
 from penstock.chat.formats_detect import detect
 from penstock.native import RenderedBatch

@@ -17,13 +17,13 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from penstock.build.behind import Behind
 from penstock.build.options import prepare_options
-from penstock.build.pipeline import Pipeline
 from penstock.build.prepare import Builder, Outcome
 from penstock.build.progress import Progress
-from penstock.build.reading import SliceState
 from penstock.build.recipe import make_recipe
+from penstock.build.slices.pipeline import Pipeline
+from penstock.build.slices.state import SliceState
+from penstock.build.workers.overlap import Behind
 from penstock.chat.formats_detect import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows

@@ -17,7 +17,7 @@ from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
 from penstock.store.manifest import seal_manifest
-from penstock.store.verify import verify_cache
+from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")

@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock as ps
-from penstock.build.sharing import Sharing
+from penstock.build.workers.sharing import Sharing
 from penstock.cli import app
 from penstock.cli.cache import seconds, size
 from penstock.errors import StoreError, UsageError
-from penstock.store import gc
 from penstock.store.cache import Cache
 from penstock.store.claims import Claims
 from penstock.store.files import host_id, writer_name
-from penstock.store.gc import DAY, collect_garbage
-from penstock.store.listing import list_datasets
 from penstock.store.tree import Tree
+from penstock.store.upkeep import gc
+from penstock.store.upkeep.gc import DAY, collect_garbage
+from penstock.store.upkeep.listing import list_datasets
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")

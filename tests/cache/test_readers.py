@@ -9,10 +9,11 @@ import pytest
 
 import penstock as ps
 from penstock.errors import StoreError
-from penstock.store import gc, tree
+from penstock.store import tree
 from penstock.store.cache import Cache
-from penstock.store.gc import collect_garbage
-from penstock.store.verify import verify_cache
+from penstock.store.upkeep import gc
+from penstock.store.upkeep.gc import collect_garbage
+from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")

@@ -17,8 +17,8 @@ from rich.console import Console
 
 import penstock as ps
 from penstock import other_names
-from penstock.build import limits
 from penstock.build.options import PrepareOptions, prepare_options
+from penstock.build.workers import limits
 from penstock.errors import SourceError, UsageError
 from penstock.look.stats import stats
 from penstock.look.terminal.show import show

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from penstock.build.batch import encode_texts
+from penstock.build.slices.batch import encode_texts
 from penstock.encode import encoder as encoder_module
 from penstock.encode import splitter
 from penstock.encode.align import segment_counts

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
 from penstock.export.format import find_format
 from penstock.export.formats import format_names
-from penstock.store.verify import verify_cache
+from penstock.store.upkeep.verify import verify_cache
 from tests.export.readers import read
 
 

@@ -21,8 +21,8 @@ from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.example import Example, Pair
 from penstock.view.memory import MemoryExamples, Piece
-from penstock.view.mixture import Count, Mixture, mix
-from penstock.view.view import View
+from penstock.view.mixture import BaseMixture, Count, mix
+from penstock.view.view import BaseView
 from tests.export.readers import READERS, Row, read
 from tests.view import rows as made
 
@@ -54,7 +54,7 @@ def _last(mask: list[bool]) -> int:
     return max(place for place, trained in enumerate(mask) if trained) + 1
 
 
-def check(to: str, served: View | Mixture, capacity: int | None = None, **options: Any) -> None:
+def check(to: str, served: BaseView | BaseMixture, capacity: int | None = None, **options: Any) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         exported = export(served, to, Path(folder) / "out", capacity=capacity, weights="mask", **options)
         found = read(to, Path(folder) / "out")

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.chat.conversation import Role
 from penstock.export.exporter import export
 from penstock.view.memory import MemoryExamples
-from penstock.view.view import View
+from penstock.view.view import BaseView
 from tests.export.conftest import EXITS, ROOT, Ask
 from tests.view.rows import chat
 
@@ -26,7 +26,7 @@ def listed(view: Any) -> list[dict[str, list[int]]]:
     return [{"ids": item.input_ids.tolist(), "mask": item.loss_mask.tolist()} for item in items]
 
 
-def wide(count: int = 23) -> View:
+def wide(count: int = 23) -> BaseView:
     """A view with ids above 65,535."""
     rng = np.random.default_rng(5)
     sizes = rng.integers(1, 30, (count, 2)).tolist()

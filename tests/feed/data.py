@@ -11,8 +11,8 @@ from penstock.arguments import ViewArguments
 from penstock.chat.conversation import Role
 from penstock.feed.batch import Batch
 from penstock.view.memory import MemoryExamples, Piece
-from penstock.view.mixture import Mixture, mix
-from penstock.view.view import View
+from penstock.view.mixture import BaseMixture, mix
+from penstock.view.view import BaseView
 from tests.view.rows import chat
 
 
@@ -32,13 +32,13 @@ def rows(count: int, seed: int = 0) -> list[list[Piece]]:
     ]
 
 
-def view(count: int = 37, seed: int = 0, **options: Any) -> View:
+def view(count: int = 37, seed: int = 0, **options: Any) -> BaseView:
     """A view in several shards."""
     chosen: ViewArguments = {"max_length": 64, **options}
     return MemoryExamples.of(rows(count, seed), shard_rows=10).view(**chosen)
 
 
-def pair_view(count: int = 11, **options: Any) -> View:
+def pair_view(count: int = 11, **options: Any) -> BaseView:
     """Preference data whose pairs share their first message."""
     rng = np.random.default_rng(1)
     sides = []
@@ -52,7 +52,7 @@ def pair_view(count: int = 11, **options: Any) -> View:
     return MemoryExamples.of(sides, shard_rows=6, pairs=True).view(**{"max_length": 16, **options})
 
 
-def mixture() -> Mixture:
+def mixture() -> BaseMixture:
     """Two views with different policies and a fraction."""
     left = view(20, seed=2)
     right = MemoryExamples.of(rows(15, seed=3), shard_rows=4).view(max_length=40, train_on="all_tokens")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.build import ranks
+from penstock.build.workers import ranks
 from penstock.errors import UsageError
 from penstock.feed import settings
 from penstock.feed.batch import Batch
@@ -83,7 +83,7 @@ def test_a_process_group_without_a_launcher(tmp_path: Path) -> None:
     script.write_text(
         "import sys, torch.distributed as dist\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=0, world_size=1)\n"
-        "from penstock.build.ranks import launched\n"
+        "from penstock.build.workers.ranks import launched\n"
         "print(launched())\n"
         "dist.destroy_process_group()\n"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.feed.loader import Loader
-from penstock.view.view import View
+from penstock.view.view import BaseView
 from tests.feed.data import mixture, pair_view, plains, view
 
 torch = pytest.importorskip("torch")
@@ -116,7 +116,7 @@ def test_accelerate() -> None:
     assert steps == load.steps
 
 
-def gradients(served: View, world_size: int = 1, **options: Any) -> torch.Tensor:
+def gradients(served: BaseView, world_size: int = 1, **options: Any) -> torch.Tensor:
     """The gradient of the first step by the loop in the docs, summed over ranks."""
     model = tiny_model()
     for rank in range(world_size):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from penstock.chat.conversation import Conversation
 from penstock.native import native
-from penstock.template.compiler import Compiler
+from penstock.template.compile.compiler import Compiler
+from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.machine import Machine, conversation_layout, encoded
 from penstock.template.probes import PROBES
-from penstock.template.sandbox import Sandbox
 from tests.template.conversations import DATE
 
 TABLE = np.arange(0x110000).astype(np.uint8)

@@ -15,7 +15,7 @@ from penstock.errors import UsageError, ViewError
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings, Tail
 from penstock.view.memory import MemoryExamples
-from penstock.view.mixture import Mixture, mix
+from penstock.view.mixture import BaseMixture, mix
 from tests.pack.lengths import Lengths, chat_like, reasoning_like
 from tests.view.rows import chat
 
@@ -116,7 +116,7 @@ def test_mean_length_of_a_step_is_as_even_as_in_a_random_partition(
     assert abs(trend) < 4 / np.sqrt(len(errors)), "steps are not sorted by length"
 
 
-def mixture(amounts: tuple[float, float]) -> Mixture:
+def mixture(amounts: tuple[float, float]) -> BaseMixture:
     rng = np.random.default_rng(0)
     parts = [
         MemoryExamples.of(

@@ -14,8 +14,8 @@ from penstock.errors import StoreError
 from penstock.store import claims, files, tree
 from penstock.store.cache import Cache
 from penstock.store.claims import Claims, clean_claims, lease
-from penstock.store.gc import clean_orphans
 from penstock.store.tree import Tree
+from penstock.store.upkeep.gc import clean_orphans
 from tests.cache.conftest import leftovers
 
 NAME = "b3-" + "a" * 64

@@ -13,10 +13,10 @@ from jinja2 import nodes
 
 from penstock.chat.conversation import Conversation
 from penstock.native import native
-from penstock.template.bytecode import NotCompiled
+from penstock.template.compile.bytecode import NotCompiled
+from penstock.template.jinja.reference import refusal
+from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.machine import Machine, conversation_layout, encoded
-from penstock.template.reference import refusal
-from penstock.template.sandbox import Sandbox
 from tests.template.conversations import DATE
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")

@@ -19,10 +19,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks.models import trl_templates
 from penstock.native import native
-from penstock.template.bytecode import NotCompiled
+from penstock.template.compile.bytecode import NotCompiled
+from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.machine import Machine, conversation_layout
 from penstock.template.probes import PROBES
-from penstock.template.sandbox import Sandbox
 from tests.template.hostile import HOSTILE
 from tests.template.operations import EXCUSED, ODD, STATEMENTS, USUAL, VALUES
 from tests.template.printing import CHATS, PRINTING

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.chat.conversation import Conversation, Message, Role
 from penstock.errors import RowError
+from penstock.template.jinja.reference import Reference
 from penstock.template.probes import PROBES, WORD, assistant, calling, result, system, user
-from penstock.template.reference import Reference
 from penstock.template.rendered import MessageFlag, Rendered
 from tests.template.conversations import BATTERY, DATE, TOKENS, expected, templates
 

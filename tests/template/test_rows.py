@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.build.options import prepare_options
-from penstock.build.pipeline import Pipeline, SliceResult
 from penstock.build.recipe import make_recipe
+from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.formats_detect import detect
 from penstock.native import native
 from penstock.sources import SliceRows

@@ -15,10 +15,10 @@ import transformers.utils.chat_template_utils as hf
 
 from penstock.chat.conversation import Conversation, Message
 from penstock.errors import RowError, TemplateError
-from penstock.template.budget import MAX_FUEL, Budget, LimitExceeded
+from penstock.template.jinja.budget import MAX_FUEL, Budget, LimitExceeded
+from penstock.template.jinja.reference import Reference
+from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.probes import PROBES, assistant, system, user
-from penstock.template.reference import Reference
-from penstock.template.sandbox import Sandbox
 from tests.template.conversations import BATTERY, DATE, TEMPLATES, TOKENS, FixedClock
 from tests.template.hostile import HOSTILE
 

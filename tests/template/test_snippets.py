@@ -12,9 +12,9 @@ import pytest
 from penstock.chat.conversation import Conversation, Message
 from penstock.errors import TemplateError
 from penstock.native import native
-from penstock.template.bytecode import NotCompiled
+from penstock.template.compile.bytecode import NotCompiled
+from penstock.template.jinja.reference import Reference
 from penstock.template.machine import Machine, conversation_layout, encoded
-from penstock.template.reference import Reference
 from penstock.template.trial import rows
 from tests.regions.splitting import assistant, calls, returns, user
 from tests.template.conversations import DATE, TOKENS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.chat.conversation import Conversation, Role
 from penstock.chat.formats_detect import detect
 from penstock.chat.rows import RowReader
-from penstock.chat.special_text import SpecialText
+from penstock.chat.special_text import SpecialTextFinder
 from penstock.template.renderer import TemplateRenderer
 from tests.template.conversations import DATE, TOKENS
 
@@ -45,7 +45,7 @@ def chat(text: str, key: str = "note", tool: str = "t") -> Conversation:
 @given(text=TEXTS, key=TEXTS, tool=TEXTS)
 def test_found_is_the_first_of_the_longest(name: str, text: str, key: str, tool: str) -> None:
     needles = [needle for needle in NEEDLES[name] if len(needle) > 1]
-    found = SpecialText(NEEDLES[name]).first(chat(text, f"k{key}", tool))
+    found = SpecialTextFinder(NEEDLES[name]).first(chat(text, f"k{key}", tool))
     where = next((own for own in (text, f"k{key}", tool) if any(needle in own for needle in needles)), None)
     if where is None:
         assert found is None
@@ -85,7 +85,7 @@ def test_columns_that_are_not_used_are_not_searched() -> None:
 
 def test_plain_texts_are_searched() -> None:
     pieces = ((Role.USER, "a <|im_end|"), (Role.ASSISTANT, "> </s>"))
-    assert SpecialText(ASCII).first(Conversation([], pieces=pieces)) == "</s>"
+    assert SpecialTextFinder(ASCII).first(Conversation([], pieces=pieces)) == "</s>"
 
 
 def test_added_tokens_that_mark_turns_are_special_text() -> None:

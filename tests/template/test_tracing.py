@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from penstock.template.budget import Budget
-from penstock.template.tracing import Span, Traced, concat, trace, traced
+from penstock.template.jinja.budget import Budget
+from penstock.template.jinja.tracing import Span, Traced, concat, trace, traced
 
 ALPHABET = "ab \n\té中"
 Owners = list[int | None]

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from penstock.store.files import host_id, writer_name
-from penstock.train.checkpoint import Checkpoint, newest_valid, seed_new_rank
 from penstock.train.errors import TrainError, UnsupportedError
-from penstock.train.lock import output_lock
+from penstock.train.output.checkpoint import Checkpoint, newest_valid, seed_new_rank
+from penstock.train.output.lock import output_lock
 from penstock.train.run import train_sft
 from tests.train.runs import Config, environment, losses
 
@@ -166,7 +166,7 @@ def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> N
 HOLD = """
 import sys, time
 from pathlib import Path
-from penstock.train.lock import output_lock
+from penstock.train.output.lock import output_lock
 with output_lock(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(60)

@@ -18,7 +18,7 @@ from penstock.feed.loader import Loader
 from penstock.train.config import Mean
 from penstock.train.config_reader import read_config
 from penstock.train.data import open_data
-from penstock.train.objective import Policy, Sft
+from penstock.train.objectives.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, losses
 

@@ -18,8 +18,8 @@ from penstock.errors import UsageError
 from penstock.feed.settings import Collate
 from penstock.train.config import Mean
 from penstock.train.errors import UnsupportedError
-from penstock.train.groups import Groups
-from penstock.train.objective import Policy, Sft
+from penstock.train.objectives.groups import Groups
+from penstock.train.objectives.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, metrics
 

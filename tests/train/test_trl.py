@@ -16,7 +16,7 @@ from penstock.feed.loader import Loader
 from penstock.train.config import Mean
 from penstock.train.config_reader import read_config
 from penstock.train.data import open_data
-from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
+from penstock.train.objectives.objective import Dpo, Policy, Sft, pair_log_probs
 from tests.train.runs import Config
 
 pytestmark = pytest.mark.filterwarnings("ignore")

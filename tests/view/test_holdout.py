@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.chat.conversation import Role
 from penstock.errors import ViewError
-from penstock.view.keyed import keyed_hashes, keyed_permutation, splitmix64
+from penstock.view.index.keyed import keyed_hashes, keyed_permutation, splitmix64
 from penstock.view.memory import MemoryExamples, Piece
 from tests.view.rows import chat
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.chat.conversation import Part, Role
 from penstock.errors import UsageError, ViewError
 from penstock.view.memory import MemoryExamples, Piece
-from penstock.view.view import View
+from penstock.view.view import BaseView
 from tests.view.rows import chat
 
 ROW = chat((Role.USER, 3), (Role.ASSISTANT, 4))  # user 10-12, header 13-14, body 15-18, stop 19, tail 20
@@ -107,7 +107,7 @@ def test_long_common_prompts_are_compared_to_their_end() -> None:
 def test_a_view_pickles_without_its_index() -> None:
     view = MemoryExamples.of([ROW] * 50).view(max_length=8)
     copy = pickle.loads(pickle.dumps(view))
-    assert isinstance(copy, View) and "_index" not in vars(copy)
+    assert isinstance(copy, BaseView) and "_index" not in vars(copy)
     assert (copy.settings, copy.digest, copy.ledger) == (view.settings, view.digest, view.ledger)
     assert np.array_equal(copy.example(3).input_ids, view.example(3).input_ids)
 

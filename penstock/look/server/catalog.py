@@ -16,8 +16,8 @@ from penstock.errors import PenstockError
 from penstock.look.stats import start_token
 from penstock.look.survey import Extents, Flag, columns_of, repeated, survey, whole
 from penstock.store.dataset import StoredDataset
+from penstock.view.index.shard import Rows, row_hashes
 from penstock.view.settings import Overlong, ViewSettings
-from penstock.view.shard import Rows, row_hashes
 
 
 class Filters(NamedTuple):

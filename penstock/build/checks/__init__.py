@@ -1,0 +1,1 @@
+"""Checks against the references: the spot check of every slice, and of what other users wrote."""

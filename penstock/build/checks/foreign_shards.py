@@ -1,0 +1,77 @@
+"""Spot-checks the shards that other users wrote before a build or hit relies on them.
+
+A sample of rows of each, which its writer can't foresee, is redone with the references. That makes it unlikely that
+much of a shard is false, not impossible that a little is: `--trust own` reuses nothing of others, `cache verify
+--recheck` redoes as many rows as is wanted. What was checked is remembered, so only the first hit costs this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from penstock.build.checks.foreign_rows import contradictions, differing_rows, surprise_sample
+from penstock.build.progress import Progress
+from penstock.build.recipe import Recipe
+from penstock.build.slices.pipeline import Pipeline
+from penstock.errors import CorruptError, SourceError
+from penstock.sources import Slice, SourceFile, read_rows
+from penstock.store.cache import Cache
+from penstock.store.manifest import shard_name
+from penstock.store.shard import read_shard
+from penstock.store.trust import shard_writer
+
+
+class ForeignCheck:
+    """Compares others' shards of one recipe with their rows."""
+
+    def __init__(
+        self, cache: Cache, recipe: Recipe, tokenizer_json: bytes, files: Sequence[SourceFile], progress: Progress
+    ) -> None:
+        self._cache, self._recipe, self._tokenizer_json = cache, recipe, tokenizer_json
+        self._files, self._progress = files, progress
+
+    @cached_property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(self._recipe, self._tokenizer_json, fast=False)
+
+    def refused(self, slices: Iterable[Slice], names: set[str], notice: Callable[[str], None]) -> dict[str, str]:
+        """Those of the named shards that are not to be used, and why; each is told with its writer."""
+        left, bad = set(names), {}
+        for part in slices:
+            name = shard_name(self._recipe.digest, part.digest)
+            if name not in left:
+                continue
+            left.discard(name)
+            file = self._files[part.file]
+            why = self._fault(name, part, file.path)
+            if why is not None:
+                where = f"{file.name}, rows {part.first_row} to {part.first_row + part.rows - 1}"
+                notice(
+                    f"{self._cache.shard_path(name)} ({where}), written by {shard_writer(self._cache, name)}: {why}. "
+                    "It is not used, its slice is made again."
+                )
+                bad[name] = why
+        self._progress.others_refused += len(bad)
+        if left:
+            raise SourceError("the sources changed while they were read. Run again once nothing writes to them.")
+        return bad
+
+    def _fault(self, name: str, part: Slice, path: Path) -> str | None:
+        limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
+        rows = read_rows(part, path, data=part.data, max_row_bytes=limit, columns=columns)
+        try:
+            stored, meta = read_shard(self._cache.shard_path(name))
+        except CorruptError:
+            return "it can't be read as a shard"
+        wrong = contradictions(rows, stored, meta)
+        if wrong is not None:
+            return wrong
+        sample = surprise_sample(rows)
+        self._progress.others_checked += 1
+        self._progress.others_rows += len(sample)
+        differing = differing_rows(self._pipeline, rows, sample, stored, meta.rejected)
+        if not differing:
+            return None
+        return f"{len(differing)} of {len(sample)} rows compared are not what the references make of them"

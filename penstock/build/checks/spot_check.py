@@ -1,0 +1,205 @@
+"""The spot check: rows of each slice are redone with the reference engines and compared with what was made of them.
+
+Two kinds of rows are checked: a seeded sample (a function of the slice's digest and row sizes alone; at least one row,
+at most about 0.1% of the bytes, which costs about 3% of the time), and every row that took a branch of the template in
+a direction that this process had not compared yet. A long text is rendered whole, but encoded only up to the first end
+of a turn after `WINDOW` bytes: a special token, across which no token reaches. Of a row over a megabyte both ways are
+run again on a copy with fewer messages and shorter texts. Of a row that
+an engine rejected, the reason is compared; one that can't be read is rejected by the same code in both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Int64
+from penstock.build.checks.equality import same_examples
+from penstock.build.checks.shortening import LONG_ROW, shortened
+from penstock.build.slices.batch import ExampleBatch, encode_pieces, encode_texts
+from penstock.build.slices.pipeline import DROPPED, Pipeline, SliceResult
+from penstock.chat.conversation import Conversation, Part
+from penstock.encode.code_points import is_composed
+from penstock.errors import EncoderPanic, RowError
+from penstock.regions.segments import Segments
+from penstock.sources import SliceRows
+from penstock.store.columns import Columns
+
+SHARE = 0.001
+WINDOW = 8_000
+_BY_ENGINES = ("template", DROPPED, "special_tokens_in_text")  # why engines reject rows
+
+
+class _Sampled(NamedTuple):
+    """One conversation of the sample."""
+
+    row: int
+    side: int
+    conversation: Conversation
+
+
+def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
+    """Numbers of the rows to redo, sorted."""
+    if not sizes:
+        return []
+    order = np.random.Generator(np.random.PCG64(int(slice_digest.removeprefix("b3-")[:16], 16))).permutation(len(sizes))
+    budget = sum(sizes) * SHARE
+    chosen = [int(order[0])]
+    spent = sizes[chosen[0]]
+    for row in order[1:64].tolist():
+        if spent + sizes[row] > budget:
+            break
+        chosen.append(row)
+        spent += sizes[row]
+    return sorted(chosen)
+
+
+def chain_mismatches(
+    pipeline: Pipeline, reference: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult
+) -> list[int]:
+    """The same for rows of several examples, which are redone whole by a pipeline of the references alone."""
+    rejected = {entry["row"]: (entry["kind"], entry["reason"]) for entry in result.rejected}
+    wrong: list[int] = []
+    for row in sample:
+        data = shortened(rows[row]) if len(rows[row]) > LONG_ROW else rows[row]
+        expected = reference.run(SliceRows([data], [1]))
+        refused = next(((entry["kind"], entry["reason"]) for entry in expected.rejected), None)
+        if data is not rows[row]:
+            found, number = pipeline.run(SliceRows([data], [1])), 0
+            own = next(((entry["kind"], entry["reason"]) for entry in found.rejected), None)
+        else:
+            found, number, own = result, row, rejected.get(row)
+        if (
+            refused != own and (own is None or own[0] in _BY_ENGINES or refused is None or refused[0] in _BY_ENGINES)
+        ) or not _same_row(found.columns, number, expected.columns):
+            wrong.append(row)
+    return wrong
+
+
+def _same_row(found: Columns, row: int, expected: Columns) -> bool:
+    """Whether a row's examples are those expected, but for the hash, which is that of another text if it was cut."""
+    return same_examples(
+        found._replace(row_hashes=found.row_hashes * 0), row, expected._replace(row_hashes=expected.row_hashes * 0), 0
+    )
+
+
+def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
+    """Those of the sampled rows that the references see differently."""
+    long = [row for row in sample if len(rows[row]) > LONG_ROW]
+    wrong = {row for row in long if _differs_when_short(pipeline, rows[row])}
+    return sorted({*wrong, *_mismatches(pipeline, rows, [row for row in sample if row not in long], result)})
+
+
+def _differs_when_short(pipeline: Pipeline, row: bytes) -> bool:
+    short = [shortened(row)]
+    return bool(_mismatches(pipeline, short, [0], pipeline.run(SliceRows(short, [1]))))
+
+
+def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
+    wrong: set[int] = set()
+    groups: dict[str, list[_Sampled]] = {}
+    rejected = {entry["row"]: entry for entry in result.rejected}
+    for row in sample:
+        if row in rejected:
+            if rejected[row]["kind"] in _BY_ENGINES and not _is_rejected(pipeline, rows[row], rejected[row]["reason"]):
+                wrong.add(row)
+        else:
+            try:
+                found = pipeline.reader.conversations(rows[row])
+                for side, conversation in enumerate(found):
+                    way = pipeline.way(conversation)
+                    adapted = pipeline.renderings[way].renderer.adapter.adapt(conversation) if way else conversation
+                    groups.setdefault(way, []).append(_Sampled(row, side, adapted))
+            except RowError:
+                wrong.add(row)
+                continue
+            if len(found) != np.count_nonzero(result.columns.rows == row):
+                wrong.add(row)
+    for way, members in groups.items():
+        try:
+            expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+        except EncoderPanic:  # the reference rejects such a row
+            wrong.update(member.row for member in members)
+            continue
+        for k, member in enumerate(members):
+            if member.row not in wrong and _differs(expected, k, result.columns, member, shortened[k]):
+                wrong.add(member.row)
+    return sorted(wrong)
+
+
+def _is_rejected(pipeline: Pipeline, row: bytes, reason: str) -> bool:
+    """Whether the references reject a row for this reason."""
+    try:
+        found = [(pipeline.way(conversation), conversation) for conversation in pipeline.reader.conversations(row)]
+        for rendering, conversation in ((pipeline.renderings[way], c) for way, c in found if way):
+            rendered = rendering.renderer.render_reference([rendering.renderer.adapter.adapt(conversation)])
+            dropped = rendering.splitter.split(rendered)[1]
+            if reason in (error.reason for error in pipeline.refusals(rendered, dropped).values()):
+                return True
+    except RowError:
+        return False
+    return not all(way for way, _ in found)  # no engine renders plain text
+
+
+def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> tuple[ExampleBatch, list[bool]]:
+    """The examples of conversations by the reference engines alone, and which of them are only beginnings."""
+    stages = (pipeline.encoder, pipeline.normaliser, pipeline.vocabulary)
+    if way == "":
+        return encode_pieces(conversations, pipeline.ending, *stages, reference=True), [False] * len(conversations)
+    rendering = pipeline.renderings[way]
+    rendered = rendering.renderer.render_reference(conversations)
+    segments, _ = rendering.splitter.split(rendered)
+    whole = rendered.texts
+    texts, segments = _beginnings(whole, segments)
+    batch = encode_texts(texts, segments, *stages, reference=True)
+    # What counts is the tokenizer on the text as rendered, whatever was normalised ahead of it.
+    if not all(is_composed(text.decode()) for text in texts):
+        expected = pipeline.encoder.reference(texts)
+        batch.ids, batch.offsets = expected.ids, expected.offsets
+    return batch, [len(text) < len(all_of_it) for text, all_of_it in zip(texts, whole, strict=True)]
+
+
+def _beginnings(texts: list[bytes], segments: Segments) -> tuple[list[bytes], Segments]:
+    """Texts up to the end of a turn beyond the window, and their segments."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    if not (lengths > WINDOW).any():
+        return texts, segments
+    rows = np.repeat(np.arange(len(texts)), np.diff(segments.offsets))
+    closing = np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= WINDOW))
+    np.minimum.at(lengths, rows[closing], segments.ends[closing])
+    keep = np.flatnonzero(segments.ends <= lengths[rows])
+    offsets: Int64 = np.concatenate(([0], np.cumsum(np.bincount(rows[keep], minlength=len(texts)))))
+    cut = [text[:length] for text, length in zip(texts, lengths.tolist(), strict=True)]
+    return cut, segments.picked(keep, offsets)
+
+
+def _differs(expected: ExampleBatch, k: int, columns: Columns, member: _Sampled, shortened: bool) -> bool:
+    """Whether a stored example is another than the k-th expected one, or does not begin like it."""
+    stored = int(np.searchsorted(columns.rows, member.row)) + member.side
+    tokens = slice(int(columns.id_offsets[stored]), int(columns.id_offsets[stored + 1]))
+    runs = slice(int(columns.segment_offsets[stored]), int(columns.segment_offsets[stored + 1]))
+    own_tokens = slice(int(expected.offsets[k]), int(expected.offsets[k + 1]))
+    own_runs = slice(int(expected.segment_offsets[k]), int(expected.segment_offsets[k + 1]))
+    pairs = (
+        (columns.ids[tokens], expected.ids[own_tokens]),
+        (columns.segment_ends[runs], expected.ends[own_runs]),
+        (columns.segment_roles[runs], expected.roles[own_runs]),
+        (columns.segment_parts[runs], expected.parts[own_runs]),
+        (columns.segment_messages[runs], expected.messages[own_runs]),
+        (
+            _weights(columns.segment_weights, columns.segment_ends)[runs],
+            _weights(expected.weights, expected.ends)[own_runs],
+        ),
+    )
+    return not all(_is_equal(found[: len(wanted)] if shortened else found, wanted) for found, wanted in pairs)
+
+
+def _weights(given: npt.NDArray[np.float32] | None, ends: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.full(len(ends), np.nan, np.float32) if given is None else given
+
+
+def _is_equal(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
+    return np.array_equal(found, wanted, equal_nan=found.dtype.kind == "f")

@@ -1,0 +1,1 @@
+"""One slice from its rows to its committed shard."""

@@ -1,0 +1,147 @@
+"""One slice, from reading its rows to its committed shard. What a worker does, and what a build in-process does."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.build.checks.spot_check import chain_mismatches, mismatches, sampled_rows
+from penstock.build.progress import SliceReport
+from penstock.build.recipe import Recipe
+from penstock.build.slices.pipeline import Pipeline, SliceResult
+from penstock.chat.conversation import Part
+from penstock.chat.notes import Note, to_runs
+from penstock.encode.memory import resident_bytes
+from penstock.regions.modes import TurnsMode
+from penstock.sources import Slice, SliceRows, TextRows, read_rows
+from penstock.store.cache import Cache
+from penstock.store.manifest import shard_name
+from penstock.store.shard import ShardMeta, encode_shard
+
+
+class SliceJob:
+    """Makes shards of one recipe."""
+
+    def __init__(self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True) -> None:
+        self._recipe = recipe
+        self._tokenizer_json = tokenizer_json
+        self._cache = cache
+        self._digest = recipe.digest
+        self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
+        self._reference: Callable[[], Pipeline] = lru_cache(1)(lambda: Pipeline(recipe, tokenizer_json, fast=False))
+
+    def make(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
+        """Read, prepare, check. The commit is what the result does when called, from whichever thread.
+
+        That is files alone: the encoder watches how the process grows while it works.
+        """
+        limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
+        rows = read_rows(slice_, path, data=data, max_row_bytes=limit, columns=columns)
+        sizes = [len(row) for row in rows.rows]
+        sample = sampled_rows(slice_.digest, sizes)
+        result = self.pipeline.run(rows)
+        wrong: list[int] = []
+        checked = sorted({*sample, *result.fresh}) if self.pipeline.fast else []
+        if checked:
+            wrong = self._mismatches(rows.rows, checked, result)
+        if wrong:
+            for rendering in self.pipeline.renderings.values():
+                rendering.renderer.forget_paths()  # they are compared again wherever they are taken
+            result = self._reference().run(rows)
+            result.engines["spot check"] = Counter({"the spot check found a difference": result.rows})
+        rejected = described(result, rows)
+        del rows  # makes room for the shard
+        return self._encoded(slice_, result, rejected, sample, (len(checked), len(wrong)), sum(sizes))
+
+    def _mismatches(self, rows: Sequence[bytes], checked: Sequence[int], result: SliceResult) -> list[int]:
+        if self._recipe.turns is TurnsMode.FAITHFUL:
+            return chain_mismatches(self.pipeline, self._reference(), rows, checked, result)
+        return mismatches(self.pipeline, rows, checked, result)
+
+    def _encoded(
+        self,
+        slice_: Slice,
+        result: SliceResult,
+        rejected: list[dict[str, Any]],
+        sample: list[int],
+        check: tuple[int, int],  # rows compared with the references, and those that differed
+        size: int,
+    ) -> Callable[[], SliceReport]:
+        columns = result.columns
+        kept = int(np.count_nonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))) if columns.examples else 0
+        first_segment = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) == 1]
+        unknown = int(np.count_nonzero(columns.segment_parts[first_segment] == Part.GLUE))
+        ledger: dict[str, Any] = {
+            "rows": result.rows,
+            "kept": kept,
+            "rejected": dict(Counter(entry["kind"] for entry in result.rejected)),
+            "examples": columns.examples,
+            "tokens": columns.tokens,
+            "regions_unknown": unknown,
+            "notes": _counts(result),
+            "warnings": self.pipeline.warnings,
+        }
+        noted = {note.value: to_runs(rows) for note, rows in sorted(result.noted.items())}
+        data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}, noted))
+        name = shard_name(self._digest, slice_.digest)
+        engines = {stage: dict(why) for stage, why in result.engines.items() if why}
+        taken = self.pipeline.paths[0]
+        paths = taken, 0 if check[1] else taken  # a path that no row has taken before is compared, or the slice redone
+        losses = sorted(note.value for note in result.noted if note.is_loss)
+        note = {
+            "rejected": len(rejected),
+            "losses": losses,
+            "engines": engines,
+            "encoder": self.pipeline.encoder.engine,
+            "checked": check[0],
+            "mismatches": check[1],
+            "paths": paths,
+        }
+        report = SliceReport(
+            name=name,
+            rows=result.rows,
+            examples=columns.examples,
+            tokens=ledger["tokens"],
+            bytes=size,
+            rejected=len(rejected),
+            losses=losses,
+            engines=engines,
+            encoder=(self.pipeline.encoder.engine, self.pipeline.encoder.not_served),
+            checked=check[0],
+            mismatches=check[1],
+            paths=paths,
+            memory=resident_bytes(),
+        )
+
+        def commit() -> SliceReport:
+            self._cache.commit_shard(name, data, note)
+            return report
+
+        return commit
+
+
+def _counts(result: SliceResult) -> dict[str, int]:
+    """How many rows have each note (of what Arrow added: fields)."""
+    counts = {note.value: len(rows) for note, rows in result.noted.items()}
+    if result.nulls_dropped:
+        counts[Note.ARROW_NULLS.value] = result.nulls_dropped
+    return dict(sorted(counts.items()))
+
+
+def described(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:
+    """The rejected rows as a shard keeps them: with the rows themselves."""
+    return [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
+
+
+def _shown(row: bytes) -> str | dict[str, str]:
+    """A rejected row as JSON can hold it: as text, or as base64 where it is not UTF-8."""
+    try:
+        return row.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(row).decode()}

@@ -1,0 +1,1 @@
+"""Who makes which slice: worker processes, claims, ranks."""

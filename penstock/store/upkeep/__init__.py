@@ -1,0 +1,1 @@
+"""Maintenance of a cache: list, verify, collect garbage."""

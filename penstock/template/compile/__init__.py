@@ -1,0 +1,1 @@
+"""Chat templates to bytecode for the C machine."""

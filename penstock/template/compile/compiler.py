@@ -1,0 +1,296 @@
+"""Compiles a chat template to bytecode for the machine: jinja2's own parser and symbols, our own instructions.
+
+Rule: exact or not at all. A construct that the machine would not do as jinja2 does raises `NotCompiled` with a reason,
+and the reference renders the template. Costs about 10 ms per template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import find_undeclared
+from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE, Symbols
+
+from penstock.template.compile.bytecode import Bytecode, Label, NotCompiled
+from penstock.template.compile.expressions import FUNCTIONS, Expressions, Frame
+
+_CALLER = ("caller", "kwargs", "varargs")
+
+
+class Compiler(Expressions):
+    """Compiles statements; `Expressions` compiles what they compute."""
+
+    def __init__(self, variables: Mapping[str, Any], strftime: Any) -> None:
+        super().__init__(Bytecode(), variables, strftime)
+        self._loops: list[tuple[Label, Label]] = []  # where continue and break go
+        self._macros: list[tuple[nodes.Macro, Frame, int]] = []  # whose bodies are still to be compiled
+
+    def compile(self, tree: nodes.Template) -> Bytecode:
+        if find_undeclared(tree.body, ("self",)):
+            raise NotCompiled("self")
+        frame = Frame(Symbols(level=0))
+        frame.symbols.analyze_node(tree)
+        self._enter(frame)
+        self._body(tree.body, frame)
+        self.code.op("HALT")
+        for macro in self._macros:  # grows: macros may stand in macros' bodies
+            self._macro_body(*macro)
+        return self.code
+
+    # ---- scopes, as jinja2's own compiler enters and leaves them
+
+    def _enter(self, frame: Frame) -> None:
+        for target, (action, name) in frame.symbols.loads.items():
+            if action == VAR_LOAD_PARAMETER:
+                continue
+            if action == VAR_LOAD_RESOLVE:
+                assert name is not None
+                self._resolve(name)
+                self.code.variable("STORE", target)
+            elif action == VAR_LOAD_ALIAS:
+                assert name is not None
+                self.code.variable("LOAD", name)
+                self.code.variable("STORE", target)
+            else:
+                self.code.variable("CLEAR", target)
+
+    def _leave(self, frame: Frame) -> None:
+        for target in frame.symbols.loads:
+            self.code.variable("CLEAR", target)
+
+    def _resolve(self, name: str) -> None:
+        """Push a name that the template does not define: the row's own variable, the recipe's, a function, nothing."""
+        if name in ("messages", "tools"):
+            self.code.op(name.upper())
+            return
+        if name == "self":
+            raise NotCompiled("self")
+        value: Any = ...
+        if name in self.variables:
+            value = self.variables[name]
+        elif name in FUNCTIONS:
+            value = frozenset((name,))
+        self.code.op("VARIABLE", self.code.constant(name), self.code.constant(value))
+
+    # ---- statements
+
+    def _body(self, statements: Sequence[nodes.Node], frame: Frame) -> None:
+        for node in statements:
+            match node:
+                case nodes.Output():
+                    for child in node.nodes:
+                        self._print(child, frame)
+                case nodes.If():
+                    self._if(node, frame)
+                case nodes.For():
+                    self._for(node, frame)
+                case nodes.Assign():
+                    self.expression(node.node, frame)
+                    self._assign(node.target, frame)
+                case nodes.AssignBlock():
+                    block = self._capture(node, frame)
+                    if node.filter is not None:
+                        self._filter_chain(node.filter, block)
+                    self._assign(node.target, frame)
+                    self._leave(block)
+                case nodes.FilterBlock():
+                    block = self._capture(node, frame)
+                    self._filter_chain(node.filter, block)
+                    self.code.op("PRINT_BLOCK")  # unlike an expression, it does not claim its text for one message
+                    self._leave(block)
+                case nodes.CallBlock():
+                    self._generation(node, frame)
+                case nodes.Macro():
+                    self._macro(node, frame)
+                case nodes.Break() | nodes.Continue():
+                    if not self._loops:
+                        raise NotCompiled("break or continue outside a loop")
+                    self.code.jump(self._loops[-1][isinstance(node, nodes.Break)])
+                case nodes.ExprStmt():
+                    self.expression(node.node, frame)
+                    self.code.op("POP")
+                case _:
+                    raise NotCompiled(f"the statement {type(node).__name__}")
+
+    def _print(self, node: nodes.Node, frame: Frame) -> None:
+        match node:
+            case nodes.TemplateData() | nodes.Const(value=str()):
+                text = node.data if isinstance(node, nodes.TemplateData) else node.value
+                if text:
+                    self.code.op("PRINT_CONST", self.code.constant(text))
+            case nodes.Add():
+                self.code.op("PRINT_SUM", self.operands(node, frame))
+            case nodes.Concat():
+                for part in node.nodes:
+                    self.expression(part, frame)
+                self.code.op("PRINT_CONCAT", len(node.nodes))
+            case nodes.Filter(name="tojson"):
+                self.code.op("PRINT_JSON", self.filter_arguments(node, frame))
+            case nodes.CondExpr():
+                other, end = Label(), Label()
+                self.condition(node.test, frame, other)
+                self._print(node.expr1, frame)
+                self.code.jump(end)
+                self.code.mark(other)
+                if node.expr2 is not None:
+                    self._print(node.expr2, frame)
+                self.code.mark(end)
+            case nodes.Call(node=nodes.Name(name=name)) if name not in FUNCTIONS:
+                self.call(node, frame, "CALL_PRINT")
+            case _:
+                self.expression(node, frame)
+                self.code.op("PRINT")
+
+    def _if(self, node: nodes.If, frame: Frame) -> None:
+        end = Label()
+        for branch in (node, *node.elif_):
+            other = Label()
+            self.condition(branch.test, frame, other)
+            self._body(branch.body, frame)
+            self.code.jump(end)
+            self.code.mark(other)
+        self._body(node.else_, frame)
+        self.code.mark(end)
+
+    def _assign(self, target: nodes.Node, frame: Frame) -> None:
+        """Store what is on the stack."""
+        match target:
+            case nodes.Name():
+                self.code.variable("STORE", frame.symbols.ref(target.name))
+            case nodes.Tuple():
+                self.code.op("UNPACK", len(target.items))
+                for item in target.items:
+                    self._assign(item, frame)
+            case nodes.NSRef():
+                self.attribute_bits(target.attr)
+                self.code.variable("LOAD", frame.symbols.ref(target.name))
+                self.code.op("SET_ATTRIBUTE", self.code.constant(target.attr))
+            case _:
+                raise NotCompiled(f"an assignment to {type(target).__name__}")
+
+    def _capture(self, node: nodes.AssignBlock | nodes.FilterBlock, frame: Frame) -> Frame:
+        block = frame.inner()
+        block.symbols.analyze_node(node)
+        self._enter(block)
+        self.code.op("CAPTURE")
+        self._body(node.body, block)
+        self.code.op("CAPTURE_END")
+        return block
+
+    def _filter_chain(self, node: nodes.Filter, frame: Frame) -> None:
+        """Filters whose innermost value is on the stack."""
+        if node.node is not None:
+            assert isinstance(node.node, nodes.Filter)
+            self._filter_chain(node.node, frame)
+        self.filter(node, frame, pushed=True)
+
+    def _generation(self, node: nodes.CallBlock, frame: Frame) -> None:
+        if not isinstance(node.call.node, nodes.ExtensionAttribute):
+            raise NotCompiled("a call block")
+        if find_undeclared(node.body, _CALLER):
+            raise NotCompiled("caller, kwargs or varargs")
+        block = frame.inner()
+        block.symbols.analyze_node(node)
+        self._enter(block)
+        self.code.op("GENERATION")
+        loops, self._loops = self._loops, []  # jinja2 makes the block a function: nothing breaks out of it
+        self._body(node.body, block)
+        self._loops = loops
+        self.code.op("GENERATION_END")
+        self._leave(block)
+
+    # ---- loops
+
+    def _for(self, node: nodes.For, frame: Frame) -> None:
+        if node.recursive or node.else_:
+            raise NotCompiled("a recursive loop" if node.recursive else "a loop with else")
+        inner = frame.inner()
+        has_variable = bool(find_undeclared(node.iter_child_nodes(only=("body",)), ("loop",)))
+        variable = inner.symbols.declare_parameter("loop") if has_variable else None
+        inner.symbols.analyze_node(node, for_branch="body")
+        self.expression(node.iter, frame)
+        if node.test is not None:
+            self._loop_filter(node, frame, inner)
+        again, end = Label(), Label()
+        self.code.op("LOOP_BEGIN")
+        if variable is not None:
+            self.code.variable("LOOP", variable)
+        self.code.mark(again)
+        self.code.jump(end, "LOOP_NEXT")
+        self._assign(node.target, inner)
+        self._enter(inner)
+        self._loops.append((again, end))
+        self._body(node.body, inner)
+        self._loops.pop()
+        self.code.jump(again)
+        self.code.mark(end)
+        self.code.op("LOOP_END")
+        self._leave(inner)
+
+    def _loop_filter(self, node: nodes.For, frame: Frame, inner: Frame) -> None:
+        """Filter all items first; jinja2 does it while it loops."""
+        assert node.test is not None
+        if any(isinstance(call.node, nodes.Name) for call in node.test.find_all(nodes.Call)):
+            raise NotCompiled("a call in a loop's filter")
+        test = frame.inner()
+        test.symbols.analyze_node(node, for_branch="test")
+        again, end = Label(), Label()
+        self._enter(test)
+        self.code.op("LOOP_BEGIN")
+        if any(map(_may_change_namespaces, node.body)):
+            self.code.op("FILTER_BEGIN")  # gives up where the filter reads a namespace
+        self.code.mark(again)
+        self.code.jump(end, "LOOP_NEXT")
+        self._assign(node.target, inner)
+        self.expression(node.test, test)
+        self.code.op("FILTER_KEEP")
+        self.code.jump(again)
+        self.code.mark(end)
+        self.code.op("FILTER_END")
+
+    # ---- macros
+
+    def _macro(self, node: nodes.Macro, frame: Frame) -> None:
+        if find_undeclared(node.body, _CALLER):
+            raise NotCompiled("caller, kwargs or varargs")
+        if len(self.code.scopes) > 1:
+            raise NotCompiled("a macro in a macro")
+        number = len(self.code.macros)
+        self.code.macros.append((0, 0, 0, ()))
+        self._macros.append((node, frame, number))
+        self.code.push(frozenset((number,)))
+        self.code.variable("STORE", frame.symbols.ref(node.name))
+
+    def _macro_body(self, node: nodes.Macro, outer: Frame, number: int) -> None:
+        frame = outer.inner()
+        frame.symbols.analyze_node(node)
+        self.code.enter_macro(frame.symbols.level)
+        entry = len(self.code.code)
+        for argument in node.args:  # they take the first slots
+            self.code.slot(frame.symbols.ref(argument.name))
+        self._enter(frame)
+        for index, argument in enumerate(node.args):
+            reference, given = frame.symbols.ref(argument.name), Label()
+            self.code.branch("ARGUMENT", given, self.code.slot(reference))
+            at = index - len(node.args)
+            if -at <= len(node.defaults):
+                if find_undeclared([node.defaults[at]], [later.name for later in node.args[index:]]):
+                    raise NotCompiled("a macro's default that reads a later argument")
+                self.expression(node.defaults[at], frame)
+                self.code.variable("STORE", reference)
+            else:
+                self.code.variable("CLEAR", reference)
+            self.code.mark(given)
+        self._body(node.body, frame)
+        self.code.op("RETURN")
+        slots = self.code.leave_macro()
+        self.code.macros[number] = (entry, len(node.args), slots, tuple(argument.name for argument in node.args))
+
+
+def _may_change_namespaces(node: nodes.Node) -> bool:
+    """Whether a statement sets an attribute, or calls a macro that might."""
+    calls = (call.node for call in node.find_all(nodes.Call))
+    called = (callee.name for callee in calls if isinstance(callee, nodes.Name))
+    return node.find(nodes.NSRef) is not None or any(name not in FUNCTIONS for name in called)

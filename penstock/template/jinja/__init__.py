@@ -1,0 +1,1 @@
+"""The reference: transformers' jinja2 environment, with bounded work and traced strings."""

@@ -1,0 +1,1 @@
+"""What a run writes: checkpoints, metrics, trackers, the final model."""

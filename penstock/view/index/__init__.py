@@ -1,0 +1,1 @@
+"""The index of a view: which window of which row it serves."""
