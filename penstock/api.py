@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.adoption.options import AdoptOptions, adopt_options
@@ -29,7 +28,7 @@ from penstock.view.settings import ViewSettings, view_settings
 if TYPE_CHECKING:
     import datasets
 
-    from penstock.build.progress import OnProgress
+    from penstock.build.progress import OnProgress, Progress
     from penstock.export.exporter import Exported
     from penstock.export.exporter import OnProgress as OnExportProgress
     from penstock.look.stats import Stats
@@ -151,18 +150,39 @@ class Dataset(StoredDataset):
 
 @with_signature(PrepareOptions)
 def prepare(
-    *sources: str | os.PathLike[str], on_progress: OnProgress | None = None, **options: Unpack[PrepareArguments]
+    *sources: Any,
+    on_progress: OnProgress | None = None,
+    progress: bool | None = None,
+    **options: Unpack[PrepareArguments],
 ) -> Dataset:
     """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
+
+    Sources are files, folders, globs and hub names, or rows: a `datasets.Dataset`, a table (pyarrow, pandas, polars), a
+    list or other iterable of dicts, `-` for standard input. `tokenizer` is a folder, a tokenizer.json, a hub name or a
+    tokenizer object of transformers. `on_progress` is called with a `Progress` after every slice; `progress` shows it
+    (None: in a terminal or notebook).
 
     Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
     Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
     place, unless `on_unwritable="error"`.
     """
     from penstock.build.prepare import Builder  # what is prepared already opens without the engines
+    from penstock.look.terminal.watching import watched
 
-    chosen = prepare_options({"on_unwritable": "temporary", **options})
-    outcome = Builder([Path(s) if not isinstance(s, str) else s for s in sources], chosen, on_progress).run()
+    tokenizer: object = options.get("tokenizer")
+    given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer
+    values: dict[str, Any] = {"on_unwritable": "temporary", **options}
+    if given is not None:
+        values["tokenizer"] = type(given).__name__  # the option is a name; the object goes beside it
+    with watched(progress) as watch:
+
+        def on_slice(told: Progress) -> None:
+            watch(told)
+            if on_progress is not None:
+                on_progress(told)
+
+        outcome = Builder(sources, prepare_options(values), on_slice, given).run()
+    watch.done(outcome)
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 

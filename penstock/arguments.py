@@ -43,6 +43,7 @@ class PrepareArguments(TypedDict, total=False):
     completion_key: str | None
     chosen_key: str | None
     rejected_key: str | None
+    label_key: str | None
     query_key: str | None
     input_key: str | None
     response_key: str | None
@@ -54,6 +55,7 @@ class PrepareArguments(TypedDict, total=False):
     tokenizer: str | os.PathLike[str]
     template: str | os.PathLike[str] | None
     split: str | None
+    limit: int | None
     on_bad_row: OnBadRow | str
     on_dropped: OnDropped | str
     workers: str | int

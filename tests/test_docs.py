@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,57 @@ def test_a_recipe_runs(workplace: Path, title: str, language: str, code: str) ->
     assert told.get(title, "") in done.stdout
 
 
+def test_the_recipes_run_in_order_in_one_folder(workplace: Path) -> None:
+    """As a reader would who goes through the page: what one recipe leaves does not trip the next."""
+    variables = environment(workplace)
+    for title, language, code in recipes():
+        command = ["bash", "-euc", code] if language == "bash" else [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=workplace, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, f"{title}: {done.stderr}"
+
+
+@pytest.fixture
+def fresh_environment(tmp_path: Path) -> dict[str, str]:
+    """The wheel of this tree in a new virtual environment, which has nothing else but our dependencies on its path."""
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "tests", "build")
+    shutil.copytree(
+        ROOT, tree, ignore=lambda folder, names: ignored(folder, names) if folder == str(ROOT) else {"__pycache__"}
+    )
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
+    subprocess.run(wheel, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh"], check=True)
+    (site,) = (tmp_path / "fresh" / "lib").glob("python*/site-packages")
+    (built,) = tmp_path.glob("penstock-*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(site)
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    command = tmp_path / "fresh" / "bin" / "penstock"
+    command.write_text(f"#!{command.parent / 'python'}\nfrom penstock.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**variables, "PATH": path, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def test_the_first_hour_runs(fresh_environment: dict[str, str], tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(ROOT / "examples", work / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    printed = []
+    for language, code in re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        command = ["bash", "-euc", code] if language == "bash" else [tmp_path / "fresh" / "bin" / "python", "-c", code]
+        done = subprocess.run(command, cwd=work, env=fresh_environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr[-3000:]}"
+        printed.append(done.stdout + done.stderr)
+    told = "\n".join(printed)
+    for words in ("penstock 0.1.0", "nothing to do", "tokens cut", "stopped, as it should be", "role 'bot' is unknown"):
+        assert words in told, words
+    assert "going on from step 4 of 6" in told
+    assert "all_messages: " in told
+
+
+PAGES = [ROOT / "docs" / "export.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
 PAGES = [ROOT / "docs" / "export.md", ROOT / "docs" / "look.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
 
 
@@ -89,6 +142,15 @@ def test_the_commands_of_an_export_page_run(workplace: Path, page: Path) -> None
         place.mkdir()
         (place / "examples").symlink_to(workplace / "examples")
         subprocess.run(["bash", "-euc", code], cwd=place, env=variables, check=True, capture_output=True)
+
+
+def test_the_examples_of_sources_run(workplace: Path) -> None:
+    code = "\n".join(blocks(ROOT / "docs" / "sources.md", "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=workplace, env=environment(workplace), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "400 rows, 27100 tokens" in done.stdout
 
 
 def test_the_recipes_for_trl_run(workplace: Path) -> None:
@@ -112,13 +174,22 @@ def test_the_example_of_look_runs(workplace: Path) -> None:
 
 
 def test_the_readme_example_runs_in_a_notebook(workplace: Path) -> None:
+    """And shows its progress there: one display, which ends as the summary."""
     code = f"""
 import sys
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
-reply = client.execute_interactive({blocks(ROOT / "README.md", "python")[0] + "print(len(view))"!r}, timeout=120)
+shown = []
+reply = client.execute_interactive(
+    {blocks(ROOT / "README.md", "python")[0] + "ds"!r}, timeout=120,
+    output_hook=lambda m: shown.append((m["msg_type"], m["content"].get("data", {{}}).get("text/html", ""))),
+)
 manager.shutdown_kernel(now=True)
-sys.exit(0 if reply["content"]["status"] == "ok" else 1)
+assert reply["content"]["status"] == "ok", reply
+kinds = [kind for kind, _ in shown]
+assert kinds.count("display_data") == 1 and "update_display_data" in kinds and "stream" not in kinds, kinds
+assert "400 in = 400 kept" in shown[kinds.index("execute_result")][1], shown
+assert "prepared in" in [html for kind, html in shown if kind == "update_display_data"][-1], shown
 """
     variables = {**environment(workplace), "JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     done = subprocess.run(

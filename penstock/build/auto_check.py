@@ -50,6 +50,8 @@ class AutoCheck:
         """Begin to compare. The tokenizer is in the cache."""
         if self._given is TokenizerAs.AUTO:
             self.summary = "ids of AutoTokenizer"
+        elif self._model.is_object:
+            self.summary = "ids of the tokenizer object"
         elif self._model.folder is None:
             self.summary = "not compared with AutoTokenizer: the file is not called tokenizer.json"
         elif uses_file_as_is(self._model.folder):

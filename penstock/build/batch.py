@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation, Part, Role
+from penstock.chat.formats import Format
 from penstock.encode.align import segment_token_ends
 from penstock.encode.code_points import Findings, inspect_texts
 from penstock.encode.encoder import Encoded, Encoder
@@ -66,8 +67,9 @@ class ExampleBatch:
         keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
         return self if keep.all() else self.taken(np.flatnonzero(keep))
 
-    def columns(self, row_hashes: npt.NDArray[np.uint64], *, preference: bool) -> Columns:
-        """The shard's columns."""
+    def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
+        """The shard's columns. A labelled answer is of side 1 where it is a bad one."""
+        preference = format is Format.PREFERENCE
         ends, prefixes = (self.ends, None) if preference else self._with_prefixes()
         return Columns(
             ids=self.ids,
@@ -82,6 +84,7 @@ class ExampleBatch:
             row_hashes=row_hashes[self.rows],
             sides=self.sides.astype(np.uint8) if preference else None,
             prefixes=prefixes,
+            desirable=(1 - self.sides).astype(np.uint8) if format is Format.KTO else None,
         )
 
     def _with_prefixes(self) -> tuple[Int64, npt.NDArray[np.uint32] | None]:

@@ -26,11 +26,18 @@ class SliceFinder:
         files = self._sources.files
         if any(file.ordinal not in self._known for file in files):
             return None
-        if self._sources.split is None:
+        if self._sources.is_whole:
             return [part for file in files for part in self._known[file.ordinal]] or None
         if any(file.kind.is_streamed for file in files):
             return None
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
+
+    def planned(self) -> list[Slice] | None:
+        """The slices of a split, after reading whole files if that is needed; None without a split."""
+        if self._sources.split is None:
+            return None
+        self._plan_all()
+        return self.known()
 
     def find(self, keep: KeepData = KeepData.STREAMED) -> Iterator[Slice]:
         """All slices in order, found as they are asked for; those that are read for that with data, if it is kept."""
@@ -42,7 +49,7 @@ class SliceFinder:
         for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known, keep=keep):
             found[part.file].append(part.without_data())
             yield part
-        if self._sources.split is None:
+        if self._sources.is_whole:
             for file in self._sources.files:
                 if file.ordinal not in self._known:
                     self._memo.put(file, before[file.ordinal], began, found[file.ordinal])

@@ -10,18 +10,24 @@ WORKER_BYTES = 600 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def worker_count(asked: str) -> int:
-    """The number behind `--workers`."""
-    if asked != "auto":
-        return int(asked)
+def worker_count(asked: str) -> tuple[int, str]:
+    """The number behind `--workers`, and a word where it is not the one that was asked for."""
+    cores, fitting = _limits()
+    most = min(cores, fitting)
+    if asked == "auto" or int(asked) <= most:
+        return (most if asked == "auto" else int(asked)), ""
+    why = "cores this process may use" if cores <= fitting else "workers that the free memory has room for"
+    return most, f"--workers {asked} is capped at {most}, the number of {why}"
+
+
+def _limits() -> tuple[int, int]:
+    """Cores, and how many workers the memory has room for."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()
     if quota is not None:
         cpus = min(cpus, max(1, math.floor(quota)))
     memory = _memory_left()
-    if memory is not None:
-        cpus = min(cpus, max(1, memory // WORKER_BYTES))
-    return max(1, cpus)
+    return max(1, cpus), 1 << 30 if memory is None else max(1, memory // WORKER_BYTES)
 
 
 def _folders() -> list[Path]:

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from penstock.addresses import local_path
 from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
 from penstock.options import option, read_options
+from penstock.other_names import prepare_values
 from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
 from penstock.store.trust import Trust
 
@@ -98,6 +101,7 @@ class PrepareOptions(FormatOptions):
         "Chat template: a file, or the name of one of the tokenizer's templates", also="os.PathLike[str]"
     )
     split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
+    limit: Annotated[int, Ge(1)] | None = option("Take only the first N rows of those selected")
     on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
     on_dropped: OnDropped = option(
         "When tools, reasoning, columns or other parts of a row are not used: warn, error", OnDropped.WARN
@@ -170,7 +174,7 @@ class PrepareOptions(FormatOptions):
 
 def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
     """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
-    options = read_options(PrepareOptions, values, "prepare")
+    options = read_options(PrepareOptions, prepare_values(values), "prepare")
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")
     if options.quarantine_file is not None:

@@ -33,7 +33,6 @@ from penstock.build.reading import (
 from penstock.build.recipe import NO_DATE, Recipe
 from penstock.build.seams import Seams, reseamed, unseamed
 from penstock.chat.conversation import Conversation, Part
-from penstock.chat.formats import Format
 from penstock.chat.notes import Note, NotedRows
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialText as SpecialTextFinder
@@ -197,7 +196,7 @@ class Pipeline:
             parts = [self._examples(rows, stretch, state) for stretch in stretches(rows.rows)]
         batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
-        columns = batch.columns(hashes, preference=self.recipe.mapping.format is Format.PREFERENCE)
+        columns = batch.columns(hashes, format=self.recipe.mapping.format)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
         engines = {"render": state.render, "encode": state.encode}
         fresh = sorted(set(state.fresh))
@@ -313,6 +312,7 @@ class Pipeline:
             if any(way == "" and self._is_rejected(number, conversation, state) for way, conversation in found):
                 continue
             for side, (way, conversation) in enumerate(found):
+                side = side if conversation.label is None else int(not conversation.label)
                 ways.setdefault(way, []).append(_Read(number, side, conversation))
         plain = _Examples()
         if without := ways.pop("", []):

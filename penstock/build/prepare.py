@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from penstock.build.auto_check import AutoCheck, auto_model
 from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finding import SliceFinder
 from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
+from penstock.build.inputs import with_inputs
 from penstock.build.limits import worker_count
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.place import chosen_place, position, spare_place
@@ -44,7 +45,7 @@ from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
 from penstock.store.trust import CheckedFiles, Trust
-from penstock.tokenizer import load_tokenizer
+from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -92,21 +93,37 @@ class Builder:
     """One run of prepare."""
 
     @_told()
-    def __init__(self, sources: Sequence[str | Path], options: PrepareOptions, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self,
+        sources: Iterable[object],
+        options: PrepareOptions,
+        on_progress: OnProgress | None,
+        tokenizer: object = None,
+    ) -> None:
+        """`sources` are paths, hub names or rows in memory; `tokenizer` an object in place of the option."""
         self.options = options
         self._place = chosen_place(options)
         self.notices = [*self._place.notices]
         self.sources: SourceSet = discover(
-            sources, split=options.split, config=options.config, revision=options.revision
+            with_inputs(sources, self._place),
+            split=options.split,
+            limit=options.limit,
+            config=options.config,
+            revision=options.revision,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
-        self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
-        if by_auto:
+        if tokenizer is not None:
+            self.model = tokenizer_of_object(tokenizer)
+        else:
+            self.model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision, for_auto=by_auto)
+        if by_auto and tokenizer is None:
             self.model = auto_model(self.cache, self.model)
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
-        self.progress = Progress(workers=worker_count(options.workers), bytes_total=self._bytes_total())
+        workers, capped = worker_count(options.workers)
+        self.notices += [capped] if capped else []
+        self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
@@ -133,6 +150,8 @@ class Builder:
         return rows
 
     def _bytes_total(self) -> int:
+        if not self.sources.is_whole:
+            return 0  # known once the split's slices are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
@@ -309,6 +328,8 @@ class Builder:
         here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
         if here:
             self.progress.workers = 1
+        if self.sources.limit is None and (known := self._finder.planned()) is not None:
+            self.progress.bytes_total = sum(part.size for part in known)
         found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)
@@ -437,7 +458,7 @@ class Builder:
             self._compare_turns(manifest)
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
-        dataset.mark_used()
+        dataset.mark_used(now=True)  # `latest` means it
         if self._doubted and (checked := self._unchecked(manifest.key)):
             self._checked.remember(checked)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

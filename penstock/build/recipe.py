@@ -150,7 +150,7 @@ def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
 
 def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
     """The option, where it can decide anything."""
-    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE):
+    if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
     if options.eos is Eos.ALWAYS and not model.special_tokens.get("eos_token"):
         raise UsageError(
@@ -165,7 +165,9 @@ def _templates(options: PrepareOptions, mapping: ColumnMapping, model: Tokenizer
     match mapping.format:
         case Format.TEXT:
             return {}
-        case Format.PROMPT_COMPLETION | Format.PREFERENCE if options.template is None and not model.templates:
+        case Format.PROMPT_COMPLETION | Format.PREFERENCE | Format.KTO if (
+            options.template is None and not model.templates
+        ):
             return {}
         case _:
             return model.template(options.template)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import xxhash
 from penstock.build.pipeline import Pipeline
 from penstock.build.same import same_examples
 from penstock.build.slice_job import described
+from penstock.chat.notes import Note
 from penstock.sources import SliceRows
 from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta
@@ -51,8 +53,10 @@ def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | 
     try:
         rejected = [entry["row"] for entry in meta.rejected]
         ledger = (meta.ledger["rows"], meta.ledger["kept"], meta.ledger["examples"], meta.ledger["tokens"])
+        notes = {note: _counted(runs, len(rows.rows)) for note, runs in meta.noted.items()}
+        noted = notes == {note: count for note, count in meta.ledger["notes"].items() if note != Note.ARROW_NULLS}
         kinds = meta.ledger["rejected"] == Counter(entry["kind"] for entry in meta.rejected)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         return f"it is not a whole shard ({error})"
     kept = np.unique(columns.rows)
     if sorted([*kept.tolist(), *rejected]) != list(range(len(rows.rows))):
@@ -60,9 +64,15 @@ def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | 
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
     if not np.array_equal(hashes[columns.rows], columns.row_hashes):
         return "its hashes are not those of the slice's rows"
-    if not kinds or ledger != (len(rows.rows), len(kept), columns.examples, columns.tokens):
+    if not kinds or not noted or ledger != (len(rows.rows), len(kept), columns.examples, columns.tokens):
         return "its ledger does not add up"
     return None
+
+
+def _counted(runs: list[int], rows: int) -> int:
+    """How many rows some runs have; -1 where they are not runs of a slice with this many rows."""
+    in_order = all(a < b for a, b in pairwise(runs)) and len(runs) % 2 == 0
+    return sum(runs[1::2]) - sum(runs[::2]) if in_order and runs[0] >= 0 and runs[-1] <= rows else -1
 
 
 def differing_rows(

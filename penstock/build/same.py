@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.store.columns import Columns
 
-_OF_EXAMPLES = ("row_hashes", "sides", "prefixes")
+_OF_EXAMPLES = ("row_hashes", "sides", "prefixes", "desirable")
 _OF_SEGMENTS = ("segment_ends", "segment_roles", "segment_parts", "segment_messages", "segment_weights")
 
 

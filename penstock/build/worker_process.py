@@ -52,12 +52,18 @@ class Worker:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.left: deque[Task] = deque()  # sent, and not yet reported
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.build.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-        )
+        # Ctrl-C reaches the whole process group. The parent answers it; a worker, which inherits the mask, goes when
+        # its input ends, without a traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.build.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment(),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._first = orjson.dumps(setup) + b"\n"
 
     def do(self, task: Task) -> Iterator[tuple[Task, SliceReport]]:

@@ -60,3 +60,4 @@ class Conversation(NamedTuple):
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
     notes: tuple[Note, ...] = ()
+    label: bool | None = None  # KTO's: is it a good answer?

@@ -51,12 +51,20 @@ class Format(StrEnum):
     """How a row says its conversation. In the order of preference where several fit."""
 
     PREFERENCE = "preference"
+    KTO = "kto"
     MESSAGES = "messages"
     SHAREGPT = "sharegpt"
     PROMPT_COMPLETION = "prompt_completion"
     ALPACA = "alpaca"
     QUERY_RESPONSE = "query_response"
     TEXT = "text"
+
+
+def label_of(value: object) -> bool | None:
+    """What a label says; None where it says nothing. CSV and other tables have it as text or as a number."""
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    return bool(value) if type(value) in (bool, int) and value in (0, 1) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,7 @@ class FormatOptions:
     completion_key: str | None = option("Column with the completion: a string or a list of messages", panel=COLUMNS)
     chosen_key: str | None = option("Column with the preferred answer", panel=COLUMNS)
     rejected_key: str | None = option("Column with the other answer", panel=COLUMNS)
+    label_key: str | None = option("Column that says whether an answer is a good one (KTO)", panel=COLUMNS)
     query_key: str | None = option("Column with the question or instruction", panel=COLUMNS)
     input_key: str | None = option("Column with the instruction's input, appended after a blank line", panel=COLUMNS)
     response_key: str | None = option("Column with the answer", panel=COLUMNS)

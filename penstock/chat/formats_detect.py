@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-from penstock.chat.formats import LABEL_COLUMN, MEDIA_COLUMNS, ROLES, SHAREGPT_ROLES, Format, FormatOptions, Mapping
+from penstock.chat.formats import (
+    LABEL_COLUMN,
+    MEDIA_COLUMNS,
+    ROLES,
+    SHAREGPT_ROLES,
+    Format,
+    FormatOptions,
+    Mapping,
+    label_of,
+)
 from penstock.errors import SourceError, UsageError
 
 _MESSAGE_KEYS = (("role", "content"), ("from", "value"))
@@ -26,6 +35,7 @@ _DEFAULT_COLUMNS: dict[str, tuple[str, ...]] = {
     "completion": ("completion",),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
+    "label": (LABEL_COLUMN,),
     "input": ("input",),
     "history": ("history",),
     "text": ("text",),
@@ -53,6 +63,8 @@ _SHAPES = (
     _Shape(Format.PREFERENCE, _PAIR | {"prompt": _LIST_COLUMNS}, _CHAT),
     _Shape(Format.PREFERENCE, _PAIR | {"query": ("instruction", "query", "question")}, (*_CHAT, "input", "history")),
     _Shape(Format.PREFERENCE, _PAIR, (*_CHAT, "prompt")),
+    _Shape(Format.KTO, _needs("prompt", "completion", "label"), _CHAT),
+    _Shape(Format.KTO, {"messages": _LIST_COLUMNS} | _needs("label"), _CHAT, _MESSAGE_KEYS[0]),
     _Shape(Format.MESSAGES, {"messages": _LIST_COLUMNS}, _CHAT, _MESSAGE_KEYS[0]),
     _Shape(Format.SHAREGPT, {"messages": ("conversations", "conversation", "messages")}, _CHAT, _MESSAGE_KEYS[1]),
     _Shape(Format.PROMPT_COMPLETION, _needs("prompt", "completion"), _CHAT),
@@ -162,7 +174,14 @@ def _keys_of(message: dict[str, Any], options: FormatOptions) -> tuple[str, str]
 def _messages_fit(
     shape: _Shape, found: dict[str, str | None], rows: Sequence[dict[str, Any]], options: FormatOptions
 ) -> bool:
-    """Where only the keys inside the messages tell formats apart, whether they are this format's."""
+    """Where only the keys inside the messages tell formats apart, whether they are this format's.
+
+    A label makes an answer KTO's where every sample row has one that is true or false: numbers may be classes.
+    """
+    if "label" in shape.needs and options.format == "auto" and not options.label_key:
+        labels = [row.get(found["label"] or "") for row in rows]
+        if any(type(label) is int or label_of(label) is None for label in labels):
+            return False
     if shape.message_keys is None or options.format != "auto":
         return True
     message = _first_message([found["messages"] or ""], rows)
@@ -206,7 +225,7 @@ def _catalogue() -> str:
     for shape in _SHAPES:
         needs = " + ".join("|".join(names) for names in shape.needs.values())
         lines.setdefault(shape.format.value, []).append(needs)
-    keys = {"messages": " of {role, content}", "sharegpt": " of {from, value}"}
+    keys = {"messages": " of {role, content}", "sharegpt": " of {from, value}"}  # of the lists
     return "; ".join(f"{name} ({', or '.join(needs)}{keys.get(name, '')})" for name, needs in lines.items())
 
 
@@ -228,4 +247,12 @@ def _no_fit(
             if near and near[0] not in names:
                 flag = "messages" if names == _LIST_COLUMNS else purpose
                 return f"{text} Column {near[0]!r} is near {names[0]!r}: name it with --{flag}-key {near[0]}."
-    return text
+    if options.format != "auto":
+        return text
+    lists = [c for c in columns if any(isinstance(v := r.get(c), list) and v and isinstance(v[0], dict) for r in rows)]
+    nearest = lists or sorted(columns, key=lambda c: -max(_likeness(c, name) for name in _LIST_COLUMNS))[:1]
+    return f"{text} If {nearest[0]!r} holds the conversation, say so: --messages-key {nearest[0]}." if nearest else text
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other).ratio()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
-from penstock.chat.formats import LABEL_COLUMN, Format, Mapping
+from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, label_of
 from penstock.chat.formats_columns import Chat, ChatColumns
 from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
 from penstock.chat.formats_messages import MessageReader, Turns
@@ -49,7 +49,7 @@ class RowReader:
     def _notes(self, record: Record) -> tuple[Note, ...]:
         """What the row has that is not used."""
         unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
-        label = record.get(LABEL_COLUMN) is False
+        label = record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO
         return (Note.LABEL_FALSE,) * label + (Note.COLUMN_UNUSED,) * unused
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
@@ -62,6 +62,8 @@ class RowReader:
                 return self._read_completion
             case Format.PREFERENCE:
                 return self._read_preference
+            case Format.KTO:
+                return self._read_labelled
             case Format.TEXT:
                 return self._read_text
 
@@ -103,6 +105,17 @@ class RowReader:
         )
         chat = self._chat.read(record)
         return tuple(self._conversation(side, chat) for side in sides)
+
+    def _read_labelled(self, record: Record) -> tuple[Conversation, ...]:
+        label = label_of(value := self._value(record, "label"))
+        if label is None:
+            raise RowError(
+                "bad_label",
+                f"column {self._columns['label']!r} is {value!r:.40}; expected true or false",
+                "Remove the row, or leave labels out of account with --format messages or prompt_completion",
+            )
+        read = self._read_messages if "messages" in self._columns else self._read_completion
+        return tuple(conversation._replace(label=label) for conversation in read(record))
 
     def _read_text(self, record: Record) -> tuple[Conversation, ...]:
         text = self._text(record, "text")

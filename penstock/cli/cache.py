@@ -56,7 +56,7 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.cli.live import amount
+    from penstock.look.terminal.live import amount
 
     table = Table("key", "name", "rows", "tokens", "bytes", "age", "last use", box=None, pad_edge=False)
     for entry in found:

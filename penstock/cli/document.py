@@ -57,7 +57,8 @@ LOOK = """
 ## penstock show | stats | report | view DATASET
 
 `show` prints one example (`--row N`): each run of tokens with its message, role, part and weight; trained text is
-marked with `+`. `stats` counts rows, tokens, trained shares, lengths, roles, duplicates; `--json` for machines.
+marked with `+`; `--noted NAME` lists the rows with a [note](notes.md), and `--row` counts among them.
+`stats` counts rows, tokens, trained shares, lengths, roles, duplicates; `--json` for machines.
 `report` writes one HTML file (`-o`, `--run FOLDER` adds a training run), `view` serves a local web page (`--port`,
 `--no-browser`, `--against OTHER`). See [look](look.md).
 

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from penstock.cli.flags import with_flags
-from penstock.cli.live import LiveProgress, amount, duration
 from penstock.errors import UsageError
 from penstock.export.formats import format_names
 from penstock.export.options import ExportOptions
+from penstock.look.terminal.live import LiveProgress, amount, duration
 from penstock.options import read_options
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.live import PLAIN_EVERY, amount, duration
+from penstock.look.terminal.live import PLAIN_EVERY, amount, duration
 from penstock.train.metrics import EvalReport, Report, StepReport
 
 

@@ -1,4 +1,4 @@
-"""`penstock train sft|dpo CONFIG.yaml [section.key=value …]`: trains and shows progress."""
+"""`penstock train sft|dpo|kto CONFIG.yaml [section.key=value …]`: trains and shows progress."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import orjson
 import typer
 from rich.console import Console
 
-from penstock.cli.live import LiveProgress, progress_line
 from penstock.errors import UsageError
+from penstock.look.terminal.live import LiveProgress, progress_line
 
 if TYPE_CHECKING:
     from penstock.train.run import TrainResult
 
-train_app = typer.Typer(help="Train a model on conversations or on preference pairs.", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train a model on conversations, on preference pairs or on labelled answers.", no_args_is_help=True
+)
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration", show_default=False)]
 Overrides = Annotated[
@@ -39,7 +41,16 @@ def dpo(config: Config, overrides: Overrides = None, json: Json = False) -> None
     _run("dpo", config, overrides or [], json)
 
 
+@train_app.command()
+def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """KTO on answers that are labelled as good or bad."""
+    _run("kto", config, overrides or [], json)
+
+
 def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
+    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
+    messages = Console(stderr=True, quiet=not first)
+    messages.print(f"penstock train {method}: {config}", highlight=False, markup=False)  # imports take seconds
     try:
         import accelerate  # noqa: F401
         import transformers.utils.logging as its_logging
@@ -51,12 +62,14 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     from penstock.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
-    messages = Console(stderr=True, quiet=not first)
     logging.getLogger("penstock").setLevel(logging.INFO)
+
+    def status(text: str) -> None:
+        messages.print(text, highlight=False, markup=False, soft_wrap=True)
+
     watched = first_steps(method, config, overrides)
     with watched, LiveTraining(messages) as live, LiveProgress(messages, progress_line) as preparing:
-        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live)
+        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live, on_status=status)
     if first:
         _finish(outcome, json)
     if outcome.signal:
@@ -71,9 +84,13 @@ def _finish(outcome: TrainResult, json: bool) -> None:
     if outcome.first is not None and outcome.last is not None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
+    elif outcome.model is not None:
+        console.print(f"all {outcome.steps} steps were done already; the model is written again", highlight=False)
+    if outcome.model is not None:
+        finished = f"finished: {outcome.steps} steps; the model is in {outcome.model}"
+        console.print(finished, highlight=False, soft_wrap=True, markup=False)
     if outcome.signal:
         message = f"stopped after step {outcome.steps}, which is saved; the same command resumes from there"
         console.print(message, highlight=False)
-    for path in (outcome.model, outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
-        if path is not None:
-            console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    for path in (outcome.output / "metrics.jsonl", outcome.output / "loss.svg"):
+        console.print(str(path), highlight=False, soft_wrap=True, markup=False)

@@ -56,8 +56,8 @@ def verify(
         raise UsageError("nothing to verify: pass a configuration, or --target module:function.")
     if target is None and config is not None and not Path(config).is_file():
         raise UsageError(f"{config}: no such file. Pass a YAML file, or --target module:function.")
-    if method not in (None, "sft", "dpo"):
-        raise UsageError(f"--method {method}: expected sft or dpo.")
+    if method not in (None, "sft", "dpo", "kto"):
+        raise UsageError(f"--method {method}: expected sft, dpo or kto.")
     messages = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     options = VerifyOptions(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
     certificate = verify_target(options, lambda what: messages.print(f"verify: {what}", highlight=False))

@@ -226,6 +226,11 @@ def _workers(requested: int | None, parts: int) -> int:
 
 
 def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weights) -> None:
+    if rows.is_labelled:
+        raise UsageError(
+            "labelled answers (KTO) can't be exported: no format here has a place for the labels. Prepare them with "
+            "--format prompt_completion or messages to leave the labels out of account."
+        )
     if rows.is_preference and not chosen.supports.pairs:
         raise UsageError(f"--to {to} does not support preference pairs. Use trl, hf, parquet or jsonl.")
     if rows.capacity is not None and not chosen.supports.packed:

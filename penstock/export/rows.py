@@ -65,6 +65,7 @@ class ExportRows:
             raise UsageError("preference pairs can't be packed. Omit --capacity.")
         self.served, self.capacity, self.epoch = served, capacity, epoch
         self.is_preference = served.is_preference
+        self.is_labelled = served.is_labelled
         self.views = [share.view for share in served.shares.values()] if isinstance(served, Mixture) else [served]
         self._gather = Gatherer(served)
         self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None

@@ -45,8 +45,8 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The tensors that a model's forward takes: all but the loss weights, and how trees branch."""
-        beside = ("loss_weights", "branches", "parents", "starts")
+        """The tensors that a model's forward takes: all but loss weights, labels of answers, and how trees branch."""
+        beside = ("loss_weights", "desirable", "branches", "parents", "starts")
         return {name: tensor for name, tensor in self.tensors.items() if name not in beside}
 
     @property

@@ -1,6 +1,7 @@
 """From gathered sequences to the tensors of a batch. Pure functions of their arguments; vectorised.
 
-`padded`   input_ids, attention_mask, labels int64 [n, T]; loss_weights float32 [n, T].
+`padded`   input_ids, attention_mask, labels int64 [n, T]; loss_weights float32 [n, T]; of labelled data (KTO) also
+           desirable int64 [n], 1 for a good answer.
 `packed`   for variable-length attention: input_ids, labels, position_ids int64 [1, T]; cu_seq_lens_q/k int32 [n+1];
            max_length_q/k int; seq_idx int32 [1, T]; loss_weights float32 [1, T]. No attention mask. The first label of
            each sequence is -100, so that no sequence predicts another. Padding is one more segment at the
@@ -50,7 +51,10 @@ def padded(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Cou
     """One row per sequence, and `fillers` rows behind them."""
     filled = _filled(found, fillers, padding.token, groups=1)
     inside = _inside(filled.lengths, padding)
-    return _padded_arrays(filled, inside, padding), _counts(found, inside.size, fillers)
+    arrays = _padded_arrays(filled, inside, padding)
+    if found.desirable is not None:
+        arrays["desirable"] = np.append(found.desirable, np.ones(fillers, np.int64))
+    return arrays, _counts(found, inside.size, fillers)
 
 
 def pairs(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Counts]:

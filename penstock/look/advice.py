@@ -54,7 +54,7 @@ _FLAGS = {
         "It is not certain which message made which token, so no loss policy but all_tokens can serve these rows.",
     ),
 }
-_INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS}
+_INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note.ARGUMENTS_DUMPED}
 
 
 def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:

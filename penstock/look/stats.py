@@ -22,7 +22,7 @@ from penstock.look.survey import Flag, Survey, columns_of, repeated, served, sur
 from penstock.store.dataset import StoredDataset
 from penstock.view.examples import Examples, place_of
 from penstock.view.ledger import Ledger, Reason
-from penstock.view.settings import UnknownRegions, ViewSettings
+from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.shard import Rows, row_hashes
 from penstock.view.view import View
 
@@ -46,7 +46,7 @@ class Spread:
         """Zeros where there are no values."""
         if not len(values):
             return cls(0.0, 0, 0, 0, 0)
-        p50, p90, p99 = np.percentile(values, [50, 90, 99], method="inverted_cdf")
+        p50, p90, p99 = np.percentile(values, [50, 90, 99], method="higher")
         return cls(float(values.mean()), int(p50), int(p90), int(p99), int(values.max()))
 
 
@@ -119,6 +119,8 @@ class Stats:
     flags: Mapping[str, Flagged] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     build: Mapping[str, Any] = field(default_factory=dict)  # rows in, kept and rejected, and notes
+    cut_rows: int = 0  # rows over the maximum length
+    cut_tokens: int = 0  # the tokens they lose by it
 
     def to_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -177,6 +179,8 @@ def stats(target: Examples | View, capacity: int | None = None) -> Stats:
         rows_without_trained_token=view.ledger.dropped_rows.get(Reason.NO_TRAINED_TOKEN, 0),
         rows_with_unknown_regions=left_out + sum(shard.unknown for shard in shards),
         duplicate_rows=int(np.count_nonzero(again)),
+        cut_rows=_cut(target)[0],
+        cut_tokens=_cut(target)[1],
         fine_histogram=_fine(lengths),
         full_histogram=_fine(sizes),
         message_histogram=_of_messages(messages),
@@ -317,3 +321,19 @@ def _of_messages(messages: Int64) -> tuple[Bin, ...]:
     if not len(messages) or int(messages.max()) > _SINGLE:
         return _histogram(messages)
     return tuple(Bin(number, number + 1, int(count)) for number, count in enumerate(np.bincount(messages)))
+
+
+def _cut(target: Examples | View) -> tuple[int, int]:
+    """Rows over a view's maximum length, and the tokens that they lose by it."""
+    if not isinstance(target, View) or target.settings.max_length is None:
+        return 0, 0
+    most, how = target.settings.max_length, target.settings.overlong
+    if how is Overlong.SPLIT:
+        return 0, 0
+    rows = tokens = 0
+    for shard in range(len(target.dataset.shard_examples)):
+        sizes = Rows.of(target.dataset.columns(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
+        over = sizes[sizes.max(axis=1, initial=0) > most]
+        rows += len(over)
+        tokens += int((over if how is Overlong.DROP else np.maximum(over - most, 0)).sum())
+    return rows, tokens

@@ -25,6 +25,13 @@ HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WILD = re.compile(r"[*?\[]")
 
 
+class NamedFile(NamedTuple):
+    """A file that holds what the user gave in another way, and its name for people."""
+
+    path: Path
+    name: str
+
+
 class _Source(NamedTuple):
     """One source as named by the user: its splits, and a function that returns the files of a split."""
 
@@ -36,9 +43,10 @@ class _Source(NamedTuple):
 
 
 def discover(
-    sources: Sequence[str | Path] | str | Path,
+    sources: Sequence[str | Path | NamedFile] | str | Path,
     *,
     split: str | None = None,
+    limit: int | None = None,
     config: str | None = None,
     revision: str | None = None,
 ) -> SourceSet:
@@ -47,7 +55,7 @@ def discover(
     if not given:
         raise SourceError("no source given. Name a file, a folder, a pattern such as 'data/*.jsonl', or a dataset.")
     parsed = None if split is None else parse_split(split)
-    found = [_source(str(source), config, revision) for source in given]
+    found = [_source(source, config, revision) for source in given]
     files: list[FoundFile] = []
     ignored: list[str] = []
     for source in found:
@@ -60,7 +68,7 @@ def discover(
         SourceFile(ordinal, file.path, detect_kind(file.path, file.name), file.name, file.split)
         for ordinal, file in enumerate(files)
     ]
-    return SourceSet(tuple(listed), parsed, tuple(ignored))
+    return SourceSet(tuple(listed), parsed, tuple(ignored), limit)
 
 
 def _wanted(source: _Source, split: Split | None) -> set[str]:
@@ -76,21 +84,30 @@ def _wanted(source: _Source, split: Split | None) -> set[str]:
     return names
 
 
-def _source(text: str, config: str | None, revision: str | None) -> _Source:
+def _source(source: str | Path | NamedFile, config: str | None, revision: str | None) -> _Source:
+    if isinstance(source, NamedFile):
+        return _Source(source.name, [DEFAULT_SPLIT], lambda _: [FoundFile(source.path, source.name)], [])
+    text = str(source)
     if scheme := scheme_of(text):
         raise SourceError(
             f"{text}: {scheme} addresses are not supported. Copy the data to a local disk first "
             "(name a Hugging Face dataset as org/name)."
         )
     path = Path(text).expanduser()
-    if (path.is_dir() and config is not None) or (not path.exists() and _may_be_hub_name(text)):
+    is_hub_name = not path.exists() and _may_be_hub_name(text)
+    if is_hub_name and config is None and revision is None and (near := _near(path, 0.75)):
+        raise SourceError(
+            f"{text}: no such file or folder. Did you mean {near}? "
+            "(A hub dataset with a name so like that of a file here is given with its --revision, such as main.)"
+        )
+    if (path.is_dir() and config is not None) or is_hub_name:
         return _hub(HubDataset(text, config, revision))
     if revision is not None or config is not None:
         raise SourceError(f"{text}: --config and --revision apply to Hugging Face datasets; this is a local source.")
     if path.is_dir():
         return _folder(path, text)
     if path.exists() and not path.is_file():
-        raise SourceError(f"{text}: is a pipe or device, which can only be read once. Write the rows to a file first.")
+        raise SourceError(f"{text}: is a pipe or device. Read it through standard input: penstock prepare - < {text}")
     if path.exists():
         return _Source(text, [DEFAULT_SPLIT], lambda _: [FoundFile(path, text)], [])
     if WILD.search(text):
@@ -134,11 +151,20 @@ def _nearest(path: Path) -> str:
     """A hint: the most similar name in the folder, or what the folder holds."""
     if not path.parent.is_dir():
         return f" The folder {path.parent} does not exist either."
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    near = get_close_matches(path.name, names, n=1)
+    near = _near(path, 0.6)
     if near:
-        return f" Did you mean {path.with_name(near[0])}?"
+        return f" Did you mean {near}?"
+    names = sorted(entry.name for entry in path.parent.iterdir())
     return f" The folder {path.parent} holds {', '.join(names[:5]) or 'nothing'}."
+
+
+def _near(path: Path, cutoff: float) -> Path | None:
+    """What stands beside a path that does not exist, under nearly its name."""
+    if WILD.search(str(path)) or not path.parent.is_dir():
+        return None
+    names = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))
+    near = get_close_matches(path.name, names, n=1, cutoff=cutoff)
+    return path.with_name(near[0]) if near else None
 
 
 def _check_repeats(files: list[FoundFile], sources: list[_Source]) -> None:

@@ -18,7 +18,9 @@ HEAD_BYTES = 65_536
 WHITESPACE = b" \t\r\n"
 UTF8_BOM = b"\xef\xbb\xbf"
 
-TEXT_SUFFIXES = (".jsonl", ".ndjson", ".json")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (*JSON_SUFFIXES, *DELIMITERS)
 ARROW_SUFFIXES = (".arrow",)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 BINARY_SUFFIXES = ARROW_SUFFIXES + PARQUET_SUFFIXES
@@ -34,6 +36,12 @@ class FileKind(StrEnum):
     JSON_ARRAY = "json_array"
     JSON_ARRAY_GZ = "json_array_gz"
     JSON_ARRAY_ZST = "json_array_zst"
+    CSV = "csv"
+    CSV_GZ = "csv_gz"
+    CSV_ZST = "csv_zst"
+    TSV = "tsv"
+    TSV_GZ = "tsv_gz"
+    TSV_ZST = "tsv_zst"
     PARQUET = "parquet"
     ARROW = "arrow"
 
@@ -48,6 +56,16 @@ class FileKind(StrEnum):
     def is_array(self) -> bool:
         """Whether the rows are the elements of one JSON array."""
         return self.startswith("json_array")
+
+    @property
+    def delimiter(self) -> str:
+        """What stands between the cells of a row; '' where there are none."""
+        return DELIMITERS.get(f".{self.partition('_')[0]}", "")
+
+    @property
+    def has_lines(self) -> bool:
+        """Is a row a line? Else rows are counted."""
+        return self.startswith("jsonl")
 
     @property
     def is_text(self) -> bool:
@@ -87,6 +105,10 @@ def detect_kind(path: Path, name: str) -> FileKind:
     if kind is not None:
         return kind
     packing = _compression(head)
+    stem = _without_compression(path).suffix.lower()
+    if stem in DELIMITERS:
+        packed = {Compression.NONE: "", Compression.GZIP: "_gz", Compression.ZSTD: "_zst"}[packing]
+        return FileKind(stem[1:] + packed)
     is_array = _is_array(path, name, packing)
     match packing:
         case Compression.NONE:
@@ -140,11 +162,11 @@ def _is_array(path: Path, name: str, packing: Compression) -> bool:
     text = head.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
     if text.startswith(b"["):
         return True
-    named_json = _without_compression(path).suffix.lower() in TEXT_SUFFIXES
+    named_json = _without_compression(path).suffix.lower() in JSON_SUFFIXES
     if text and not text.startswith(b"{") and not named_json:
         raise SourceError(
             f"{name}: not JSON lines, a JSON array, Parquet or Arrow: it starts with {text[:12]!r}. "
-            "Convert it to JSON lines: one JSON object per line."
+            "Convert it to JSON lines, one JSON object per line; CSV and TSV are known by the names .csv and .tsv."
         )
     if _is_multiline_object(text):
         raise SourceError(

@@ -25,6 +25,12 @@ class SourceSet:
     files: tuple[SourceFile, ...]
     split: Split | None = None
     ignored: tuple[str, ...] = ()  # other files in the given folders, for display
+    limit: int | None = None  # take only so many rows of the selected ones, the first
+
+    @property
+    def is_whole(self) -> bool:
+        """Is every row of the files selected?"""
+        return self.split is None and self.limit is None
 
     def slices(
         self,
@@ -35,12 +41,16 @@ class SourceSet:
     ) -> Iterator[Slice]:
         """Yield the slices of the selected rows. `known` has the slices of files that need not be cut again."""
         cut: Known = dict(known or {})
-        empty = True
-        for part in self._parts():
-            for found in self._part(part, cut, max_row_bytes, keep):
-                empty = False
-                yield found
-        if empty:
+        rows = 0
+        for found in self._selected(cut, max_row_bytes, keep):
+            left = None if self.limit is None else self.limit - rows
+            if left is not None and found.rows >= left:
+                rows += left
+                yield found if found.rows == left else trim(found, self.files[found.file].path, 0, left)
+                return
+            rows += found.rows
+            yield found
+        if not rows:
             where = ", ".join(file.name for file in self.files[:3])
             if self.split is not None:
                 raise SourceError(f"split {str(self.split)!r} selects no rows of {where}. Choose a wider range.")
@@ -59,6 +69,10 @@ class SourceSet:
                 "(--max-row-bytes). Is this the right file?"
             )
         return rows
+
+    def _selected(self, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterator[Slice]:
+        for part in self._parts():
+            yield from self._part(part, cut, max_row_bytes, keep)
 
     def _parts(self) -> tuple[SplitPart, ...]:
         return (SplitPart(""),) if self.split is None else self.split.parts

@@ -4,6 +4,7 @@
     CACHE/shards/ab/b3-abcdef….arrow   the examples of one slice; counts, digest and engines in `….json` beside it
     CACHE/datasets/KEY/manifest.json   the shards of a dataset, in order
     CACHE/tokenizers/b3-….json         the tokenizer.json files that datasets were built with
+    CACHE/inputs/ab/b3-….jsonl         rows given in memory or through a pipe, which are in no other file
     CACHE/retired/b3-….….arrow         replaced shards, kept while readers may still have them mapped
     CACHE/memo/…, claims/…, leases/…, tmp/…  disposable: losing them only repeats work
 

@@ -4,6 +4,7 @@ Example i has the tokens ids[id_offsets[i]:id_offsets[i+1]] and the segments [se
 `segment_ends` count tokens from the start of the example; the last one of an example equals its length.
 A row whose regions are unknown has a single segment: role NONE, part GLUE, message -1.
 Preference data has `sides` (0 chosen, 1 rejected); the two sides of a pair are adjacent, chosen first.
+Labelled answers (KTO) have `desirable` (1 for a good one).
 
 Rows of which one example is not enough (`--turns faithful`) have several, the root last. The others begin with the
 first `prefixes` tokens of the root; only what follows is stored, tokens and segments. Their `segment_ends` count all
@@ -33,6 +34,7 @@ class Columns(NamedTuple):
     row_hashes: npt.NDArray[np.uint64]
     sides: npt.NDArray[np.uint8] | None
     prefixes: npt.NDArray[np.uint32] | None = None  # tokens of the row's last example that an example begins with
+    desirable: npt.NDArray[np.uint8] | None = None
 
     @property
     def examples(self) -> int:

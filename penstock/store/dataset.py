@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import threading
 import time
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from penstock.store.columns import Columns
     from penstock.store.shard import ShardMeta
 
+LATEST = "latest"
+KEY = re.compile(r"b3-[0-9a-f]{1,64}")
 USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
@@ -94,12 +97,13 @@ class StoredDataset:
         return self.examples // 2 if self.is_preference else self.examples
 
     def __repr__(self) -> str:
-        kind = "pairs" if self.is_preference else "examples"
+        labelled = self.recipe.get("mapping", {}).get("format") == "kto"
+        kind = "pairs" if self.is_preference else "labelled examples" if labelled else "examples"
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
-    def mark_used(self) -> None:
+    def mark_used(self, *, now: bool = False) -> None:
         """Record that the dataset is in use, for `cache ls` and `cache gc`. Does nothing in a read-only cache."""
-        if self._marked and time.monotonic() - self._marked < USED_INTERVAL:
+        if not now and self._marked and time.monotonic() - self._marked < USED_INTERVAL:
             return
         self._marked = time.monotonic()
         mark = self.path / "used"
@@ -107,7 +111,7 @@ class StoredDataset:
             if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
+                if not now and time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
                     return
             try:
                 self.cache.tree.touch(mark, create=True)
@@ -234,14 +238,20 @@ class StoredDataset:
 
 
 def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> StoredDataset:
-    """Open a prepared dataset by its folder, or by its key (or an unambiguous prefix) in a cache."""
+    """Open a prepared dataset by its folder, or by its key (or an unambiguous prefix) in a cache.
+
+    A key may be given without its `b3-`; `latest` is the dataset of the cache that was used last.
+    """
     path = local_path(where, "dataset")
+    if str(where) == LATEST and not path.exists():
+        return _latest(Cache(cache))
     if path.name == "manifest.json":
         path = path.parent
     if (path / "manifest.json").is_file():
         return StoredDataset(Cache(path.absolute().parent.parent), read_manifest(path / "manifest.json"))
     home = Cache(cache)
-    found = sorted((home.root / "datasets").glob(f"{path.name}*/manifest.json")) if path.name.startswith("b3-") else []
+    key = path.name if path.name.startswith("b3-") else f"b3-{path.name}"
+    found = sorted((home.root / "datasets").glob(f"{key}*/manifest.json")) if KEY.fullmatch(key) else []
     if len(found) == 1:
         return StoredDataset(home, read_manifest(found[0]))
     if found:
@@ -249,6 +259,20 @@ def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str]
     raise StoreError(
         f"{where}: no dataset at this path, and none with this key in {home.root}. List them with `penstock cache ls`."
     )
+
+
+def _latest(home: Cache) -> StoredDataset:
+    """The dataset that was prepared or opened last."""
+    found = [folder for folder in (home.root / "datasets").glob("b3-*") if (folder / "manifest.json").is_file()]
+    if not found:
+        raise StoreError(f"latest: there is no dataset in {home.root}. Name the cache with --cache or PENSTOCK_CACHE.")
+
+    def used(folder: Path) -> float:
+        times = [folder / name for name in ("used", "manifest.json")]
+        return max(path.stat().st_mtime for path in times if path.exists())
+
+    newest = max(found, key=used)
+    return StoredDataset(home, read_manifest(newest / "manifest.json"))
 
 
 def _open_limit() -> int:

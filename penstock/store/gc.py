@@ -1,4 +1,4 @@
-"""Garbage collection: deletes shards, tokenizers and folders that no manifest references, and orphaned files.
+"""Garbage collection: deletes shards, tokenizers, inputs and folders that no manifest references, and orphaned files.
 
 Safe alongside readers, which only read what a manifest references. Safe alongside builds on any host: a shard is first
 set aside, then leases and manifests are read again, and only then is it deleted (see `store.claims`). Files younger
@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
 from penstock.store.claims import EXPIRY, ServerClock, clean_claims, clean_leases, leased_names
-from penstock.store.files import fault, writer_is_dead, writer_name
+from penstock.store.files import fault, read_regular, writer_is_dead, writer_name
 from penstock.store.listing import dataset_folders, has_manifest, key_folders, last_use
 from penstock.store.manifest import read_manifest
 from penstock.store.tree import ASIDE
@@ -179,6 +181,11 @@ class _Collector:
             for path in self._tree.files(self._cache.root / "tokenizers"):
                 if path.stem not in tokenizers and self._is_old(path, self._older_than):
                     self.result.tokenizers += self._unlink(path)
+            inputs = _noted_inputs(self._cache)
+            for folder in self._tree.folders(self._cache.root / "inputs"):
+                for path in self._tree.files(folder):
+                    if path.name not in inputs and self._is_old(path, self._older_than):
+                        self.result.leftovers += self._unlink(path)
         for folder in self._tree.folders(self._cache.root / "memo"):
             for path in self._tree.files(folder):
                 if self._is_old(path, max(self._older_than, MEMO_AGE)):
@@ -236,6 +243,16 @@ def referenced(cache: Cache, leave_out: Collection[str] = ()) -> tuple[set[str],
         shards.update(manifest.shards.names)
         tokenizers.add(str(manifest.recipe["tokenizer"]))
     return shards, tokenizers
+
+
+def _noted_inputs(cache: Cache) -> set[str]:
+    """Names of the inputs that datasets were made of, by their notes; all that is lost with one is the way back."""
+    names: set[str] = set()
+    for folder in dataset_folders(cache):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            files = orjson.loads(read_regular(folder / "notes.json"))["files"]
+            names.update(Path(str(entry["path"])).name for entry in files)
+    return names
 
 
 def _shard_bytes(cache: Cache) -> int:

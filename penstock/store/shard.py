@@ -89,6 +89,8 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
         arrays["side"] = _array(columns.sides)
     if columns.prefixes is not None:
         arrays["prefix"] = _array(columns.prefixes)
+    if columns.desirable is not None:
+        arrays["desirable"] = _array(columns.desirable)
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -132,7 +134,7 @@ def check_columns(columns: Columns) -> None:
         values = getattr(columns, name)
         if values is not None and len(values) != len(columns.segment_ends):
             raise CorruptError(f"{name} has {len(values)} values for {len(columns.segment_ends)} segments")
-    for name in ("row_hashes", "sides", "prefixes"):
+    for name in ("row_hashes", "sides", "prefixes", "desirable"):
         values = getattr(columns, name)
         if values is not None and len(values) != columns.examples:
             raise CorruptError(f"{name} has {len(values)} values for {columns.examples} examples")
@@ -201,4 +203,5 @@ def _columns(batch: pa.RecordBatch) -> Columns:
         row_hashes=_numpy(batch.column("row_hash")),
         sides=_numpy(batch.column("side")) if "side" in names else None,
         prefixes=_numpy(batch.column("prefix")) if "prefix" in names else None,
+        desirable=_numpy(batch.column("desirable")) if "desirable" in names else None,
     )

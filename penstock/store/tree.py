@@ -49,6 +49,7 @@ OWN = re.compile(
             rf"datasets/{NAME}/(?:manifest\.json|notes\.json|quarantine\.jsonl|used)",
             rf"datasets/{NAME}/reference/{NAME}\.npy",
             rf"tokenizers/{NAME}\.json",
+            r"inputs/(?P<input>[0-9a-f]{2})/b3-(?P=input)[0-9a-f]{62}\.(?:jsonl|arrow|data)",
             r"memo/(?P<memo>[0-9a-f]{2})/b3-(?P=memo)[0-9a-f]{62}\.json",
             rf"memo/dates/{NAME}",
             rf"checked/{NAME}",  # in the user's state folder, see `store.trust`

@@ -7,6 +7,6 @@ special tokens, the chat templates and the model's end-of-sequence ids, resolved
 run it in a process of its own; import it by its full name.
 """
 
-from penstock.tokenizer.files import VOCABULARY_FILES, TokenizerFiles, load_tokenizer
+from penstock.tokenizer.files import VOCABULARY_FILES, TokenizerFiles, load_tokenizer, tokenizer_of_object
 
-__all__ = ["VOCABULARY_FILES", "TokenizerFiles", "load_tokenizer"]
+__all__ = ["VOCABULARY_FILES", "TokenizerFiles", "load_tokenizer", "tokenizer_of_object"]

@@ -43,6 +43,7 @@ class TokenizerFiles:
     templates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     folder: Path | None = None  # what AutoTokenizer would load; None if the file is not named tokenizer.json
+    is_object: bool = False  # from an object of transformers, whose ids it gives
     end_ids: tuple[int, ...] = ()  # the model's eos_token_id, from generation_config.json or config.json
 
     def template(self, choice: str | None = None) -> dict[str, str]:
@@ -108,7 +109,29 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerError(f"{tokenizer}: not a valid tokenizer.json ({error})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
-    return TokenizerFiles(str(spec), data, tokens, _templates(folder, config), tuple(notes), loadable, _end_ids(folder))
+    templates = _templates(folder, config)
+    return TokenizerFiles(str(spec), data, tokens, templates, tuple(notes), loadable, end_ids=_end_ids(folder))
+
+
+def tokenizer_of_object(tokenizer: Any) -> TokenizerFiles:
+    """The same from a tokenizer object of transformers (its backend, special tokens and templates) or of tokenizers."""
+    name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        raise TokenizerError(
+            f"a {type(tokenizer).__name__} has no fast backend to take ids from. Give a fast tokenizer of transformers "
+            "(AutoTokenizer.from_pretrained), or the path or name of one."
+        )
+    values = orjson.loads(backend.to_str())
+    values |= {"truncation": None, "padding": None}  # settings of one call, not of the tokenizer
+    special = getattr(tokenizer, "special_tokens_map", {})
+    tokens = {key: str(special[key]) for key in NAMED_TOKENS if isinstance(special.get(key), str)}
+    given = getattr(tokenizer, "chat_template", None)
+    templates = {"default": given} if isinstance(given, str) else dict(given or {})
+    end = getattr(tokenizer, "eos_token_id", None)
+    return TokenizerFiles(
+        name, orjson.dumps(values), tokens, templates, is_object=True, end_ids=() if end is None else (end,)
+    )
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from penstock.store.dataset import StoredDataset
 from penstock.train.config import ReferenceMode, TrainConfig
 from penstock.train.data import Data, Served, views_of
 from penstock.train.errors import UnsupportedError
+from penstock.train.groups import Groups
+from penstock.train.kto import Kto
 from penstock.train.model import add_adapters, check_fits, dtypes_of, embeddings, load_model, weights_digest
 from penstock.train.objective import Dpo, FusedDpo, Objective, Policy, Sft
 from penstock.train.reference import AdapterReference, CachedReferences, FrozenReference, LiveReferences, ReferenceStore
@@ -41,7 +43,8 @@ def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accel
     check_fits(plain, _vocabulary(data.train), max(_longest(data.train), _longest(data.held_out)))
     name = weights_digest(plain) if method is Method.DPO and config.dpo.reference is ReferenceMode.CACHED else ""
     frozen = None
-    if method is Method.DPO and config.dpo.reference is ReferenceMode.LIVE and not config.lora.rank:
+    live = method is Method.KTO or (method is Method.DPO and config.dpo.reference is ReferenceMode.LIVE)
+    if live and not config.lora.rank:
         frozen = FrozenReference.copied(plain, device)
     adapted = add_adapters(plain, config.lora) if config.lora.rank else plain
     model, optimizer = accelerator.prepare(adapted, make_optimizer(adapted, config.optim))
@@ -50,8 +53,13 @@ def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accel
         _check_packing(policy)
     if method is Method.SFT:
         fused = config.liger.enabled and config.liger.fused_loss
-        return Assembly(policy, optimizer, lambda _: Sft(policy, config.loss.mean, fused))
+        return Assembly(policy, optimizer, lambda served: Sft(policy, config.loss.mean, fused, Groups(served)))
     reference = frozen or (AdapterReference(policy, adapted) if config.lora.rank else FrozenReference(model, plain))
+    if method is Method.KTO:
+        limit = config.data.max_length
+        return Assembly(
+            policy, optimizer, lambda served: Kto(policy, reference, config.kto, accelerator, limit, Groups(served))
+        )
     return Assembly(policy, optimizer, _dpo(config, policy, reference, name, accelerator))
 
 
@@ -67,14 +75,14 @@ def _dpo(
     if config.liger.enabled and config.liger.fused_loss:
         return lambda _: FusedDpo(policy, reference, chosen.beta)
     if chosen.reference is ReferenceMode.LIVE:
-        return lambda _: Dpo(policy, live, chosen.beta, chosen.label_smoothing)
+        return lambda served: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
     identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
     rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
     store = ReferenceStore(accelerator, live, identity, rows)
 
     def objective(served: Served) -> Objective:
         references = CachedReferences(store.values(served), policy.device)
-        return Dpo(policy, references, chosen.beta, chosen.label_smoothing)
+        return Dpo(policy, references, chosen.beta, chosen.label_smoothing, Groups(served))
 
     return objective
 

@@ -172,6 +172,15 @@ class DpoConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KtoConfig:
+    """Answers that are labelled as good or bad (KTO)."""
+
+    beta: float = option("How strongly to hold to the reference", 0.1)
+    desirable_weight: float = option("What a good answer counts in the loss", 1.0)
+    undesirable_weight: float = option("What a bad answer counts in the loss", 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
     """Evaluation during training."""
 
@@ -195,6 +204,9 @@ class LogConfig:
     """Logging beyond metrics.jsonl and loss.svg, which are always written."""
 
     tensorboard: bool = option("Write TensorBoard events too", False)
+    trackers: tuple[str, ...] = option("Trackers of accelerate: wandb, mlflow, tensorboard, …", ())
+    project: str = option("Project (or experiment) of the trackers", "penstock")
+    run_name: str | None = option("Name of the run there; default: that of the output folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +221,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     dpo: DpoConfig = field(default_factory=DpoConfig)
+    kto: KtoConfig = field(default_factory=KtoConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     liger: LigerConfig = field(default_factory=LigerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.addresses import local_path
 from penstock.errors import UsageError
 from penstock.options import read_options
+from penstock.other_names import train_values
 from penstock.train.config import TrainConfig
 
 ConfigSource = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
@@ -31,7 +32,7 @@ def read_config(source: ConfigSource, overrides: Iterable[str] = ()) -> TrainCon
         values = _read_yaml(local_path(source, "configuration"))
     for override in overrides:
         _override(values, override)
-    return _validated(_normalised(values))
+    return _validated(_normalised(train_values(values)))
 
 
 def plain(config: TrainConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ cached separately, so changing a weight, the loss policy or the maximum length d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ from penstock.view.view import View, open_view
 Served = View | Mixture
 
 
+OnStatus = Callable[[str], None]
+
+
 class Data(NamedTuple):
     """Views or mixtures to train and evaluate on."""
 
@@ -36,12 +39,12 @@ class Data(NamedTuple):
     held_out: Served | None
 
 
-def open_data(config: TrainConfig, on_progress: OnProgress | None = None) -> Data:
+def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_status: OnStatus = lambda _: None) -> Data:
     """Opens the sources of a run, preparing those that are not cached."""
     options = view_options(config)
-    sources = _prepared(config.data.sources, config, "data.sources", on_progress)
+    sources = _prepared(config.data.sources, config, "data.sources", on_progress, on_status)
     if config.eval.holdout is None:
-        held_out = _prepared(config.eval.sources, config, "eval.sources", on_progress)
+        held_out = _prepared(config.eval.sources, config, "eval.sources", on_progress, on_status)
         evaluated = _served(config.eval.sources, held_out, options, config.seed) if held_out else None
         return Data(_served(config.data.sources, sources, options, config.seed), evaluated)
     options = {**options, "holdout": config.eval.holdout, "holdout_seed": config.eval.holdout_seed}
@@ -75,30 +78,40 @@ def tokenizer_of(model: ModelConfig) -> str:
 
 
 def _prepared(
-    sources: Sequence[SourceConfig], config: TrainConfig, section: str, on_progress: OnProgress | None
+    sources: Sequence[SourceConfig],
+    config: TrainConfig,
+    section: str,
+    on_progress: OnProgress | None,
+    on_status: OnStatus,
 ) -> list[StoredDataset]:
     found = []
     for number, source in enumerate(sources):
         try:
-            found.append(_dataset(source, config, on_progress))
+            on_status(f"data: {', '.join(source.path)}")
+            dataset, hit = _dataset(source, config, on_progress)
+            how = "found in the cache" if hit else "prepared"
+            on_status(f"data: {len(dataset):,} rows, {dataset.tokens:,} tokens, {how}")
+            found.append(dataset)
         except UsageError as error:
             raise UsageError(f"{section}.{number}: {error}") from error
     return found
 
 
-def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> StoredDataset:
+def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> tuple[StoredDataset, bool]:
+    """A source's dataset, and whether it was there already."""
     if not source.path:
         raise UsageError("no path. Set it to a file, a glob, a folder, a hub dataset or a prepared dataset.")
     tokenizer = tokenizer_of(config.model)
     first = Path(source.path[0]).expanduser()
     if len(source.path) == 1 and (first / "manifest.json").is_file():
-        return _opened(first, tokenizer, config.model.revision)
+        return _opened(first, tokenizer, config.model.revision), True
     options: Mapping[str, Any] = {**config.data.prepare, **source.prepare}
     options = {"tokenizer": tokenizer, "tokenizer_revision": _revision(config.model), **options}
     if options["tokenizer"] != tokenizer:
         raise UsageError(f"prepare.tokenizer={options['tokenizer']!r} differs from the model's. Set model.tokenizer.")
     chosen = prepare_options({name: value for name, value in options.items() if value is not None})
-    return Builder(list(source.path), chosen, on_progress).run().dataset
+    outcome = Builder(list(source.path), chosen, on_progress).run()
+    return outcome.dataset, outcome.hit
 
 
 def _revision(model: ModelConfig) -> str | None:

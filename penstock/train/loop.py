@@ -25,11 +25,12 @@ from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import TrainConfig
 from penstock.train.data import source_rows
 from penstock.train.errors import NonFiniteError
-from penstock.train.evaluate import Evaluator
+from penstock.train.evaluate import Evaluator, group_means
 from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.objective import Objective, Policy
 from penstock.train.schedule import learning_rate
 from penstock.train.signals import Signals
+from penstock.train.tracking import Tracking
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -52,6 +53,7 @@ class Trainer:
     evaluator: Evaluator | None
     checkpoints: Checkpoints
     metrics: MetricsWriter
+    tracking: Tracking
     signals: Signals
     on_report: OnReport | None = None
 
@@ -64,6 +66,7 @@ class Trainer:
             log.info("resuming from %s", saved.path)
         done = 0 if saved is None else saved.step
         self.metrics.begin(done)
+        self.tracking.begin()
         return done
 
     def fit(self, done: int) -> int:
@@ -93,6 +96,7 @@ class Trainer:
 
     def _emit(self, report: Report) -> None:
         self.metrics.add(report)
+        self.tracking.add(report)
         if self.on_report is not None:
             self.on_report(report)
 
@@ -102,11 +106,12 @@ class Trainer:
         batches = [next(feed) for _ in range(self.loader.micros)]
         wait = time.perf_counter() - started
         (total,) = self._summed([sum(self.objective.weight(batch) for batch in batches)])
-        losses, measures = self._backward(batches, total)
+        losses, measures, groups = self._backward(batches, total)
         held = [float(sum(column)) for column in zip(*(batch.counts for batch in batches), strict=True)]
         stop = float(self.signals.received)
         names = sorted(measures)
-        sums = self._summed([sum(losses), stop, *held, *(measures[name] for name in names)])
+        by_group = [value for name in sorted(groups) for value in groups[name]]
+        sums = self._summed([sum(losses), stop, *held, *(measures[name] for name in names), *by_group])
         loss, stopping = sums[0] / (total or 1.0), sums[1] > 0
         if stopping and not self.signals.received:
             self.signals.received = signal.SIGTERM  # another rank got the signal; all stop together
@@ -132,7 +137,10 @@ class Trainer:
             efficiency=counts.tokens / self._places(counts),
             data_wait=wait,
             seconds=time.perf_counter() - started,
-            measures={name: value / (total or 1.0) for name, value in zip(names, sums[7:], strict=True)},
+            measures={
+                **{name: value / (total or 1.0) for name, value in zip(names, sums[7:], strict=False)},
+                **group_means(sorted(groups), sums[7 + len(names) :]),
+            },
         )
         return report, stopping
 
@@ -144,12 +152,15 @@ class Trainer:
         slots = self.loader.settings.world_size * -(-plan.batch_size // self.loader.settings.world_size)
         return max(slots - counts.filler_rows, 1) * plan.capacity
 
-    def _backward(self, batches: Sequence[Batch], total: float) -> tuple[list[float], Mapping[str, float]]:
-        """Computes gradients of the mean loss over the global batch; returns the losses and summed measures."""
+    def _backward(
+        self, batches: Sequence[Batch], total: float
+    ) -> tuple[list[float], Mapping[str, float], Mapping[str, tuple[float, float]]]:
+        """Computes gradients of the mean loss over the global batch; returns the losses, summed measures and groups."""
         # Gradients are averaged over ranks but the loss is a sum over ranks, hence the factor.
         scale = self.accelerator.num_processes / (total or 1.0)
         losses: list[torch.Tensor] = []
         measures: dict[str, torch.Tensor] = {}
+        groups: dict[str, torch.Tensor] = {}
         for batch in batches:
             alone = not batch.ends_step and self.accelerator.num_processes > 1
             with self.accelerator.no_sync(self.policy.model) if alone else nullcontext():
@@ -158,7 +169,10 @@ class Trainer:
             losses.append(sums.loss.detach())
             for name, value in sums.measures.items():
                 measures[name] = measures[name] + value if name in measures else value
-        return [float(loss) for loss in losses], {name: float(value) for name, value in measures.items()}
+            for name, pair in sums.groups.items():
+                groups[name] = groups[name] + torch.stack(pair) if name in groups else torch.stack(pair)
+        found = {name: (float(pair[0]), float(pair[1])) for name, pair in groups.items()}
+        return [float(loss) for loss in losses], {name: float(value) for name, value in measures.items()}, found
 
     def _update(self, lr: float) -> float:
         """Sets the learning rate and clips the gradient; returns its norm before clipping."""

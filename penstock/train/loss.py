@@ -57,9 +57,11 @@ def log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.zeros(labels.shape, dtype=picked.dtype, device=picked.device).masked_scatter(trained, picked)
 
 
-def sft_sum(logits: Tensor, wanted: Targets) -> Tensor:
-    """The weighted sum of the negative log-probabilities."""
-    return -(log_probs(logits, wanted.labels) * wanted.weights).sum()
+def sft_terms(logits: Tensor, wanted: Targets) -> tuple[Tensor, Tensor]:
+    """Of the trained tokens in order: the weighted negative log-probabilities, and the weights."""
+    trained = wanted.labels != IGNORED
+    weights = wanted.weights[trained]
+    return -log_probs(logits, wanted.labels)[trained] * weights, weights
 
 
 def sequence_log_probs(logits: Tensor, wanted: Targets) -> Tensor:

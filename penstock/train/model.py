@@ -71,11 +71,18 @@ def load_model(config: TrainConfig, device: torch.device, *, fuse_loss: bool) ->
             raise UnsupportedError(
                 f"model.gradient_checkpointing: not supported by {type(model).__name__}. Turn it off."
             )
-        enable: Any = model.gradient_checkpointing_enable  # untyped in some releases
-        enable({"use_reentrant": False})
+        _enable_checkpointing(model)
     if config.liger.enabled:
         _apply_liger(model, config.liger, device, fuse_loss)
     return model
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Turns checkpointing on, by its name in this release of transformers."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def _initialised(config: ModelConfig, attention: str | None, dtype: torch.dtype) -> PreTrainedModel:

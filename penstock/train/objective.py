@@ -15,16 +15,20 @@ from torch import Tensor, nn
 
 from penstock.feed.batch import Batch
 from penstock.train.config import Mean
-from penstock.train.loss import dpo_terms, sequence_log_probs, sft_sum, targets
+from penstock.train.groups import Groups
+from penstock.train.loss import dpo_terms, sequence_log_probs, sft_terms, targets
 from penstock.train.model import forward_inputs
 from penstock.view.example import IGNORED
 
+Grouped = Mapping[str, tuple[Tensor, Tensor]]  # by name: the sum of losses, and of weights
+
 
 class Sums(NamedTuple):
-    """Sums over a micro-batch: of its losses and of further measures."""
+    """Sums over a micro-batch: of its losses, of further measures, and of losses by source and role."""
 
     loss: Tensor
     measures: Mapping[str, Tensor]
+    groups: Grouped = {}  # noqa: RUF012 (nobody changes it)
 
 
 class Objective(Protocol):
@@ -70,9 +74,9 @@ class Policy(NamedTuple):
 class Sft:
     """Weighted cross entropy of the trained tokens."""
 
-    def __init__(self, policy: Policy, mean: Mean, fused: bool) -> None:
+    def __init__(self, policy: Policy, mean: Mean, fused: bool, groups: Groups | None = None) -> None:
         """`fused`: the model's forward computes the sum with Liger, without materialising logits."""
-        self._policy, self._mean, self._fused = policy, mean, fused
+        self._policy, self._mean, self._fused, self._groups = policy, mean, fused, groups
 
     def weight(self, batch: Batch) -> float:
         """The sum of the tokens' weights, or the number of examples with an example mean."""
@@ -84,7 +88,8 @@ class Sft:
         if self._fused and self._policy.model.training:
             return Sums(self._policy(tensors, labels=tensors["labels"], num_items_in_batch=1).loss, {})
         logits = self._policy(tensors).logits
-        return Sums(sft_sum(logits, targets(tensors, self._mean)), {})
+        losses, weights = sft_terms(logits, targets(tensors, self._mean))
+        return Sums(losses.sum(), {}, {} if self._groups is None else self._groups.by_token(batch, losses, weights))
 
 
 References = Callable[[Batch], Tensor]
@@ -106,9 +111,16 @@ class LiveModel(Protocol):
 class Dpo:
     """DPO's sigmoid loss over pairs, relative to reference log-probabilities."""
 
-    def __init__(self, policy: Policy, references: References, beta: float, label_smoothing: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        references: References,
+        beta: float,
+        label_smoothing: float,
+        groups: Groups | None = None,
+    ) -> None:
         """`references`: the log-probabilities [2n] of a batch's real pairs, all chosen and then all rejected."""
-        self._policy, self._references = policy, references
+        self._policy, self._references, self._groups = policy, references, groups
         self._beta, self._smoothing = beta, label_smoothing
 
     def weight(self, batch: Batch) -> float:
@@ -119,7 +131,8 @@ class Dpo:
         """The sum of the pairs' losses, and of their rewards."""
         policy = pair_log_probs(self._policy, batch)
         terms = dpo_terms(policy, self._references(batch), self._beta, self._smoothing)
-        return Sums(terms.losses.sum(), reward_sums(terms.chosen, terms.rejected))
+        groups = {} if self._groups is None else self._groups.by_item(batch, terms.losses)
+        return Sums(terms.losses.sum(), reward_sums(terms.chosen, terms.rejected), groups)
 
 
 def pair_log_probs(policy: Policy, batch: Batch, *, model: nn.Module | None = None) -> Tensor:

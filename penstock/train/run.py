@@ -6,6 +6,7 @@ validate the configuration → prepare the data → load the model → check tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from penstock.feed.loader import Loader
 from penstock.feed.settings import Collate
 from penstock.train.config import TrainConfig
 from penstock.train.config_reader import ConfigSource, read_config
-from penstock.train.data import Data, Served, has_fractional_weights, open_data
+from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
 from penstock.train.errors import TrainError, UnsupportedError
 from penstock.train.lock import output_lock
 from penstock.train.metrics import MetricsWriter, Report, StepReport
@@ -67,6 +68,11 @@ def train_dpo(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainR
     return train(Method.DPO, config, overrides, **callbacks)
 
 
+def train_kto(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
+    """Runs KTO on answers labelled as good or bad; takes the arguments of `train_sft`."""
+    return train(Method.KTO, config, overrides, **callbacks)
+
+
 def train(
     method: Method,
     config: ConfigSource,
@@ -74,22 +80,43 @@ def train(
     *,
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
+    on_status: OnStatus = lambda _: None,
 ) -> TrainResult:
-    """Trains with the given method; called by `train_sft` and `train_dpo`."""
+    """Trains with the given method; called by `train_sft`, `train_dpo` and `train_kto`."""
     chosen = read_config(config, overrides)
     check_config(chosen, method)
     signals = Signals()
     with signals.handled(), output_lock(chosen.output):
-        data = open_data(chosen, on_progress)
+        _check_output(chosen.output)
+        data = open_data(chosen, on_progress, on_status)
         _check_data(chosen, method, data)
-        return _trained(method, chosen, data, signals, on_report)
+        on_status(f"model: loading {chosen.model.path or chosen.model.init}")
+        return _trained(method, chosen, data, signals, on_report, on_status)
+
+
+def _check_output(output: Path) -> None:
+    """Refuse an output that can't be written, before the model is loaded. The lock has shown that files can be made."""
+    for name in ("checkpoints", "model"):
+        path = output / name
+        if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+            why = "you may not write to it" if path.is_dir() else "it is not a folder"
+            raise TrainError(f"{path}: {why}. Choose another output, or mend that first.")
+    for name in ("metrics.jsonl", "loss.svg"):
+        if (output / name).exists() and not os.access(output / name, os.W_OK):
+            raise TrainError(f"{output / name}: you may not write to it. Choose another output, or mend that first.")
 
 
 def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
     for served in (data.train, data.held_out):
-        if served is not None and served.is_preference != (method is Method.DPO):
-            kind, command = ("preference pairs", "dpo") if served.is_preference else ("single conversations", "sft")
-            raise UnsupportedError(f"the data consists of {kind}. Use `penstock train {command}`.")
+        if served is None:
+            continue
+        wanted = Method.DPO if served.is_preference else Method.KTO if served.is_labelled else Method.SFT
+        if wanted is not method:
+            labels = " To ignore the labels, prepare with format: messages or prompt_completion."
+            raise UnsupportedError(
+                f"the data consists of {wanted.data}. Use `penstock train {wanted}`."
+                f"{labels if wanted is Method.KTO else ''}"
+            )
     if config.liger.enabled and config.liger.fused_loss and has_fractional_weights(data.train):
         raise UnsupportedError(
             "liger.fused_loss only supports message weights of 0 and 1, and the data has others. "
@@ -98,7 +125,7 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
 
 
 def _trained(
-    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None
+    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None, on_status: OnStatus
 ) -> TrainResult:
     from penstock.train.final_model import save_model
 
@@ -112,15 +139,30 @@ def _trained(
 
     trainer = _ready(method, config, data, signals, report)
     done = trainer.resume()
+    on_status(_described(trainer, done))
     with _explained(config.output):
         try:
             done = trainer.fit(done)
         finally:
             trainer.metrics.close()
+            trainer.tracking.close()
         finished = done == trainer.loader.steps
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
     return TrainResult(config.output, done, path, stopped, seen[0] if seen else None, seen[-1] if seen else None)
+
+
+def _described(trainer: Trainer, done: int) -> str:
+    """What is about to be trained, in a line."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in trainer.policy.model.parameters()]
+    total, trained = sum(size for size, _ in sizes), sum(size for size, takes in sizes if takes)
+    steps = trainer.loader.steps or 0
+    at = f"going on from step {done} of {steps}" if 0 < done < steps else f"{steps} steps"
+    if done >= steps:
+        at = f"all {steps} steps are done already"
+    where = f"{trainer.accelerator.device} × {trainer.accelerator.num_processes}"
+    share = f"{trained:,} of {total:,} parameters trained ({trained / max(total, 1):.1%})"
+    return f"training: {share}, on {where}, {at}"
 
 
 @contextmanager
@@ -144,8 +186,9 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     from penstock.train.evaluate import Evaluator
     from penstock.train.loop import Trainer
     from penstock.train.schedule import warmup_steps
+    from penstock.train.tracking import Tracking
 
-    accelerator = _accelerator()
+    accelerator = _accelerator(config)
     loader = _loader(config, data.train, accelerator)
     warmup_steps(config.optim, loader.steps or 1)
     checkpoints = Checkpoints(accelerator, config)
@@ -168,18 +211,22 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
         evaluator=evaluator,
         checkpoints=checkpoints,
         metrics=MetricsWriter(config.output, config.log, writes=accelerator.is_main_process),
+        tracking=Tracking(accelerator, config),
         signals=signals,
         on_report=on_report,
     )
 
 
-def _accelerator() -> Accelerator:
+def _accelerator(config: TrainConfig) -> Accelerator:
     import torch
     from accelerate import Accelerator
 
     # We handle precision ourselves: accelerate would also convert the logits of all positions to fp32.
     return Accelerator(
-        mixed_precision="no", cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available()
+        mixed_precision="no",
+        cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        log_with=list(config.log.trackers) or None,
+        project_dir=str(config.output),
     )
 
 

@@ -18,9 +18,13 @@ from torch import Tensor
 from penstock.errors import UsageError
 from penstock.feed.collate import Padding, packed
 from penstock.feed.settings import Collate
-from penstock.train.config import DpoConfig, LossConfig, Mean, ReferenceMode, TrainConfig
+from penstock.train.config import DpoConfig, KtoConfig, LossConfig, Mean, ReferenceMode, TrainConfig
 from penstock.train.errors import UnsupportedError
+from penstock.train.tracking import check_trackers
 from penstock.view.gather import Gathered
+from penstock.view.policy import LossPolicy
+
+LAST = (LossPolicy.LAST_ASSISTANT_TURN, LossPolicy.LAST_ASSISTANT_MESSAGE)
 
 
 class Method(StrEnum):
@@ -28,6 +32,12 @@ class Method(StrEnum):
 
     SFT = "sft"
     DPO = "dpo"
+    KTO = "kto"
+
+    @property
+    def data(self) -> str:
+        """The data that it trains on, in words."""
+        return {"sft": "single conversations", "dpo": "preference pairs", "kto": "labelled answers (KTO)"}[self.value]
 
 
 def check_config(config: TrainConfig, method: Method) -> None:
@@ -41,6 +51,7 @@ def check_config(config: TrainConfig, method: Method) -> None:
         raise UsageError("eval.holdout and eval.sources are mutually exclusive. Set one of them.")
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UnsupportedError("log.tensorboard: tensorboard is not installed. Install it, or turn this off.")
+    check_trackers(config.log)
     if config.lora.rank and importlib.util.find_spec("peft") is None:
         raise UnsupportedError(f"lora.rank={config.lora.rank}: peft is not installed. Install penstock[train].")
 
@@ -70,21 +81,26 @@ def _check_numbers(config: TrainConfig) -> None:
         raise UsageError(f"optim.clip={config.optim.clip} would stop all learning. Use more than 0, or null for none.")
     if config.dpo.beta <= 0 or not 0 <= config.dpo.label_smoothing < 0.5:
         raise UsageError("dpo.beta must be above 0, and dpo.label_smoothing at least 0 and below 0.5.")
+    if config.kto.beta <= 0 or min(config.kto.desirable_weight, config.kto.undesirable_weight) < 0:
+        raise UsageError("kto.beta must be above 0, and the weights of answers at least 0.")
 
 
 def _check_method(config: TrainConfig, method: Method) -> None:
     fused = config.liger.enabled and config.liger.fused_loss
+    for other, is_set in ((Method.DPO, config.dpo != DpoConfig()), (Method.KTO, config.kto != KtoConfig())):
+        if is_set and method is not other:
+            raise UsageError(
+                f"{other} is set, and this is `penstock train {method}`. Use `penstock train {other}`, or leave it out."
+            )
     match method:
         case Method.SFT:
-            if config.dpo != DpoConfig():
-                raise UsageError(
-                    "dpo is set, but this is supervised fine-tuning. Use `penstock train dpo`, or remove it."
-                )
             if fused and config.loss.mean is not Mean.TOKEN:
                 raise UnsupportedError(
                     "liger.fused_loss does not support loss.mean=example. "
                     "Set liger.fused_loss=false or loss.mean=token."
                 )
+        case Method.KTO:
+            _check_kto(config, fused)
         case Method.DPO:
             if config.loss != LossConfig():
                 raise UsageError("loss.mean is for supervised fine-tuning; DPO's loss is a mean over pairs. Remove it.")
@@ -97,6 +113,22 @@ def _check_method(config: TrainConfig, method: Method) -> None:
                 )
             if fused and config.dpo.label_smoothing:
                 raise UnsupportedError("liger.fused_loss ignores label smoothing. Turn one of them off.")
+
+
+def _check_kto(config: TrainConfig, fused: bool) -> None:
+    if config.loss != LossConfig():
+        raise UsageError("loss.mean is for supervised fine-tuning; KTO's loss is a mean over answers. Leave it out.")
+    if config.feed.collate not in (None, Collate.PADDED):
+        raise UsageError(f"feed.collate={config.feed.collate}: KTO trains on padded rows. Leave it out.")
+    if min(config.feed.batch_size, config.feed.micro_batch or 2) < 2:
+        raise UsageError("KTO compares answers with those of other rows: feed.micro_batch must be 2 or more.")
+    if config.data.train_on not in LAST:
+        raise UsageError(
+            f"data.train_on={config.data.train_on}: a label judges the last answer alone. "
+            f"Set data.train_on to {' or '.join(LAST)}."
+        )
+    if fused:
+        raise UnsupportedError("liger.fused_loss has no KTO loss here. Set liger.fused_loss=false.")
 
 
 Forward = Callable[[dict[str, Any]], Tensor]

@@ -29,6 +29,7 @@ class Example:
     row: RowLocation
     start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
     runs: Runs  # who made which tokens; runs outside the window are there, and empty
+    desirable: bool | None = None  # KTO's label
     dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
 
     @property
@@ -88,4 +89,4 @@ def cut_example(
     if cut.trained_from > cut.start:
         loss_weights[: cut.trained_from - cut.start] = 0
     ids = tokens(columns, number, cut.start, cut.end).astype(np.int64)
-    return Example(ids, loss_weights, row, cut.start, runs, dataset)
+    return Example(ids, loss_weights, row, cut.start, runs, dataset=dataset)

@@ -52,6 +52,12 @@ class Examples(Protocol):
         ...
 
 
+def is_labelled(examples: Examples) -> bool:
+    """Whether each answer is labelled as desirable or not (KTO), by `Columns.desirable`."""
+    mapping = examples.recipe.get("mapping") or {}
+    return bool(mapping.get("format") == "kto")
+
+
 def place_of(examples: Examples, row: int) -> RowLocation:
     """Where a row of the dataset (an example, or a pair) comes from."""
     return examples.locate(2 * row if examples.is_preference else row)

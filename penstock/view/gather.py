@@ -32,6 +32,7 @@ class Gathered(NamedTuple):
     lengths: Int64  # per sequence
     places: Int64  # per item: source and row
     prompts: Int64  # per pair: tokens of the common prompt
+    desirable: Int64 | None = None  # per sequence of labelled data (KTO): 1 for a good answer, else 0
 
 
 class Located(NamedTuple):
@@ -56,6 +57,7 @@ class Gatherer:
         self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
+        self._labelled = served.is_labelled
 
     def __call__(self, items: Int64) -> Gathered:
         """The tokens, weights and places of these items."""
@@ -76,7 +78,27 @@ class Gatherer:
             return Gathered(nothing, np.empty(0, np.float32), nothing, nothing.reshape(0, 2), nothing)
         ids, runs, places = self._read(sequences)
         weights = cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
-        return Gathered(ids, weights, lengths, np.array(places, np.int64), lengths[:0])
+        desirable = self._labels(sequences) if self._labelled else None
+        return Gathered(ids, weights, lengths, np.array(places, np.int64), lengths[:0], desirable)
+
+    def _labels(self, sequences: Located) -> Int64:
+        found = []
+        for part, shard, number in zip(*(field.tolist() for field in sequences[:3]), strict=True):
+            labels = self.parts[part].shard(shard)[0].desirable
+            assert labels is not None, "a shard of labelled data"
+            found.append(int(labels[number]))
+        return np.array(found, np.int64)
+
+    def trained_roles(self, items: Int64) -> tuple[UInt8, Int64]:
+        """The roles of the tokens that are predicted with a loss, in order, and how many of them each item has."""
+        sequences, _ = self.locate(items)
+        if not len(sequences.lengths):
+            return np.empty(0, np.uint8), np.empty(0, np.int64)
+        _, runs, _ = self._read(sequences)
+        trained = cut_out(self._run_weights(sequences.parts, runs), runs, sequences) > 0
+        firsts = np.cumsum(sequences.lengths) - sequences.lengths
+        trained[firsts] = False
+        return cut_out(runs.roles, runs, sequences)[trained], np.add.reduceat(trained.astype(np.int64), firsts)
 
     def locate(self, items: Int64) -> tuple[Located, Int64]:
         """Where the sequences of these items are, and the prompts of pairs."""

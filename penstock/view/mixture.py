@@ -91,6 +91,11 @@ class Mixture:
         return next(iter(self.shares.values())).view.is_preference
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
+        return next(iter(self.shares.values())).view.is_labelled
+
+    @property
     def digest(self) -> str:
         """A stable name for the parts, their amounts and the seed."""
         parts = [[name, share.view.digest, _plain(share.amount)] for name, share in self.shares.items()]
@@ -205,3 +210,8 @@ def _check_alike(shares: Mapping[str, Share]) -> None:
             )
         if share.view.is_preference != first.view.is_preference:
             raise UsageError(f"of {name!r} and {first_name!r} one holds preference pairs and the other does not.")
+        if share.view.is_labelled != first.view.is_labelled:
+            raise UsageError(
+                f"of {name!r} and {first_name!r} one holds labelled answers (KTO) and the other does not. "
+                "Prepare it with --format prompt_completion or messages to leave its labels out of account."
+            )

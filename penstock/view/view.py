@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol, Self, SupportsIndex, Unpack
 
@@ -20,7 +21,7 @@ from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
-from penstock.view.examples import Examples, place_of
+from penstock.view.examples import Examples, is_labelled, place_of
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
 from penstock.view.scan import Index, scan, trained_weights
@@ -38,6 +39,11 @@ class Served(Protocol):
     @property
     def is_preference(self) -> bool:
         """Whether items are pairs."""
+        ...
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
         ...
 
     @property
@@ -97,6 +103,11 @@ class View:
         return self.dataset.is_preference
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
+        return is_labelled(self.dataset)
+
+    @property
     def digest(self) -> str:
         """A stable name for the dataset's content under these settings."""
         return self.settings.digest(self.dataset.key)
@@ -150,7 +161,8 @@ class View:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        return cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
+        found = cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
+        return found if columns.desirable is None else replace(found, desirable=bool(columns.desirable[local]))
 
     def pair(self, index: SupportsIndex) -> Pair:
         """The item of a view of preference data."""

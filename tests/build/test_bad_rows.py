@@ -115,7 +115,7 @@ def test_tool_calls_that_the_template_drops(write_rows: Rows, tokenizer: Path, p
     with pytest.raises(RowError, match=r"rows\.jsonl:1: the chat template drops the tool calls"):
         ps.prepare(write_rows([row]), **options)
     ds = ps.prepare(write_rows([row]), **options, dropped_tool_calls="keep")
-    assert ds.ledger["notes"]["tool calls dropped by the template"] == 1
+    assert ds.ledger["notes"]["tool_calls_dropped"] == 1
 
 
 @pytest.mark.parametrize(

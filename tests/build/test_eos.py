@@ -33,7 +33,7 @@ def test_text_ends_as_told(
     assert trained_texts(dataset) == [trained]
     appended = int(trained != text)
     assert dataset.ledger["notes"] == ({"eos_appended": 1} if appended else {}) | (
-        {"special tokens in text": 1} if END in text else {}
+        {"special_tokens_in_text": 1} if END in text else {}
     )
 
 

@@ -76,7 +76,7 @@ def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns
     path = dataset.cache.shard_path(dataset.shards[number])
     columns, meta = read_shard(path)
     copied = Columns(*(None if values is None else values.copy() for values in columns))
-    data = bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof)))
+    data = bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof, meta.noted)))
     path.write_bytes(data)
     note = unseal(b"note", dataset.cache.note_path(path.stem).read_bytes())
     dataset.cache.note_path(path.stem).write_bytes(

@@ -19,7 +19,8 @@ SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
     ("row", "shown"),
     [
         ({"messages": CHAT}, "messages (columns: messages)"),
-        ({"messages": CHAT, "tools": [{}], "label": True}, "messages (columns: messages, tools; not used: label)"),
+        ({"messages": CHAT, "tools": [{}], "label": 3}, "messages (columns: messages, tools; not used: label)"),
+        ({"messages": CHAT, "tools": [{}], "label": True}, "kto (columns: messages, tools, label)"),
         ({"conversations": CHAT, "system": "S"}, "messages (columns: conversations, system)"),
         ({"conversations": SHAREGPT}, "sharegpt (columns: conversations)"),
         ({"messages": SHAREGPT}, "sharegpt (columns: messages)"),
@@ -107,6 +108,7 @@ def test_a_mapping_survives_json(row: dict[str, Any]) -> None:
 CATALOGUE = (
     "Formats: preference (chosen + rejected + prompt, or chosen + rejected + messages|conversations|conversation, or "
     "chosen + rejected + instruction|query|question, or chosen + rejected); "
+    "kto (prompt + completion + label, or messages|conversations|conversation + label); "
     "messages (messages|conversations|conversation of {role, content}); "
     "sharegpt (conversations|conversation|messages of {from, value}); prompt_completion (prompt + completion); "
     "alpaca (instruction + output); query_response (query + response); text (text)."
@@ -122,7 +124,11 @@ CATALOGUE = (
             f"no row format fits the columns mesages, id. {CATALOGUE} "
             "Column 'mesages' is near 'messages': name it with --messages-key mesages.",
         ),
-        ([{"a": 1}], FormatOptions(), f"no row format fits the columns a. {CATALOGUE}"),
+        (
+            [{"a": 1}],
+            FormatOptions(),
+            f"no row format fits the columns a. {CATALOGUE} If 'a' holds the conversation, say so: --messages-key a.",
+        ),
         ([{"a": 1}], FormatOptions(format="alpaca"), f"format alpaca does not fit the columns a. {CATALOGUE}"),
         ([{}], FormatOptions(), f"no row format fits the columns (none with a value). {CATALOGUE}"),
         (

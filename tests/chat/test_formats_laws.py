@@ -32,7 +32,7 @@ def reader(sample: dict[str, Any], **options: Any) -> RowReader:
 def test_messages_come_out_as_they_went_in(given: list[dict[str, Any]]) -> None:
     (conversation,) = reader(SAMPLE).conversations(json.dumps({"messages": given}).encode())
     assert conversation.messages == given
-    assert conversation[1:] == (None, None, None, None, ())
+    assert conversation[1:] == (None, None, None, None, (), None)
 
 
 @given(messages, st.dictionaries(texts, values, max_size=3), st.booleans())

@@ -15,9 +15,12 @@ from playwright.sync_api import expect
 
 from tests.look.browser import DESKTOP, PHONE, Browser, Tab, browser, chromium
 
-pytestmark = pytest.mark.skipif(
-    chromium() is None, reason="there is no Chromium: `apt-get install chromium`, which `make test` does as root"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        chromium() is None, reason="there is no Chromium: `apt-get install chromium`, which `make test` does as root"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,8 @@ def _read(rendered: Rendered, segments: Segments, errors: dict[int, RowError], r
         message, inclusive = int(segments.messages[index]), bool(segments.inclusive[index])
         runs.append(Run(role, part, message, text[start:end].decode(), inclusive))
         start = end
-    return Split(text.decode(), runs, bool(segments.known[row]), dict(segments.notes), errors.get(row))
+    notes = {note.value: len(rows) for note, rows in segments.notes.items()}
+    return Split(text.decode(), runs, bool(segments.known[row]), notes, errors.get(row))
 
 
 def recipe(template: str, mode: RegionsMode = RegionsMode.STRUCTURE, **variables: Any) -> Recipe:

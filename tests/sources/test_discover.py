@@ -185,7 +185,7 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.jsonl.gz", gzip.compress(ROW, mtime=0) + b"rubbish", r"damaged gzip data after byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW * 9)[:-3], r"the zstd data is truncated at byte \d+"),
         ("a.jsonl.zst", zstandard.compress(ROW) + b"rubbish", r"damaged zstd data before byte \d+"),
-        ("a.csv", b"role,content\n", "not JSON lines, a JSON array, Parquet or Arrow: it starts with b'role"),
+        ("a.txt", b"role,content\n", "not JSON lines, a JSON array, Parquet or Arrow: it starts with b'role"),
         ("a.jsonl", "{}\n".encode("utf-16"), "UTF-16 text. Convert it: iconv"),
         ("a.json", b'{\n  "data": []\n}\n', r"one JSON object over several lines.*jq -c '.data\[\]'"),
         ("a.json", b'[{"a":1}, {"b":2}', "the array is not closed at byte 17"),
@@ -214,3 +214,13 @@ def test_dictionary_columns_in_arrow_files(tmp_path: Path) -> None:
         writer.write_table(table)
     with pytest.raises(SourceError, match=r"column 'text' is dictionary-encoded.*plain column, or as Parquet"):
         list(discover([tmp_path / "a.arrow"]).slices())
+
+
+def test_a_typo_in_a_file_name_suggests_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that could be a hub dataset's is not asked for there while a file here is nearly called so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HubDataset, "split_names", lambda _: pytest.fail("asked the hub"))
+    (tmp_path / "chats.jsonl").write_bytes(ROW)
+    for typo in ("chats.jsnol", "chat.jsonl", "chats.jsonl.txt"):
+        with pytest.raises(SourceError, match="no such file or folder. Did you mean chats.jsonl?"):
+            discover(typo)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -453,6 +454,15 @@ def test_a_row_that_is_given_up_takes_no_branch() -> None:
     batch = made.render([row([{"v": 1}]), row([{"v": "a"}]), row([{"v": "b"}])])
     assert list(batch.status) == [2, 0, 0]
     assert list(batch.fresh) == [0, 1, 0]
+
+
+def test_a_row_that_is_refused_leaves_no_spans() -> None:
+    made = machine(
+        "{% for m in messages %}{% generation %}{{ m.v }}{% endgeneration %}{{ m.v or raise_exception('no') }}{% endfor %}"
+    )
+    batch = made.render([row([{"v": "ab"}, {"v": ""}]), row([{"v": "cd"}])])
+    assert list(batch.status) == [3, 0]
+    assert np.frombuffer(batch.spans, np.int32).tolist() == [1, 0, 2]
 
 
 # ---- threads

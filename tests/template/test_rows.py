@@ -95,7 +95,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 def run(pipeline: Pipeline, rows: Sequence[bytes]) -> tuple[dict[int, Any], dict[str, int]]:
     """What became of each row, and the notes."""
     result = pipeline.run(SliceRows(list(rows), list(range(1, len(rows) + 1))))
-    return outcomes(result), dict(+result.notes)
+    return outcomes(result), {note.value: len(rows) for note, rows in result.noted.items()}
 
 
 def outcomes(result: SliceResult) -> dict[int, Any]:

@@ -12,7 +12,7 @@ import torch
 from penstock.errors import PenstockError, UsageError
 from penstock.train import objective
 from penstock.train.errors import NonFiniteError, UnsupportedError
-from penstock.train.loss import sft_sum
+from penstock.train.loss import sft_terms
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config
 
@@ -28,7 +28,7 @@ from tests.train.runs import Config
         ("lora={rank: 2, targets: [nothing]}", "lora.targets"),
         ("optim.warmup=50", "never be reached"),
         ("eval.every=5", "nothing to evaluate on"),
-        ("dpo.beta=0.2", "supervised"),
+        ("dpo.beta=0.2", "dpo is set, and this is `penstock train sft`"),
         ("checkpoint.keep=0", "checkpoint.keep=0"),
         ("optim.clip=0", "stop all learning"),
         ("model.path=x", "either model.path"),
@@ -108,12 +108,13 @@ def test_packing_with_a_model_that_cannot_isolate(config: Config, models: Path) 
 def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
-    def poisoned(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
+    def poisoned(logits: torch.Tensor, wanted: Any) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal calls
         calls += 1
-        return sft_sum(logits, wanted) * (float("nan") if calls == 8 else 1.0)  # step 4, second of two micro-batches
+        losses, weights = sft_terms(logits, wanted)
+        return losses * (float("nan") if calls == 8 else 1.0), weights  # step 4, second of two micro-batches
 
-    monkeypatch.setattr(objective, "sft_sum", poisoned)
+    monkeypatch.setattr(objective, "sft_terms", poisoned)
     values = config(feed={"batch_size": 4, "micro_batch": 2, "steps": 9})
     with pytest.raises(NonFiniteError, match=r"step 4: the loss is nan") as caught:
         train_sft(values)
@@ -121,11 +122,11 @@ def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_non_finite_gradient(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def poisoned(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
-        loss = sft_sum(logits, wanted)
-        return loss + (loss * 0).sqrt() * 0  # finite, but its gradient is not
+    def poisoned(logits: torch.Tensor, wanted: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        losses, weights = sft_terms(logits, wanted)
+        return losses + (losses * 0).sqrt() * 0, weights  # finite, but its gradient is not
 
-    monkeypatch.setattr(objective, "sft_sum", poisoned)
+    monkeypatch.setattr(objective, "sft_terms", poisoned)
     with pytest.raises(NonFiniteError, match="norm of its gradient is nan"):
         train_sft(config())
 

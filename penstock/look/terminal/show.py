@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
@@ -83,8 +84,17 @@ def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -
     label = f"{number:>4}  {role:<9}  {stretch.part.name.lower():<6}  {len(stretch.ids):>6}  {weight:>6}  "
     for line in visible_lines(b"".join(map(token_bytes, stretch.ids))):
         gutter = "+│ " if trained else " │ "
-        _line(console, Text.assemble((label, "cyan"), (gutter, "dim"), (line, "green" if trained else "dim")))
-        label = " " * len(label)
+        for piece in _wrapped(line, console, len(label) + len(gutter)):
+            _line(console, Text.assemble((label, "cyan"), (gutter, "dim"), (piece, "green" if trained else "dim")))
+            label = " " * len(label)
+
+
+def _wrapped(line: str, console: Console, indent: int) -> list[str]:
+    """The line in pieces that fit its column of a terminal; what is piped stays whole."""
+    width = console.width - indent
+    if not console.is_terminal or width < 20 or cell_len(line) <= width:
+        return [line]
+    return chop_cells(line, width)
 
 
 def _line(console: Console, text: Text) -> None:

@@ -29,6 +29,8 @@ def _numbers(stats: Stats) -> Table:
         table.add_row("sequences", f"{stats.sequences:,}")
     table.add_row("tokens", f"{stats.tokens:,}")
     table.add_row("trained", f"{stats.trained:,} ({stats.trained_share:.1%})")
+    if stats.cut_rows:
+        table.add_row("over the maximum length", f"{stats.cut_rows:,} rows, {stats.cut_tokens:,} tokens cut")
     table.add_row("tokens per sequence", _spread(stats.lengths))
     table.add_row("messages per sequence", _spread(stats.messages))
     table.add_row("rows without a trained token", f"{stats.rows_without_trained_token:,}")

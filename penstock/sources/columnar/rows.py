@@ -40,7 +40,7 @@ def json_rows(batch: pa.RecordBatch) -> tuple[list[bytes], int]:
     converter = _Converter()
     names = batch.schema.names
     columns = [converter.values(column) for column in batch.columns]
-    rows = [orjson.dumps(dict(zip(names, row, strict=True)), default=_as_json) for row in zip(*columns, strict=True)]
+    rows = [orjson.dumps(dict(zip(names, row, strict=True)), default=as_json) for row in zip(*columns, strict=True)]
     return rows, converter.nulls_dropped
 
 
@@ -168,7 +168,7 @@ def _split_lists(array: pa.Array, flat: list[Any]) -> list[Any]:
     return lists
 
 
-def _as_json(value: object) -> object:
+def as_json(value: object) -> object:
     """`orjson` fallback: bytes, decimals and durations as JSON values."""
     match value:
         case bytes():

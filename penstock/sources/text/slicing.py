@@ -16,7 +16,7 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import SourceError
-from penstock.sources.slices import SLICE_SIZES, Slice, SliceRows, SliceSizes, SourceFile, TextRows
+from penstock.sources.slices import MAX_ROW_BYTES, SLICE_SIZES, Slice, SliceRows, SliceSizes, SourceFile, TextRows
 from penstock.sources.text.chunks import CHUNK_BYTES, chunks
 from penstock.sources.text.json_lines import line_runs
 from penstock.sources.text.rows import HugeRow, RowRun, digest_of
@@ -25,6 +25,10 @@ from penstock.sources.text.rows import HugeRow, RowRun, digest_of
 def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[RowRun | HugeRow]:
     """Stream the rows of a text file."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
+    if file.kind.delimiter:
+        from penstock.sources.text.delimited import cell_runs
+
+        return cell_runs(stream, file.name, file.kind.delimiter, limit or MAX_ROW_BYTES)
     if file.kind.is_array:
         from penstock.sources.text.json_array import element_runs  # needs numpy
 
@@ -127,7 +131,7 @@ class _Pending:
             end=self._end,
             first_row=self._row,
             rows=self._rows,
-            first_line=None if self._file.kind.is_array else self._line + 1,
+            first_line=self._line + 1 if self._file.kind.has_lines else None,
             size=self.size,
             digest=digest,
             data=TextRows(self._kept, self._anchors) if self._keep_data else None,

@@ -27,6 +27,9 @@ class ModuleRecorder:
         self._begun = False
         self._known: set[int] = set()
         self._layers: set[int] = set()
+        self._layer_of: dict[int, int] = {}  # of the direct children of layers
+        self._entered = 0  # the layer whose first child has not run yet
+        self._first_children: set[int] = set()  # their forwards in a backward pass are recomputation
         self._heads: set[int] = set()
         self._embeddings: set[int] = set()
         self._skipped: set[int] = set()  # linear layers that don't reflect the precision: heads and adapters
@@ -63,7 +66,9 @@ class ModuleRecorder:
                 if head is not None:
                     self._heads.add(id(head))
                     self._embeddings.add(id(module.get_input_embeddings()))
-        self._layers |= {id(layer) for layer in decoder_layers(root)}
+        layers = decoder_layers(root)
+        self._layers |= {id(layer) for layer in layers}
+        self._layer_of |= {id(child): id(layer) for layer in layers for child in layer.children()}
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if id(module) not in self._known:
@@ -71,11 +76,22 @@ class ModuleRecorder:
         if not self._begun and module.training and torch.is_grad_enabled():
             self._begun = True
             self._on_begin()
-        if id(module) in self._layers and not self._steps.done:
-            if self._steps.in_backward:
-                self.recomputed += 1
-            elif torch.is_grad_enabled():
-                self.forwards += 1
+        if not self._steps.done:
+            self._count_forward(id(module))
+
+    def _count_forward(self, module: int) -> None:
+        """Counts a layer when it is called, and its recomputation when its first child runs in a backward pass.
+
+        Checkpointing wraps a layer's call or only its `forward`; only in the first case do the layer's hooks run again.
+        """
+        if self._steps.in_backward:
+            self.recomputed += module in self._first_children
+        elif module in self._layers and torch.is_grad_enabled():
+            self.forwards += 1
+            self._entered = module
+        elif self._entered and self._layer_of.get(module) == self._entered:
+            self._first_children.add(module)
+            self._entered = 0
 
     def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._steps.done or not self._begun:

@@ -131,9 +131,11 @@ def _folder(name: str, revision: str | None) -> Path:
 
 
 def method_of(config: TrainConfig, method: str | None) -> Method:
-    """The training method: `method` if set, else inferred from the configuration's dpo section."""
+    """The training method: `method` if set, else inferred from the configuration's dpo or kto section."""
     if method is not None:
         return Method(method)
+    if config.kto != type(config.kto)():
+        return Method.KTO
     return Method.DPO if config.dpo != type(config.dpo)() or config.feed.collate == "pairs" else Method.SFT
 
 

@@ -98,7 +98,14 @@ def _factory(spec: TargetSpec) -> Callable[..., Any]:
         raise UsageError(f"--target {spec.factory}: expected module:function, such as my_module:make_trainer.")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    factory: Callable[..., Any] | None = getattr(importlib.import_module(name), function, None)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"--target {spec.factory}: {name!r} can't be imported from {Path.cwd()}: {error}. "
+            "Run it where the module is, or set PYTHONPATH."
+        ) from error
+    factory: Callable[..., Any] | None = getattr(module, function, None)
     if factory is None:
         raise UsageError(f"--target {spec.factory}: module {name!r} has no {function!r}.")
     return factory

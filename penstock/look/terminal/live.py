@@ -1,4 +1,4 @@
-"""Progress while a build runs: a live line in a terminal, plain lines elsewhere. Only this package prints."""
+"""Progress of a command or a build as one line: live in a terminal, printed now and then elsewhere."""
 
 from __future__ import annotations
 

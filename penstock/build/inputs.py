@@ -1,0 +1,95 @@
+"""Rows that are in no file, kept in the cache by their content: `inputs/ab/b3-….jsonl`.
+
+A worker, a later hit and `Dataset.conversation` read them from there as from any other file. The name is the digest of
+the bytes, which is compared again before a file is used: neither a power failure nor another user can put other rows
+in place of those that were given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from penstock.build.place import Place, spare_place
+from penstock.errors import UsageError
+from penstock.sources.discover import NamedFile
+from penstock.sources.memory import STDIN, Held, flattened, held
+from penstock.store.cache import Cache
+from penstock.store.files import explain_os_errors, fault, file_digest, is_readable_file
+from penstock.store.tree import temporary_name
+
+
+def with_inputs(sources: Iterable[object], place: Place) -> list[str | Path | NamedFile]:
+    """The sources, with files in place of rows that are in none."""
+    found: list[str | Path | NamedFile] = []
+    given = list(flattened(sources))
+    if sum(isinstance(source, str) and source == STDIN for source in given) > 1:
+        raise UsageError("standard input (-) is given twice, and can be read only once.")
+    for source in given:
+        rows = held(source)
+        if rows is None:
+            assert isinstance(source, str | os.PathLike)
+            found.append(source if isinstance(source, str) else Path(source))
+        else:
+            # A cache that can only be read still serves hits; the rows are then kept where a build would move to.
+            cache = place.cache if place.obstacle is None else spare_place(place).cache
+            found.append(NamedFile(kept(cache, rows), rows.name))
+    return found
+
+
+def kept(cache: Cache, rows: Held) -> Path:
+    """The file that holds these rows."""
+    if rows.repeatable:
+        path = _path(cache, _digest(rows.chunks()), rows.suffix)
+        if _is_sound(path):
+            return path
+    temporary = cache.tree.tmp / temporary_name()
+    with explain_os_errors(temporary, "can't be written"):
+        try:
+            digest = _written(cache, temporary, rows.chunks())
+            path = _path(cache, digest, rows.suffix)
+            cache.tree.move(temporary, path, keep_existing=_is_sound(path))
+            fault("input.rename")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                cache.tree.remove(temporary)
+            raise
+    return path
+
+
+def _digest(chunks: Iterator[Any]) -> str:
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return f"b3-{hasher.hexdigest()}"
+
+
+def _written(cache: Cache, path: Path, chunks: Iterator[Any]) -> str:
+    hasher = blake3()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with (
+        cache.tree.folder(path.parent, create=True) as folder,
+        os.fdopen(os.open(path.name, flags, 0o666, dir_fd=folder), "wb") as file,
+    ):
+        for chunk in chunks:
+            hasher.update(chunk)
+            file.write(chunk)
+        fault("input.write")
+        file.flush()
+        os.fsync(file.fileno())
+    return f"b3-{hasher.hexdigest()}"
+
+
+def _path(cache: Cache, digest: str, suffix: str) -> Path:
+    return cache.root / "inputs" / digest[3:5] / f"{digest}.{suffix}"
+
+
+def _is_sound(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return is_readable_file(path) and file_digest(path) == path.stem
+    return False

@@ -1,0 +1,123 @@
+"""What a build did, in words: the facts that a terminal, a notebook and a script show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+
+from penstock.chat.notes import told
+from penstock.look.terminal.live import amount, duration
+
+if TYPE_CHECKING:
+    from penstock.build.prepare import Outcome
+    from penstock.store.dataset import StoredDataset
+
+WARNING = "warning"
+Fact = tuple[str, str]  # a label, '' where the one above goes on, and what is told
+
+
+def facts(outcome: Outcome) -> list[Fact]:
+    """What was done, what was left out, and how fast."""
+    progress = outcome.progress
+    found = [*dataset_facts(outcome.dataset), ("slices", _slices(outcome))]
+    if outcome.tokenizer:
+        found.append(("tokenizer", outcome.tokenizer))
+    if progress.slices_done:
+        found.append(("engines", _engines(outcome)))
+        speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"
+        workers = f"{progress.workers} worker{'s' if progress.workers != 1 else ''}"
+        found.append(("time", f"{duration(progress.seconds)} ({speed}, {workers})"))
+    if progress.checked:
+        found.append(("spot check", _checks(outcome)))
+    if progress.others_checked:
+        refused = f", {progress.others_refused} refused and made again" if progress.others_refused else ""
+        compared = f"{progress.others_rows:,} rows compared with the reference engines{refused}"
+        found.append(("others' shards", f"{progress.others_checked}: {compared}"))
+    if outcome.quarantine:
+        found.append(("set aside", str(outcome.quarantine)))
+    return [*found, *((WARNING, text) for text in outcome.warnings)]
+
+
+def dataset_facts(dataset: StoredDataset) -> list[Fact]:
+    """What is in a dataset, by its ledger."""
+    ledger = dataset.ledger
+    rejected = sum(ledger["rejected"].values())
+    found = [("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {rejected:,} rejected")]
+    found += [("", f"{count:,} {kind}") for kind, count in ledger["rejected"].items()]
+    found.append(("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples"))
+    lengths = sorted(ledger["lengths"].items(), key=lambda entry: entry[1])
+    found.append(("lengths", ", ".join(f"{name} {value:,}" for name, value in lengths)))
+    if ledger["regions_unknown"]:
+        found.append(("regions", f"{ledger['regions_unknown']:,} examples with unknown regions"))
+    notes = ledger["notes"].items()
+    return found + [("note", f"{note}: {told(note, count)}{_first_noted(dataset, note)}") for note, count in notes]
+
+
+def _first_noted(dataset: StoredDataset, note: str) -> str:
+    """Where the first row with a note is; rows are counted from 0."""
+    place = dataset.ledger.get("first_noted", {}).get(note)
+    files = dataset.notes.get("files", [])
+    if place is None or place[0] >= len(files):
+        return ""
+    return f" (first: {files[place[0]]['name']} row {place[1]})"
+
+
+def one_line(outcome: Outcome) -> str:
+    """The same in a line."""
+    dataset, progress = outcome.dataset, outcome.progress
+    how = "found in the cache" if outcome.hit else f"prepared in {duration(progress.seconds)}"
+    rejected = sum(dataset.ledger["rejected"].values())
+    aside = f", {rejected:,} rows set aside" if rejected else ""
+    return f"penstock: {len(dataset):,} rows, {dataset.tokens:,} tokens {how}{aside} ({dataset.key[:11]})"
+
+
+def as_html(title: str, told_facts: list[Fact]) -> str:
+    """Facts as a small table for a notebook."""
+    cell = '<td style="text-align:left;vertical-align:top;white-space:pre-wrap">'
+    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in told_facts)
+    return f"<div><code>{escape(title)}</code><table>{rows}</table></div>"
+
+
+def _slices(outcome: Outcome) -> str:
+    progress = outcome.progress
+    if outcome.hit:
+        return f"{len(outcome.dataset.shards)} found in the cache: nothing to do"
+    parts = [f"{progress.slices_done} made"]
+    if progress.slices_reused:
+        parts.append(f"{progress.slices_reused} found in the cache")
+    if progress.slices_elsewhere:
+        parts.append(f"{progress.slices_elsewhere} made by other processes")
+    return ", ".join(parts)
+
+
+def _engines(outcome: Outcome) -> str:
+    rows = max(outcome.progress.examples, 1)
+    lines = []
+    encoder, not_served = outcome.progress.encoder
+    stages = [("encode", encoder)]
+    if outcome.dataset.manifest.recipe["templates"]:
+        stages.insert(0, ("render", "machine"))
+    for stage, fast in stages:
+        why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
+        slow = min(sum(why.values()), rows)
+        text = f"{stage}: {fast}" if slow == rows else f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
+        lines.append(text + _reasons(why, "by the reference"))
+    if not_served:
+        lines.append(f"encode: {not_served}")
+    return "\n".join(lines)
+
+
+def _checks(outcome: Outcome) -> str:
+    """What was compared with the references."""
+    progress = outcome.progress
+    text = f"{progress.checked:,} rows compared with the reference engines"
+    if progress.mismatches:
+        return f"{text}, {progress.mismatches:,} differed (their slices were redone)"
+    taken, compared = progress.paths
+    return f"{text}; paths: {compared} of {taken} checked" if taken else text
+
+
+def _reasons(why: Mapping[str, int], how: str) -> str:
+    reasons = "; ".join(f"{n:,} {how}: {reason}" for reason, n in sorted(why.items(), key=lambda e: -e[1]))
+    return f" ({reasons})" if reasons else ""

@@ -1,0 +1,130 @@
+"""Names that other tools have for our options: understood where they mean the same, else answered with what to use.
+
+Sources: TRL and transformers' TrainingArguments, `datasets`, Axolotl, LLaMA-Factory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.errors import UsageError
+
+log = logging.getLogger("penstock")
+
+_LENGTH = ("max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length")
+_VIEW = "is decided when loading, and encodes nothing again: ds.view({}) or {} in a training configuration"
+
+PREPARE: Mapping[str, str] = {
+    **dict.fromkeys(("num_proc", "num_workers", "dataset_num_proc", "preprocessing_num_workers"), "workers"),
+    **dict.fromkeys(("dataset_text_field", "text_field", "text_column"), "text_key"),
+    **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path", "processing_class"), "tokenizer"),
+    **dict.fromkeys(("chat_template", "chat_template_path"), "template"),
+    **dict.fromkeys(("max_samples", "max_examples", "num_samples"), "limit"),
+    **dict.fromkeys(("field_messages", "messages_field"), "messages_key"),
+    "cache_dir": "cache",
+    "overwrite_cache": "force",
+    "chat_template_kwargs": "template_vars",
+}
+PREPARE_HINTS: Mapping[str, str] = {
+    **dict.fromkeys(_LENGTH, _VIEW.format("max_length=…", "data.max_length")),
+    **dict.fromkeys(
+        ("assistant_only_loss", "completion_only_loss", "train_on_inputs", "train_on_prompt", "train_on"),
+        _VIEW.format("train_on=…", "data.train_on"),
+    ),
+    **dict.fromkeys(("packing", "sample_packing"), "is the loader's: collate='packed', or feed.collate: packed"),
+    **dict.fromkeys(("seed", "shuffle"), "belongs to the loader: view.loader(seed=…), which shuffles every epoch"),
+    "streaming": "is not needed: datasets are memory-mapped, and building them takes bounded memory",
+}
+FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # where a flag is not called as its option
+TRAIN: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "lr"), "optim.lr"),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "epochs"), "feed.epochs"),
+    **dict.fromkeys(("max_steps", "steps"), "feed.steps"),
+    **dict.fromkeys(("warmup_ratio", "warmup_steps"), "optim.warmup"),
+    **dict.fromkeys(_LENGTH, "data.max_length"),
+    **dict.fromkeys(("model_name_or_path", "base_model"), "model.path"),
+    **dict.fromkeys(("output_dir",), "output"),
+    **dict.fromkeys(("lora_r", "lora_rank"), "lora.rank"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val"), "optim.clip"),
+    "lr_scheduler_type": "optim.schedule",
+    "weight_decay": "optim.weight_decay",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "eval_steps": "eval.every",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "gradient_checkpointing": "model.gradient_checkpointing",
+    "attn_implementation": "model.attention",
+    "report_to": "log.trackers",
+    "run_name": "log.run_name",
+    "pref_beta": "dpo.beta",
+}
+TRAIN_HINTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps", "batch_size"),
+        "use feed.batch_size (rows of a step over all devices) and feed.micro_batch (rows at a time on one)",
+    ),
+    **dict.fromkeys(("packing", "sample_packing"), "use feed.collate: packed"),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype"), "use model.precision: auto, fp32, bf16-mixed or bf16"),
+    **dict.fromkeys(("dataset", "datasets", "dataset_name", "train_file", "data_path"), "use data.sources"),
+    **dict.fromkeys(("assistant_only_loss", "train_on_inputs", "completion_only_loss"), "use data.train_on"),
+    **dict.fromkeys(("use_peft", "finetuning_type", "adapter"), "use lora.rank: above 0 trains adapters"),
+    **dict.fromkeys(("val_set_size", "test_size"), "use eval.holdout"),
+    "beta": "use dpo.beta or kto.beta",
+    "dataset_text_field": "use data.prepare.text_key",
+    "num_proc": "use data.prepare.workers",
+    "use_liger_kernel": "use liger.enabled",
+    "resume_from_checkpoint": "nothing to set: the same command goes on from the last checkpoint (checkpoint.resume)",
+}
+
+
+def prepare_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `prepare`, with our names in place of others'."""
+    _refuse([f"{name!r} {PREPARE_HINTS[name]}." for name in values if name in PREPARE_HINTS])
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        ours = PREPARE.get(name, name)
+        if ours in found or (ours != name and ours in values):
+            raise UsageError(f"{name!r} means {ours!r}, which is given too. Give one of them.")
+        found[ours] = value
+    return found
+
+
+def prepare_flags(arguments: Iterable[str]) -> list[str]:
+    """The arguments of `penstock prepare`, with our flags in place of others'."""
+    found: list[str] = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
+        if name in PREPARE_HINTS:
+            raise UsageError(f"{flag} {PREPARE_HINTS[name]}.")
+        ours = PREPARE.get(name)
+        found.append(argument if ours is None else f"--{FLAGS.get(ours, ours).replace('_', '-')}{equals}{value}")
+    return found
+
+
+def train_values(values: dict[str, Any]) -> dict[str, Any]:
+    """A training configuration, with other tools' keys at the top moved to where they belong."""
+    _refuse([f"{name!r}: {TRAIN_HINTS[name]}." for name in values if name in TRAIN_HINTS])
+    found = {name: value for name, value in values.items() if name not in TRAIN}
+    for name in values:
+        if name not in TRAIN:
+            continue
+        *sections, key = TRAIN[name].split(".")
+        place = found
+        for section in sections:
+            inner = dict(place.get(section) or {})
+            place[section] = inner
+            place = inner
+        if key in place:
+            raise UsageError(f"{name!r} means {TRAIN[name]!r}, which is given too. Give one of them.")
+        place[key] = values[name]
+        log.info("%s is read as %s", name, TRAIN[name])
+    return found
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise UsageError("\n  ".join(problems))

@@ -1,0 +1,209 @@
+"""What a new user meets on the command line: other tools' names, typos, Ctrl-C, small comforts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import penstock as ps
+from penstock import other_names
+from penstock.build import limits
+from penstock.build.options import PrepareOptions, prepare_options
+from penstock.errors import SourceError, UsageError
+from penstock.look.stats import stats
+from penstock.look.terminal.show import show
+from penstock.train.config import TrainConfig
+from penstock.train.config_reader import flat, plain, read_config
+from penstock.verify.targets import TargetSpec, _factory
+
+
+def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, **more)
+
+
+def test_names_of_other_tools_are_understood(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+    options = prepare_options({"tokenizer_name_or_path": "t", "num_proc": 3, "cache_dir": "c", "max_samples": 7})
+    assert (options.tokenizer, options.workers, str(options.cache), options.limit) == ("t", "3", "c", 7)
+    common = ("--cache-dir", tmp_path, "--num-proc=1", "--max-samples", "5", "--json")
+    done = command("prepare", examples / "data/chats.jsonl", "--tokenizer", tokenizer, *common)
+    assert json.loads(done.stdout)["examples"] == 5
+    config = read_config({"learning_rate": 3e-4, "num_train_epochs": 2, "output_dir": "o", "data": {"max_length": 9}})
+    assert (config.optim.lr, config.feed.epochs, str(config.output), config.data.max_length) == (3e-4, 2, "o", 9)
+    with pytest.raises(UsageError, match="'num_proc' means 'workers', which is given too"):
+        prepare_options({"tokenizer": "t", "num_proc": 3, "workers": 2})
+
+
+def test_names_that_mean_something_else_say_what_to_use() -> None:
+    with pytest.raises(UsageError, match=r"'max_length' is decided when loading.*ds.view\(max_length=…\)"):
+        prepare_options({"tokenizer": "t", "max_length": 9})
+    with pytest.raises(UsageError) as caught:
+        read_config({"per_device_train_batch_size": 4, "packing": True, "num_proc": 2})
+    assert "feed.micro_batch" in str(caught.value)
+    assert "feed.collate: packed" in str(caught.value)
+    assert "data.prepare.workers" in str(caught.value)
+    done = command("prepare", "x.jsonl", "--max-length", "512")
+    assert done.returncode == 2
+    assert "--max-length is decided when loading" in done.stderr
+
+
+def test_every_alias_names_an_option_of_ours() -> None:
+    known = {entry.name for entry in PrepareOptions.__dataclass_fields__.values()}
+    assert set(other_names.PREPARE.values()) <= known
+    assert not known & {*other_names.PREPARE, *other_names.PREPARE_HINTS}
+    keys = flat(plain(TrainConfig())).keys()
+    assert set(other_names.TRAIN.values()) <= keys
+    assert not {key.split(".")[0] for key in keys} & {*other_names.TRAIN, *other_names.TRAIN_HINTS}
+
+
+def test_all_typos_of_a_configuration_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_config({"modle": {}, "optim": {"lrr": 1}, "feed": {"batchsize": 2}})
+    for told in ("'modle'", "'optim.lrr'", "'feed.batchsize'", "Did you mean 'batch_size'"):
+        assert told in str(caught.value)
+
+
+def test_where_no_format_fits_the_column_is_named(tokenizer: Path, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"id": "1", "dialog": turns}]
+    with pytest.raises(SourceError, match="If 'dialog' holds the conversation, say so: --messages-key dialog."):
+        ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path)
+    assert len(ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path, messages_key="dialog")) == 1
+
+
+def test_ctrl_c_is_one_line(tokenizer: Path, tmp_path: Path) -> None:
+    """A real SIGINT to the whole process group, workers included; the same command goes on."""
+    row = json.dumps({"text": "Row with some words in it, again and again. " * 200})
+    (tmp_path / "rows.jsonl").write_text("".join(row.replace("Row", f"Row {n}") + "\n" for n in range(6000)))
+    line = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "prepare",
+        str(tmp_path / "rows.jsonl"),
+        "--tokenizer",
+        str(tokenizer),
+    ]
+    line += ["--cache", str(tmp_path / "c"), "--workers", "2", "--no-fast"]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True)
+    claims = tmp_path / "c" / "claims"
+    began = time.monotonic()
+    while not (claims.is_dir() and any(claims.iterdir())) and time.monotonic() - began < 60:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert told.splitlines()[-1] == "penstock: stopped; the same command goes on from here"
+
+
+def test_version_and_completion() -> None:
+    assert command("--version").stdout == f"penstock {ps.__version__}\n"
+    assert (
+        "complete_bash"
+        in command(
+            "--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+        ).stdout
+    )
+    assert "--no-no-cache" not in command("prepare", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
+    assert set(ps.__all__) <= set(dir(ps))
+
+
+def test_stats_say_what_a_length_cuts(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+    ds = ps.prepare(examples / "data/chats.jsonl", tokenizer=tokenizer, cache=tmp_path)
+    lengths = [len(ds.input_ids(number)) for number in range(len(ds))]
+    counted = stats(ds.view(max_length=60))
+    assert counted.cut_rows == sum(length > 60 for length in lengths) > 0
+    assert counted.cut_tokens == sum(max(0, length - 60) for length in lengths)
+    whole = stats(ds).lengths
+    assert dict(ds.ledger["lengths"]) == {"p50": whole.p50, "p90": whole.p90, "p99": whole.p99, "max": whole.max}
+    done = command("stats", "latest", "--cache", tmp_path, "--max-length", 60)
+    assert f"{counted.cut_rows:,} rows, {counted.cut_tokens:,} tokens cut" in done.stdout
+
+
+def test_a_dataset_is_named_by_a_short_key_or_latest(tokenizer: Path, tmp_path: Path) -> None:
+    first = ps.prepare([{"text": "a"}], tokenizer=tokenizer, cache=tmp_path)
+    os.utime(first.path / "manifest.json", (1, 1))
+    (first.path / "used").unlink(missing_ok=True)
+    second = ps.prepare([{"text": "b"}], tokenizer=tokenizer, cache=tmp_path)
+    for name in (second.key[:9], second.key[3:12], "latest"):
+        assert ps.open(name, cache=tmp_path).key == second.key
+    assert ps.open(first.key[3:11], cache=tmp_path).key == first.key
+    with pytest.raises(ps.PenstockError, match="latest: there is no dataset"):
+        ps.open("latest", cache=tmp_path / "empty")
+
+
+def test_show_wraps_in_its_column(tokenizer: Path, tmp_path: Path) -> None:
+    ds = ps.prepare([{"text": "word " * 60}], tokenizer=tokenizer, cache=tmp_path)
+    table = ds.vocabulary.token_bytes
+    out = io.StringIO()
+    show(ds.view(), 0, lambda token: table[token], Console(file=out, width=80, force_terminal=True, color_system=None))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("│" in line for line in lines) >= 5
+
+
+def test_workers_are_capped_with_a_word(monkeypatch: pytest.MonkeyPatch, tokenizer: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(limits, "_limits", lambda: (4, 100))
+    assert limits.worker_count("auto") == (4, "")
+    assert limits.worker_count("3") == (3, "")
+    assert limits.worker_count("64") == (4, "--workers 64 is capped at 4, the number of cores this process may use")
+    monkeypatch.setattr(limits, "_limits", lambda: (8, 2))
+    assert "is capped at 2, the number of that the free memory" not in limits.worker_count("3")[1]
+    assert limits.worker_count("3")[0] == 2
+
+
+def test_a_target_that_can_not_be_imported() -> None:
+    with pytest.raises(UsageError, match="--target nowhere_to_be_found:make: 'nowhere_to_be_found' can't be imported"):
+        _factory(TargetSpec(None, None, (), "nowhere_to_be_found:make"))
+
+
+def test_progress_counts_the_rows_of_the_split(tokenizer: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"row {n} " * 50}) + "\n" for n in range(100)))
+    seen: list[tuple[int, int]] = []
+    ps.prepare(
+        rows,
+        tokenizer=tokenizer,
+        cache=tmp_path / "c",
+        split="train[:10]",
+        on_progress=lambda p: seen.append((p.bytes_seen, p.bytes_total)),
+    )
+    assert seen[-1][0] == pytest.approx(seen[-1][1], rel=0.01)
+    assert seen[-1][1] < rows.stat().st_size / 5
+
+
+def test_a_trainer_that_speaks(examples: Path, tmp_path: Path) -> None:
+    """At once, before anything heavy is imported; and a finished run says so."""
+    line = [sys.executable, "-m", "penstock.cli", "train", "sft", str(examples / "sft.yaml")]
+    changes = ["feed.epochs=null", "feed.steps=2", f"output={tmp_path / 'run'}", f"data.prepare.cache={tmp_path / 'c'}"]
+    variables = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    more: dict[str, Any] = {"cwd": examples.parent, "env": variables}
+    done = subprocess.run([*line, *changes], capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.splitlines()
+    assert told[0].startswith("penstock train sft: ")
+    assert any(entry.startswith("data: 400 rows") and "prepared" in entry for entry in told)
+    assert any("parameters trained (100.0%), on cpu × 1, 2 steps" in entry for entry in told)
+    assert "finished: 2 steps; the model is in" in done.stdout
+    again = subprocess.run([*line, *changes], capture_output=True, text=True, **more)
+    assert "found in the cache" in again.stderr
+    assert "all 2 steps are done already" in again.stderr
+    assert "all 2 steps were done already" in again.stdout
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "checkpoints").write_text("")
+    refused = subprocess.run([*line, *changes, f"output={tmp_path / 'other'}"], capture_output=True, text=True, **more)
+    assert refused.returncode == 1
+    assert "checkpoints: it is not a folder. Choose another output" in refused.stderr
+    assert "model: loading" not in refused.stderr

@@ -1,0 +1,158 @@
+"""KTO: labels kept from the row to the batch, a loss that is TRL's, and runs that learn from it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import KTOConfig, KTOTrainer
+
+import penstock as ps
+from penstock.errors import RowError, UsageError
+from penstock.train.config import KtoConfig
+from penstock.train.errors import UnsupportedError
+from penstock.train.kto import Kto
+from penstock.train.objective import Policy
+from penstock.train.reference import FrozenReference
+from penstock.train.run import train_kto, train_sft
+from tests.train.runs import Config, losses, metrics
+
+ROWS = [
+    {"prompt": f"{a} plus {b} is", "completion": f" {a + b + (not good) * 7}, I think.", "label": good}
+    for a, b, good in [(1, 2, True), (30, 4, False), (7, 7, False), (9, 12, True), (5, 5, True), (10, 2, False)] * 4
+]
+VIEW: dict[str, Any] = {"train_on": "last_assistant_turn"}
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    path = tmp_path / "kto.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def chat(row: dict[str, Any]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+    return {"messages": messages, "label": row["label"]}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "messages", "csv", "numbers"])
+def test_labels_are_kept(form: str, tokenizer: Path, tmp_path: Path) -> None:
+    rows: Any = ROWS
+    options: dict[str, Any] = {}
+    match form:
+        case "messages":
+            rows = [chat(row) for row in ROWS]
+        case "numbers":
+            rows, options = [{**row, "label": int(row["label"])} for row in ROWS], {"label_key": "label"}
+        case "csv":
+            rows = tmp_path / "kto.csv"
+            with rows.open("w", newline="") as file:
+                writer = csv.DictWriter(file, ROWS[0])
+                writer.writeheader()
+                writer.writerows(ROWS)
+    ds = ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path / "c", **options)
+    assert "labelled" in repr(ds)
+    assert "label_false" not in ds.ledger["notes"]
+    view = ds.view(**VIEW)
+    wanted = [row["label"] for row in ROWS]
+    assert [example.desirable for example in view] == wanted
+    found = {}
+    for batch in ps.mix({"a": (view, 1.0), "b": (view, 1.0)}).loader(batch_size=7, seed=3, epochs=1):
+        assert "desirable" not in batch.inputs
+        for place, good in zip(batch.rows, batch.tensors["desirable"].tolist()[: len(batch.items)], strict=True):
+            found[place.row] = bool(good)
+    assert found == dict(enumerate(wanted))
+
+
+def test_what_is_no_label(tokenizer: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path}
+    classes = [{**row, "label": 1} for row in ROWS]
+    assert "labelled" not in repr(ps.prepare(classes, **options))
+    with pytest.raises(RowError, match=r"<list>:25: column 'label' is 'maybe'; expected true or false"):
+        ps.prepare([*ROWS, {**ROWS[0], "label": "maybe"}], **options)
+    plain = ps.prepare(ROWS, format="prompt_completion", **options)
+    assert plain.view()[0].desirable is None
+    labelled = ps.prepare(ROWS, **options)
+    with pytest.raises(UsageError, match="one holds labelled answers"):
+        ps.mix({"a": (labelled, 1.0), "b": (plain, 1.0)})
+    with pytest.raises(UsageError, match="labelled answers .KTO. can't be exported"):
+        labelled.view().export("trl", tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.7, 1.3)])
+def test_the_loss_is_trls(weights: tuple[float, float], models: Path, examples: Path, tmp_path: Path) -> None:
+    """From the same rows: ids, masks, mismatched answers and losses."""
+    tokenizer = AutoTokenizer.from_pretrained(examples / "tokenizer")
+
+    def tiny(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(models / "llama"))
+
+    model, reference = tiny(0), tiny(1)
+    size = 6
+    quiet: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "max_length": None}
+    trainer = KTOTrainer(
+        model,
+        ref_model=reference,
+        args=KTOConfig(
+            str(tmp_path / "trl"),
+            beta=0.3,
+            per_device_train_batch_size=size,
+            train_sampling_strategy="sequential",
+            desirable_weight=weights[0],
+            undesirable_weight=weights[1],
+            **quiet,
+        ),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer,
+    )
+    model.train()
+    policy = Policy(model, model, torch.device("cpu"), None)
+    settings = KtoConfig(beta=0.3, desirable_weight=weights[0], undesirable_weight=weights[1])
+    objective = Kto(policy, FrozenReference(reference, reference), settings, Accelerator(cpu=True))
+    view = ps.prepare(ROWS, tokenizer=tokenizer, cache=tmp_path / "c").view(**VIEW)
+    loader = view.loader(batch_size=size, shuffle=False, epochs=1, framework="torch")
+    compared = 0
+    for batch, theirs in zip(loader, trainer.get_train_dataloader(), strict=True):
+        sums = objective.loss(batch)
+        expected = trainer.compute_loss(model, theirs)
+        assert (sums.loss / objective.weight(batch)).item() == pytest.approx(expected.item(), abs=1e-5)
+        assert sums.loss.item() / size != pytest.approx(0.5, abs=1e-3)
+        compared += len(batch.items)
+    assert compared == len(ROWS)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft with transformers 5.23
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
+    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}, **VIEW}
+    values = config("kto", data=data, feed={"batch_size": 8, "steps": 12}, lora={"rank": rank}, optim={"lr": 1e-2})
+    train_kto(values)
+    assert losses(values)[0] == pytest.approx(0.5, abs=1e-3)
+    assert losses(values)[-1] < 0.45
+    assert {"kl", "reward_desirable", "reward_undesirable", "desirable"} <= metrics(values)[-1].keys()
+
+
+def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
+    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}, **VIEW}
+    with pytest.raises(UsageError, match="a label judges the last answer alone"):
+        train_kto(config("kto", data={**data, "train_on": "all_assistant_messages"}))
+    with pytest.raises(UsageError, match="micro_batch must be 2 or more"):
+        train_kto(config("kto", data=data, feed={"micro_batch": 1}))
+    with pytest.raises(
+        UnsupportedError, match="consists of labelled answers .KTO.. Use `penstock train kto`. To ignore"
+    ):
+        train_sft(config(data=data))
+    with pytest.raises(UsageError, match="kto is set, and this is `penstock train sft`"):
+        train_sft(config(data=data, kto={"beta": 0.5}))
+    with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
+        train_kto(config("sft", data=VIEW))
