@@ -65,6 +65,11 @@ class RowTrees:
         return False
 
     @property
+    def is_labelled(self) -> bool:
+        """That of the view."""
+        return self._view.is_labelled
+
+    @property
     def ledger(self) -> Ledger:
         """That of the view."""
         return self._view.ledger
