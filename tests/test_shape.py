@@ -36,6 +36,7 @@ SHARED = (
     "native",
     "notebook",
     "options",
+    "other_names",
 )  # no stage: anybody may use them
 BESIDE = ("export", "adoption", "look", "verify", "cli", "api")
 
