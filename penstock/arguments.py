@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from penstock.pack.settings import Tail
     from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
     from penstock.store.trust import Trust
-    from penstock.view.policy import LossPolicy
-    from penstock.view.settings import HoldoutPart, Overlong, UnknownRegions
+    from penstock.view.settings import HoldoutPart, LossPolicy, Overlong, UnknownRegions
 
 
 class PrepareArguments(TypedDict, total=False):

@@ -27,7 +27,7 @@ from penstock.store.dataset import StoredDataset
 from penstock.view.example import Example
 from penstock.view.examples import place_of
 from penstock.view.index.shard import Rows, row_hashes
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 _FEW: Final = 20  # changed rows described in full
 _CONTEXT: Final = 8  # tokens before the first difference

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from penstock.look.charts import curve, histogram
 from penstock.look.tokens import run_html
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 PAGES: Final = Path(__file__).parent / "pages"
 

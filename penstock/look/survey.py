@@ -22,9 +22,9 @@ from penstock.store.dataset import StoredDataset
 from penstock.view.examples import Examples
 from penstock.view.index.prompts import prompt_lengths
 from penstock.view.index.shard import Rows
-from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.policy import run_weights
 from penstock.view.runs import Runs, Tally
-from penstock.view.settings import Overlong
+from penstock.view.settings import LossPolicy, Overlong
 from penstock.view.view import BaseView
 
 _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows

@@ -19,8 +19,9 @@ from penstock.errors import PenstockError
 from penstock.look.visible import visible_text
 from penstock.view.example import Cut, Example, Pair, cut_example
 from penstock.view.examples import Examples, place_of
-from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
+from penstock.view.settings import LossPolicy
 
 ROLE_NAMES: Final[Mapping[Role, str]] = {role: "template" if role is Role.NONE else role.name.lower() for role in Role}
 TokenBytes = Sequence[bytes]

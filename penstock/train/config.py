@@ -15,8 +15,7 @@ from typing import Any
 from penstock.feed.settings import Collate
 from penstock.options import option
 from penstock.pack.settings import Tail
-from penstock.view.policy import LossPolicy
-from penstock.view.settings import Overlong, UnknownRegions
+from penstock.view.settings import LossPolicy, Overlong, UnknownRegions
 
 
 class Precision(StrEnum):

@@ -22,7 +22,7 @@ from penstock.train.config import DpoConfig, KtoConfig, LossConfig, Mean, Refere
 from penstock.train.errors import UnsupportedError
 from penstock.train.output.tracking import check_trackers
 from penstock.view.gather import Gathered
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 LAST = (LossPolicy.LAST_ASSISTANT_TURN, LossPolicy.LAST_ASSISTANT_MESSAGE)
 

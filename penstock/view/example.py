@@ -14,8 +14,9 @@ from penstock.store.chains import tokens
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
 from penstock.view.examples import Examples
-from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
+from penstock.view.settings import LossPolicy
 
 IGNORED: Final = -100  # the label that every trainer leaves out of the loss
 

@@ -17,8 +17,9 @@ from penstock.chat.conversation import Role
 from penstock.store.chains import tokens
 from penstock.store.columns import Columns
 from penstock.view.mixture import BaseMixture
-from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs, UInt32
+from penstock.view.settings import LossPolicy
 from penstock.view.view import BaseView, Served
 
 Scalar = TypeVar("Scalar", bound=np.generic)

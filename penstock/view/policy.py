@@ -11,30 +11,12 @@ Context, which is trained in another example of the row, is trained by none.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import numpy as np
 
 from penstock.arrays import Bool
 from penstock.chat.conversation import Part, Role
 from penstock.view.runs import Float32, Runs
-
-
-class LossPolicy(StrEnum):
-    """What is trained; the values are the option's."""
-
-    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
-    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
-    LAST_ASSISTANT_TURN = "last_assistant_turn"
-    ALL_MESSAGES = "all_messages"
-    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
-    ALL_TOKENS = "all_tokens"
-    CUSTOMIZED = "customized"
-
-    @property
-    def needs_regions(self) -> bool:
-        """Whether a row must have certain regions to be served."""
-        return self is not LossPolicy.ALL_TOKENS
+from penstock.view.settings import LossPolicy
 
 
 def run_weights(policy: LossPolicy, runs: Runs) -> Float32:

@@ -12,10 +12,26 @@ from blake3 import blake3
 
 from penstock.errors import UsageError
 from penstock.options import option, read_options
-from penstock.view.policy import LossPolicy
 
 if TYPE_CHECKING:
     from penstock.arguments import ViewArguments
+
+
+class LossPolicy(StrEnum):
+    """What is trained; the values are the option's."""
+
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
+    LAST_ASSISTANT_TURN = "last_assistant_turn"
+    ALL_MESSAGES = "all_messages"
+    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
+    ALL_TOKENS = "all_tokens"
+    CUSTOMIZED = "customized"
+
+    @property
+    def needs_regions(self) -> bool:
+        """Whether a row must have certain regions to be served."""
+        return self is not LossPolicy.ALL_TOKENS
 
 
 class Overlong(StrEnum):

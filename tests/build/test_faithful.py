@@ -20,7 +20,7 @@ from penstock.build.checks.equality import same_examples
 from penstock.chat.conversation import Part
 from penstock.errors import CorruptError, UsageError, ViewError
 from penstock.store.chains import check_prefixes, sizes, tokens
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 Rows = Callable[..., Path]
 Write = Callable[[list[object]], Path]

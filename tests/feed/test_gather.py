@@ -11,7 +11,7 @@ from penstock.store.dataset import RowLocation
 from penstock.view.example import Example, Pair
 from penstock.view.gather import Gathered, Gatherer
 from penstock.view.memory import MemoryExamples
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 from penstock.view.view import Served
 from tests.feed.data import mixture, pair_view, rows, view
 from tests.view.rows import pairs as some_pairs

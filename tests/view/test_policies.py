@@ -8,7 +8,7 @@ import pytest
 from penstock.chat.conversation import Part, Role
 from penstock.errors import RegionsUnknown, UsageError, ViewError
 from penstock.view.memory import MemoryExamples, Piece
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 from tests.view.rows import chat, tool_chat
 
 UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3))]

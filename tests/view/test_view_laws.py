@@ -11,7 +11,7 @@ from penstock.chat.conversation import Role
 from penstock.view.example import Example, Pair
 from penstock.view.ledger import Ledger
 from penstock.view.memory import MemoryExamples, Piece
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 from tests.view import reference
 from tests.view.reference import Outcome, Token
 from tests.view.rows import chat, pairs, rows

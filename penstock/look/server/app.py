@@ -30,7 +30,7 @@ from penstock.look.server.session import Session
 from penstock.look.survey import Flag
 from penstock.look.tokens import ROLE_NAMES, blocks, text_of
 from penstock.look.visible import visible_text
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 PER_PAGE: Final = 50
 MOST_HITS: Final = 100  # of one search, until more are asked for

@@ -28,8 +28,7 @@ from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.example import Example
 from penstock.view.examples import place_of
-from penstock.view.policy import LossPolicy
-from penstock.view.settings import UnknownRegions, ViewSettings
+from penstock.view.settings import LossPolicy, UnknownRegions, ViewSettings
 
 T = TypeVar("T")
 _PREVIEW: Final = 40  # tokens of a message in the list

@@ -20,7 +20,7 @@ from penstock.feed.batch import Batch
 from penstock.train.data import Served, views_of
 from penstock.view.gather import Gatherer
 from penstock.view.mixture import BaseMixture
-from penstock.view.policy import LossPolicy
+from penstock.view.settings import LossPolicy
 
 if TYPE_CHECKING:
     from penstock.train.objectives.objective import Grouped

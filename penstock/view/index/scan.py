@@ -21,9 +21,9 @@ from penstock.view.index.holdout import Holdout
 from penstock.view.index.shard import Rows, each_row_once, row_hashes, serve
 from penstock.view.index.windows import Windows
 from penstock.view.ledger import Ledger
-from penstock.view.policy import LossPolicy, run_weights
+from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
-from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
+from penstock.view.settings import LossPolicy, Overlong, UnknownRegions, ViewSettings
 
 _NAMED: Final = 5  # rows that an error names
 _Compact = tuple[npt.NDArray[np.integer], Int32, Int32, Int32]
