@@ -34,6 +34,7 @@ from benchmarks.masks import compare_masks, mask_report
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Expected, Oracle, token_hash
 from benchmarks.servers import Server, ServerDiedError, serve
+from penstock.errors import SourceError
 from penstock.tokenizer import load_tokenizer
 
 NAMED = 3  # differing rows to print per template
@@ -80,11 +81,17 @@ def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally:
         file, quarantine = Path(folder) / "template.jinja", Path(folder) / "quarantine.jsonl"
         file.write_text(template)
         last: list[Any] = []
-        dataset = ps.prepare(
-            *files.paths, tokenizer=str(tokenizer), template=file, cache=Path(folder) / "cache", workers=1,
-            on_bad_row="quarantine", quarantine_file=quarantine, dropped_tool_calls="keep",
-            on_progress=lambda progress: last.append(progress),
-        )  # fmt: skip
+        try:
+            dataset = ps.prepare(
+                *files.paths, tokenizer=str(tokenizer), template=file, cache=Path(folder) / "cache", workers=1,
+                on_bad_row="quarantine", quarantine_file=quarantine, dropped_tool_calls="keep",
+                on_progress=lambda progress: last.append(progress),
+            )  # fmt: skip
+        except SourceError:  # the template refuses every row
+            if not quarantine.exists():
+                raise
+            compare_rejected(quarantine, oracle, template, tally)
+            return
         clock.lap("prepare")
         for stage, why in last[-1].engines.items():
             tally.engines.update({f"{stage}: {reason}": n for reason, n in why.items()})

@@ -89,8 +89,8 @@ class Oracle:
                     side["messages"], tools=side["tools"], chat_template=template, tokenize=True, return_dict=True,
                     return_assistant_tokens_mask=masks, **side["variables"],
                 )  # fmt: skip
-            except Exception:
-                differing += found.error is None
+            except Exception:  # from 5.23 on it drops keys that are null, which some templates can't do without
+                differing += found.error is None and not _has_nulls(side)
                 continue
             same = found.error is None and found.tokens == token_hash(whole["input_ids"])
             differing += not same or (masks and not np.array_equal(found.mask, whole["assistant_masks"]))
@@ -129,6 +129,10 @@ class Oracle:
             self._tokens.update(zip(new, (token_hash(encoding.ids) for encoding in encodings), strict=True))
             found = [Expected(None, self._tokens[key]) for key in keys]
         return [Expected(errors[number]) if number in errors else one for number, one in enumerate(found)]
+
+
+def _has_nulls(side: dict[str, Any]) -> bool:
+    return any(value is None for message in side["messages"] for value in message.values())
 
 
 def stock_mask(encoding: Any, spans: Spans) -> Bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
-from penstock.arrays import Int64
+if TYPE_CHECKING:
+    from penstock.arrays import Int64  # a hit of the cache loads no numpy
 
 
 class Note(StrEnum):
@@ -123,7 +123,7 @@ _TOLD = {
     Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),
 }
 
-NotedRows = Mapping[Note, Int64]  # note -> numbers of rows, sorted, each once
+NotedRows: TypeAlias = Mapping[Note, "Int64"]  # note -> numbers of rows, sorted, each once
 
 
 def told(note: str, count: int) -> str:
@@ -146,11 +146,15 @@ def joined_notes(*parts: NotedRows) -> NotedRows:
         for note, rows in part.items():
             if len(rows):
                 found.setdefault(note, []).append(rows)
+    import numpy as np
+
     return {note: np.unique(np.concatenate(rows)) for note, rows in found.items()}
 
 
 def to_runs(rows: Int64) -> list[int]:
     """Sorted numbers as the starts and ends of their runs: [2, 3, 4, 9] is [2, 5, 9, 10]."""
+    import numpy as np
+
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     starts = rows[np.concatenate(([0], breaks))] if len(rows) else rows
     ends = rows[np.concatenate((breaks - 1, [len(rows) - 1]))] + 1 if len(rows) else rows
@@ -159,4 +163,6 @@ def to_runs(rows: Int64) -> list[int]:
 
 def of_runs(runs: list[int]) -> Int64:
     """The numbers that `to_runs` wrote."""
+    import numpy as np
+
     return np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in zip(runs[::2], runs[1::2], strict=True))])

@@ -92,8 +92,20 @@ def test_a_shard(dataset: StoredDataset, data: Path) -> None:
 def test_the_note_of_a_shard(dataset: StoredDataset) -> None:
     shard = dataset.cache.shard_path(dataset.shards[0])
     note = orjson.loads(dataset.cache.note_path(dataset.shards[0]).read_bytes())
-    names = {"bytes", "checked", "digest", "encoder", "engines", "host", "mismatches", "paths", "rejected", "seal"}
-    assert set(note) == names
+    names = {
+        "bytes",
+        "checked",
+        "digest",
+        "encoder",
+        "engines",
+        "host",
+        "losses",
+        "mismatches",
+        "paths",
+        "rejected",
+        "seal",
+    }
+    assert set(note) == names | {"rejected", "seal"}
     assert note["bytes"] == shard.stat().st_size
     assert note["digest"] == "b3-" + blake3.blake3(shard.read_bytes()).hexdigest()
 

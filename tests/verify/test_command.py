@@ -40,7 +40,7 @@ def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.M
         ([], "nothing to verify"),
         (["none.yaml"], "no such file"),
         (["--target", "m:f", "--require", "liger.ropes"], "Did you mean 'liger.rope'"),
-        (["--target", "m:f", "--method", "ppo"], "expected sft or dpo"),
+        (["--target", "m:f", "--method", "ppo"], "expected sft, dpo or kto"),
     ],
 )
 def test_usage_errors(arguments: list[str], words: str) -> None:
