@@ -14,6 +14,21 @@ from penstock.native import native
 from penstock.sources.text import json_lines
 
 ROOT = Path(__file__).parent.parent
+SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole documents, and tests that take seconds
+    "cache/test_bit_flips", "cache/test_crashes", "cache/test_damage", "cache/test_faults", "cache/test_foreign_files",
+    "cache/test_gc", "cache/test_manifests", "cache/test_nfs", "cache/test_readers", "cache/test_reuse",
+    "cache/test_sharing", "cache/test_trust", "build/test_bombs", "build/test_memory_rows", "build/test_spot_check",
+    "build/test_workers", "cli/", "export/test_packages", "export/test_resume", "feed/test_torch", "lint/test_releases",
+    "look/test_browser", "sources/test_slicing", "store/test_transient", "template/test_sandbox", "test_docs",
+    "test_fuzz", "train/", "verify/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the slow modules."""
+    for item in items:
+        if str(item.path.relative_to(ROOT / "tests")).startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
