@@ -6,10 +6,10 @@ import pytest
 
 from penstock.chat.conversation import Conversation, Role
 from penstock.errors import RowError, TemplateError
+from penstock.template.probe_checks import rows
 from penstock.template.probes import assistant, system, user
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
-from penstock.template.trial import rows
 from tests.template.conversations import DATE, TOKENS
 
 CHAT = Conversation([system(0), user(1), assistant(2), user(3), assistant(4)])

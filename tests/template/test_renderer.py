@@ -8,10 +8,10 @@ import transformers.utils.chat_template_utils as hf
 
 import penstock.template.machine
 from penstock.chat.conversation import Conversation, Role
+from penstock.template.probe_checks import rows
 from penstock.template.probes import WORD, assistant, user
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
-from penstock.template.trial import rows
 from tests.template.conversations import BATTERY, DATE, TOKENS, FixedClock, expected, templates
 
 TEMPLATES = dict(templates())

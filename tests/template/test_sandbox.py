@@ -270,12 +270,12 @@ def test_a_row_of_32_mb_is_not_refused(name: str) -> None:
 def test_the_allowance_grows_with_the_row_once() -> None:
     budget = Budget()
     budget.start({"text": "x" * 1000})
-    budget.make(MAX_FUEL)
-    budget.make(64_000)
+    budget.allocate(MAX_FUEL)
+    budget.allocate(64_000)
     with pytest.raises(LimitExceeded, match="characters"):
-        budget.make(64_000)
+        budget.allocate(64_000)
     with pytest.raises(LimitExceeded):
-        budget.make(1)
+        budget.allocate(1)
 
 
 def test_a_list_of_the_row_is_not_changed() -> None:

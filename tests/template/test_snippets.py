@@ -15,7 +15,7 @@ from penstock.native import native
 from penstock.template.compile.bytecode import NotCompiled
 from penstock.template.jinja.reference import Reference
 from penstock.template.machine import Machine, conversation_layout, encoded
-from penstock.template.trial import rows
+from penstock.template.probe_checks import rows
 from tests.regions.splitting import assistant, calls, returns, user
 from tests.template.conversations import DATE, TOKENS
 from tests.template.snippets import CALLS, MESSAGES, TOOL_LISTS, TOOLS, each, each_call, printing
@@ -47,7 +47,7 @@ TEMPLATES = (
 
 
 def by_machine(template: str, reference: Reference, conversations: Sequence[Conversation]) -> list[Any]:
-    """What `trial.rows` would say of each row and why it was refused; None where the machine gives up."""
+    """What `probe_checks.rows` would say of each row and why it was refused; None where the machine gives up."""
     base = {"documents": None, "add_generation_prompt": False, **TOKENS}
     try:
         machine = Machine(reference.parse(template), base, DATE, conversation_layout(()))

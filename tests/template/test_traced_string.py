@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from penstock.template.jinja.budget import Budget
-from penstock.template.jinja.tracing import Span, Traced, concat, trace, traced
+from penstock.template.jinja.traced_string import Span, Traced, concat, trace, traced
 
 ALPHABET = "ab \n\té中"
 Owners = list[int | None]
