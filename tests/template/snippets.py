@@ -1,4 +1,4 @@
-"""Small templates that read messages, calls and tools in every way that comes to mind; conversations for them."""
+"""Small templates that read messages, calls and tools in many ways, and conversations for them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ TURN: Final = (
 
 
 def each(text: str) -> str:
-    """A template that prints this before each message; what precedes a bar is printed once. Whole ones stay."""
+    """Expands a snippet to a template that prints it before each message; text before a bar is printed once.
+
+    A complete template is returned as it is.
+    """
     before, _, body = text.rpartition("¦")
     return text if "for m in" in text else f"{before}{{% for m in messages %}}{body}{PRINTED}{{% endfor %}}"
 
 
 def each_call(text: str) -> str:
-    """A template that prints this before each call."""
+    """A template that prints the snippet before each call."""
     return f"{{% for m in messages %}}{PRINTED}{{% for c in m.tool_calls %}}{text}{CALL}{{% endfor %}}{{% endfor %}}"
 
 
 def printing(text: str) -> str:
-    """A template with up to three texts between bars: before the messages, before each, after all. Whole ones stay."""
+    """Expands up to three snippets, separated by bars: before all messages, before each message, after all messages.
+
+    A complete template is returned as it is.
+    """
     before, each, after = (*text.split("¦"), "", "")[:3]
     loop = text if "for m in" in text else f"{before}{{% for m in messages %}}{each}{TURN}{{% endfor %}}{after}"
     return loop + PROMPT
 
 
 def for_each(text: str) -> str:
-    """This, printed for every tool, before the messages."""
+    """A snippet that is printed for each tool."""
     return f"{{% for t in tools or [] %}}{text}{{% endfor %}}"
 
 
