@@ -1,4 +1,4 @@
-"""Paths that are addresses: `s3://bucket/data` names no file here, and must not become a folder called `s3:`."""
+"""Detects URLs given as paths: `s3://bucket/data` is not a local file and must not create a folder named `s3:`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/")  # one slash is left where a Path was made of it; C:/ is a drive
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/")  # one slash, since Path collapses two; C:/ is a drive
 
 
 def scheme_of(given: str | os.PathLike[str]) -> str:
-    """The scheme of an address, such as `s3`; empty for paths and names."""
+    """The scheme of a URL, such as `s3`; empty for paths and names."""
     found = _SCHEME.match(os.fspath(given))
     return found[1] if found else ""
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """The path that is meant; an address is refused. `what` names the option or key."""
+    """Converts to a path; refuses URLs. `what` names the option or key in the error."""
     scheme = scheme_of(given)
     if scheme:
         raise UsageError(

@@ -1,21 +1,21 @@
-"""Every error Penstock raises on purpose, as one tree.
+"""Every error that Penstock raises on purpose, as one tree.
 
     PenstockError
     ├── UsageError            the call itself is wrong (exit code 2)
     ├── SourceError           a source can't be found, read, sliced or understood
-    ├── RowError              one row is bad: where, why, what to do
+    ├── RowError              a row is invalid or refused
     ├── TemplateError         a chat template can't be found, parsed or used
-    ├── TokenizerError        a tokenizer can't be found or is not served
-    │   └── EncoderPanic      an engine breaks down on a text
+    ├── TokenizerError        a tokenizer can't be found or is not supported
+    │   └── EncoderPanic      an encoder crashes on a text
     ├── WorkerError           a worker process died or failed twice on a slice
     ├── StoreError            the cache can't be read or written
-    │   ├── CorruptError      bytes on disk are not what a manifest promises
-    │   └── FormatError       written by another format version
+    │   ├── CorruptError      bytes on disk don't match their manifest
+    │   └── FormatError       data has a different format version
     ├── ViewError             a view can't be served
-    │   └── RegionsUnknown    a loss policy needs regions that are not certain
+    │   └── RegionsUnknown    a loss policy needs regions that are unknown
     └── FeedError             a batch can't be served, or a state belongs to another loader
 
-Messages say what happened, where, the value, and the remedy. All of them survive pickling.
+Messages state what happened, where, the value and the remedy. Every error can be pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PenstockError(Exception):
 
 
 class UsageError(PenstockError):
-    """The call itself is wrong: an unknown option, a contradiction, a missing argument."""
+    """The call itself is wrong: an unknown option, conflicting options or a missing argument."""
 
 
 class SourceError(PenstockError):
@@ -34,14 +34,14 @@ class SourceError(PenstockError):
 
 
 class RowError(PenstockError):
-    """One row is bad. `kind` is a stable short name for ledgers, `where` is `file:line` once known."""
+    """A row is invalid or refused. `kind` is a short, stable name for the ledger; `where` is `file:line` once known."""
 
     def __init__(self, kind: str, reason: str, remedy: str = "", where: str = "") -> None:
         super().__init__(kind, reason, remedy, where)
         self.kind, self.reason, self.remedy, self.where = kind, reason, remedy, where
 
     def at(self, where: str) -> RowError:
-        """The same error, located."""
+        """Returns the same error with its location."""
         return RowError(self.kind, self.reason, self.remedy, where)
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class TemplateError(PenstockError):
 
 
 class TokenizerError(PenstockError):
-    """A tokenizer can't be found, or is of a kind that is not served."""
+    """A tokenizer can't be found or is of an unsupported kind."""
 
 
 class EncoderPanic(TokenizerError):
-    """An engine breaks down on a text. Caught inside: the text's row is rejected."""
+    """An encoder crashes on a text. Caught internally; the text's row is rejected."""
 
 
 class WorkerError(PenstockError):
@@ -70,11 +70,11 @@ class StoreError(PenstockError):
 
 
 class CorruptError(StoreError):
-    """Bytes on disk are not what a manifest promises."""
+    """Bytes on disk don't match their manifest."""
 
 
 class FormatError(StoreError):
-    """Written by another format version than this one reads."""
+    """Data has a format version that this version of Penstock does not read."""
 
 
 class ViewError(PenstockError):
@@ -82,8 +82,8 @@ class ViewError(PenstockError):
 
 
 class RegionsUnknown(ViewError):
-    """A loss policy needs regions, and these rows' regions are not certain."""
+    """A loss policy needs the regions of rows whose regions are unknown."""
 
 
 class FeedError(PenstockError):
-    """A batch can't be served, or a state does not belong to this loader."""
+    """A batch can't be served, or a state belongs to another loader."""

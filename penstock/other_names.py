@@ -1,4 +1,4 @@
-"""Names that other tools have for our options: understood where they mean the same, else answered with what to use.
+"""Option names of other tools: accepted where the meaning is the same, otherwise refused with a hint.
 
 Sources: TRL and transformers' TrainingArguments, `datasets`, Axolotl, LLaMA-Factory.
 """
@@ -37,7 +37,7 @@ PREPARE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(("seed", "shuffle"), "belongs to the loader: view.loader(seed=…), which shuffles every epoch"),
     "streaming": "is not needed: datasets are memory-mapped, and building them takes bounded memory",
 }
-FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # where a flag is not called as its option
+FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # flags whose name differs from their option
 TRAIN: Mapping[str, str] = {
     **dict.fromkeys(("learning_rate", "lr"), "optim.lr"),
     **dict.fromkeys(("num_train_epochs", "num_epochs", "epochs"), "feed.epochs"),
@@ -81,7 +81,7 @@ TRAIN_HINTS: Mapping[str, str] = {
 
 
 def prepare_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `prepare`, with our names in place of others'."""
+    """Translates options of `prepare` to our names."""
     _refuse([f"{name!r} {PREPARE_HINTS[name]}." for name in values if name in PREPARE_HINTS])
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -93,7 +93,7 @@ def prepare_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_flags(arguments: Iterable[str]) -> list[str]:
-    """The arguments of `penstock prepare`, with our flags in place of others'."""
+    """Translates the arguments of `penstock prepare` to our flags."""
     found: list[str] = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -106,7 +106,7 @@ def prepare_flags(arguments: Iterable[str]) -> list[str]:
 
 
 def train_values(values: dict[str, Any]) -> dict[str, Any]:
-    """A training configuration, with other tools' keys at the top moved to where they belong."""
+    """Moves top-level keys of other tools to their place in our training configuration."""
     _refuse([f"{name!r}: {TRAIN_HINTS[name]}." for name in values if name in TRAIN_HINTS])
     found = {name: value for name, value in values.items() if name not in TRAIN}
     for name in values:

@@ -67,9 +67,9 @@ from penstock.native import RenderedBatch  # noqa: E402
 from penstock.template.compile.bytecode import NotCompiled  # noqa: E402
 from penstock.template.jinja.reference import Reference  # noqa: E402
 from penstock.template.machine import Machine, conversation_layout, encoded  # noqa: E402
+from penstock.template.probe_checks import rows as regions_of  # noqa: E402
 from penstock.template.rendered import Rendered  # noqa: E402
 from penstock.template.renderer import TemplateRenderer  # noqa: E402
-from penstock.template.trial import rows as regions_of  # noqa: E402
 from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
 from tools.fuzz_templates import TemplateGenerator, conversations  # noqa: E402
 

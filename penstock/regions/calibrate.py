@@ -1,8 +1,8 @@
-"""Probe conversations: what a template prints around an assistant's words, observed before any row is split.
+"""Renders probe conversations to observe what a template prints around an assistant's content.
 
-Enters: a template engine, and template variables. Leaves: one `Observation` per assistant message of a dozen built-in
-conversations. Their contents start with a character that no template prints, so that literal text and content can't
-be confused. Guarantees nothing by itself: `headers` and `stops` draw the conclusions. Costs about 40 small renders.
+A dozen built-in conversations yield one `Observation` per assistant message. Their contents start with a character that
+no template prints, so that literal text and content can't be confused. `headers` and `stops` draw the conclusions.
+Calibration takes about 40 small renders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Engine(Protocol):
-    """What is needed of the template engine."""
+    """The part of the template engine that calibration uses."""
 
     @property
     def has_generation(self) -> bool: ...
@@ -39,33 +39,33 @@ class Engine(Protocol):
 class Observation(NamedTuple):
     """One assistant message of a probe, as the template printed it."""
 
-    previous: Role  # NONE: it opens the conversation
+    previous: Role  # NONE if the message opens the conversation
     plain: bool  # an answer without calls and reasoning
     literal: bytes  # its region up to the first content
     region: bytes
     ending: bytes  # its region after the last content
-    supplied: bytes | None  # what the generation prompt supplies from the region's start on; None: not established
+    supplied: bytes | None  # what the generation prompt supplies of the region; None if undetermined
 
 
 class ProbeRenders(NamedTuple):
-    """The probes that this template accepts, in the form that it accepts, rendered."""
+    """The probes that a template accepts, in the form it accepts, and how it renders them."""
 
     conversations: list[Conversation]
     rendered: Rendered
 
 
-def _says(text: str, role: str = "assistant", **more: Any) -> Message:
+def _message(text: str, role: str = "assistant", **more: Any) -> Message:
     return {"role": role, "content": f"{OPEN}{text}{CLOSE}", **more}
 
 
-def _calls(number: int, text: str = "", **more: Any) -> Message:
+def _call(number: int, text: str = "", **more: Any) -> Message:
     function = {"name": "get_weather", "arguments": {"city": f"{OPEN}city{CLOSE}"}}
-    call = {"id": f"call0000{number}", "type": "function", "function": function}  # Mistral wants nine characters
+    call = {"id": f"call0000{number}", "type": "function", "function": function}  # Mistral requires nine characters
     return {"role": "assistant", "content": text and f"{OPEN}{text}{CLOSE}", "tool_calls": [call], **more}
 
 
-def _returns(number: int) -> Message:
-    return _says("result", "tool", tool_call_id=f"call0000{number}", name="get_weather")
+def _result(number: int) -> Message:
+    return _message("result", "tool", tool_call_id=f"call0000{number}", name="get_weather")
 
 
 _PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "A city"}}, "required": []}
@@ -73,21 +73,22 @@ _TOOL = {"type": "function", "function": {"name": "get_weather", "description": 
 
 
 def _probes() -> list[Conversation]:
-    """Every context that headers are known to depend on: who spoke before, tools, reasoning, switches in the text."""
-    ask, answer, system = _says("q", "user"), _says("a"), _says("s", "system")
-    thought = {"reasoning_content": f"{OPEN}r{CLOSE}"}
+    """Every context that headers are known to depend on: the previous role, tools, reasoning, switches in the text."""
+    ask, answer, system = _message("q", "user"), _message("a"), _message("s", "system")
+    reasoning = {"reasoning_content": f"{OPEN}r{CLOSE}"}
     no_think = {"role": "user", "content": f"{OPEN}q{CLOSE} /no_think"}
-    tool_use = [ask, _calls(1), _returns(1), answer, ask, _calls(2, "c"), _returns(2), _calls(3), _returns(3), answer]
-    wordless = [m | {"content": None} if "tool_calls" in m else m for m in tool_use]  # some print calls only so
-    reasoned = [_calls(1, **thought), _returns(1), answer | thought, ask, answer | thought]
+    tool_use = [ask, _call(1), _result(1), answer, ask, _call(2, "c"), _result(2), _call(3), _result(3), answer]
+    # Some templates print calls only in messages without content.
+    without_content = [m | {"content": None} if "tool_calls" in m else m for m in tool_use]
+    reasoned = [_call(1, **reasoning), _result(1), answer | reasoning, ask, answer | reasoning]
     return [
         Conversation([ask, answer, ask, answer, ask, answer]),
         Conversation([system, ask, answer, ask, answer]),
-        Conversation([ask, answer | thought, ask, answer | thought]),
+        Conversation([ask, answer | reasoning, ask, answer | reasoning]),
         Conversation([{"role": "system", "content": f"/no_think {OPEN}s{CLOSE}"}, ask, answer, no_think, answer]),
         Conversation([ask, answer, ask, answer], tools=[_TOOL]),
         Conversation(tool_use, tools=[_TOOL]),
-        Conversation(wordless, tools=[_TOOL]),
+        Conversation(without_content, tools=[_TOOL]),
         Conversation([ask, *reasoned], tools=[_TOOL]),
         Conversation([answer, ask, answer]),
         Conversation([ask, answer, answer, ask, answer]),
@@ -96,7 +97,7 @@ def _probes() -> list[Conversation]:
 
 
 def _as_strings(message: Message) -> Message:
-    """The same message with its calls' arguments as JSON text, which some templates want."""
+    """Copies a message with the arguments of its calls as JSON strings, which some templates expect."""
     if "tool_calls" not in message:
         return message
     calls = [
@@ -107,7 +108,7 @@ def _as_strings(message: Message) -> Message:
 
 
 def _as_parts(message: Message) -> Message:
-    """The same message with its content as a list of parts, which templates for images want."""
+    """Copies a message with its content as a list of parts, which multimodal templates expect."""
     return message | {"content": [{"type": "text", "text": message["content"] or ""}]}
 
 
@@ -115,7 +116,7 @@ _FORMS: tuple[Callable[[Message], Message], ...] = (lambda message: message, _as
 
 
 def render_probes(engine: Engine, variables: Variables | None = None) -> ProbeRenders:
-    """Render the probes, each in the first form that the template accepts; those it refuses are left out."""
+    """Renders each probe in the first form that the template accepts; probes refused in every form are left out."""
     waiting, accepted = _probes(), []
     for form in _FORMS:
         tried = [
@@ -131,7 +132,7 @@ def render_probes(engine: Engine, variables: Variables | None = None) -> ProbeRe
 
 
 def observe(engine: Engine, probes: ProbeRenders) -> list[Observation]:
-    """What each assistant message of the probes looked like."""
+    """Returns an observation for each assistant message of the probes."""
     regions, seen = probes.rendered, []
     for row, conversation in enumerate(probes.conversations):
         low = int(regions.text_ends[row - 1]) if row else 0
@@ -142,11 +143,11 @@ def observe(engine: Engine, probes: ProbeRenders) -> list[Observation]:
             pieces.setdefault(int(regions.piece_messages[index]), []).append(ends)
         for number, message in enumerate(conversation.messages):
             if message["role"] == "assistant" and number in pieces:
-                seen.append(_observe_one(engine, conversation, number, text, pieces[number]))
+                seen.append(_observe_message(engine, conversation, number, text, pieces[number]))
     return seen
 
 
-def _observe_one(
+def _observe_message(
     engine: Engine, conversation: Conversation, number: int, text: bytes, pieces: list[tuple[int, int]]
 ) -> Observation:
     message, (start, end), final = conversation.messages[number], pieces[0], pieces[-1]
@@ -164,11 +165,11 @@ def _observe_one(
 def supplied(
     engine: Engine, conversation: Conversation, number: int, text: bytes, start: int, region: bytes
 ) -> bytes | None:
-    """What the generation prompt before message `number` supplies from its region's start on; None: can't be told.
+    """The part of message `number`'s region that the generation prompt supplies; None if undetermined.
 
-    Where earlier messages print the same in the prompt as in the whole conversation, it is what the prompt prints
-    beyond `start`. Where they don't (templates that drop reasoning from the past), it is what asking for the prompt
-    adds, from where the region takes it up.
+    If earlier messages render the same in the prompt as in the whole conversation, it is the prompt from `start`
+    onwards. If they don't (some templates drop earlier reasoning), it is the suffix of what `add_generation_prompt`
+    adds with which the region begins.
     """
     before, tools = conversation.messages[:number], conversation.tools
     try:
@@ -176,7 +177,7 @@ def supplied(
         if prompt.startswith(text[:start]):
             return prompt[start:]
         if text.startswith(prompt):
-            return b""  # glue follows the prompt; the region starts later
+            return b""  # the region starts after the prompt, behind some glue
         bare = engine.plain(before, tools, conversation.variables).encode()
     except RowError:
         return None
@@ -190,5 +191,5 @@ def supplied(
 
 
 def common_length(one: bytes, other: bytes) -> int:
-    """How many bytes two texts share at their start."""
+    """The length of the common prefix of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,7 +1,7 @@
-"""Cuts: one batch's texts cut into runs, as arrays; the last step before `Segments`.
+"""The texts of a batch cut into labelled runs, as arrays; the last step before `Segments`.
 
-Enters: for every run its absolute end and its labels, in order; runs may be empty. Leaves: `Segments`, in which every
-byte of every text belongs to exactly one run. Costs a few numpy passes over the runs.
+Runs are in order, end at absolute offsets and may be empty. In the resulting `Segments`, every byte of every text
+belongs to exactly one run. The conversion takes a few numpy passes over the runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.template.rendered import Rendered
 
 
 class Cuts(NamedTuple):
-    """Runs of the joined texts: each starts where the one before ends, and none crosses a text's end."""
+    """Runs of the concatenated texts: each starts where the previous one ends, and none crosses the end of a text."""
 
     ends: Int64
     roles: UInt8
@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The pieces of the rows whose regions are known, with the conversation's facts beside them."""
+    """The pieces of rows with known regions, and the number and role of each piece's message."""
 
     rows: Int32
     messages: Int32
@@ -37,7 +37,7 @@ class Pieces(NamedTuple):
     ends: Int64
 
     def take(self, which: Int64) -> Pieces:
-        """Only some of the pieces."""
+        """Selects pieces by index."""
         return Pieces(
             self.rows[which],
             self.messages[which],
@@ -49,15 +49,15 @@ class Pieces(NamedTuple):
 
 
 class PartCuts(NamedTuple):
-    """The cuts of a batch; `lost` rows are cut as if they had no pieces, since they are not certain."""
+    """The cuts of a batch. `lost` rows are uncertain, so they are cut as if they had no pieces."""
 
     cuts: Cuts
     lost: set[int]
-    silent: set[int]  # rows with an assistant message that no stop token ends
+    unstopped: set[int]  # rows with an assistant message that no stop token ends
 
 
 def to_segments(cuts: Cuts, rendered: Rendered, known: Bool, notes: NotedRows) -> Segments:
-    """Drop empty runs, make ends relative to their texts, and look up the weights of messages."""
+    """Drops empty runs, makes ends relative to their texts, and looks up the weights of messages."""
     filled = np.diff(cuts.ends, prepend=0) > 0
     ends, messages = cuts.ends[filled], cuts.messages[filled]
     rows = np.searchsorted(rendered.text_ends, ends, side="left")

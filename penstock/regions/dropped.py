@@ -1,7 +1,7 @@
-"""What a template leaves out: tool calls (the row is refused), answers, reasoning, system prompts and names (noted).
+"""Finds what a template drops: tool calls (the row is refused), answers, reasoning, system prompts and names (noted).
 
-Training on a row whose calls are missing would teach silence. The engines tell for each message whether its calls and
-its content and reasoning are in the text; here this is weighed for a whole batch at once.
+Training on a row without its calls would teach the model to stay silent. The engines report for each message whether
+its calls, content and reasoning appear in the text; this module evaluates the reports of a whole batch at once.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from penstock.regions.cuts import Pieces, run_lengths
 from penstock.regions.segments import Segments
 from penstock.template.rendered import MessageFlag, Rendered
 
-_NEXT_TO_NOTHING = 24  # bytes; an empty thinking block is 19
+_NEARLY_EMPTY = 24  # bytes; an empty thinking block is 19
 
 
 def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], NotedRows]:
-    """Refuse rows without their calls; note answers, reasoning, system prompts and names that are not there."""
+    """Returns errors for missing calls, and notes for missing answers, reasoning, system prompts and names."""
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
         flags = np.where(np.isin(rows, list(rendered.errors)), np.uint8(MessageFlag.CONTENT_PRINTED), flags)
     has_calls = (flags & MessageFlag.HAS_CALLS) > 0
-    silent = has_calls & (roles == Role.ASSISTANT) & ((flags & MessageFlag.CALLS_PRINTED) == 0)
+    calls_dropped = has_calls & (roles == Role.ASSISTANT) & ((flags & MessageFlag.CALLS_PRINTED) == 0)
     errors: dict[int, RowError] = {}
-    for number in np.flatnonzero(silent).tolist():
+    for number in np.flatnonzero(calls_dropped).tolist():
         row = int(rows[number])
         errors.setdefault(row, _calls_dropped(number - int(rendered.message_offsets[row])))
-    unsaid = (flags & MessageFlag.CONTENT_PRINTED) == 0
-    doubtful = (_printed(rendered, segments) < _NEXT_TO_NOTHING) | has_calls
-    answers = unsaid & doubtful & (roles == Role.ASSISTANT) & segments.known[rows]
+    content_missing = (flags & MessageFlag.CONTENT_PRINTED) == 0
+    checked = (_printed(rendered, segments) < _NEARLY_EMPTY) | has_calls
+    answers = content_missing & checked & (roles == Role.ASSISTANT) & segments.known[rows]
     unprinted = np.bincount(pieces.numbers, minlength=len(roles)) == 0
-    systems = unsaid & unprinted & (roles == Role.SYSTEM)
-    thoughts = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
+    systems = content_missing & unprinted & (roles == Role.SYSTEM)
+    reasoning = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
     found = {
         Note.CONTENT_DROPPED: answers,
         Note.SYSTEM_DROPPED: systems,
-        Note.REASONING_DROPPED: thoughts,
+        Note.REASONING_DROPPED: reasoning,
         Note.NAME_DROPPED: (flags & MessageFlag.NAME_DROPPED) > 0,
     }
     return errors, {note: np.unique(rows[where]) for note, where in found.items() if where.any()}
 
 
 def _printed(rendered: Rendered, segments: Segments) -> Int64:
-    """How many bytes each message printed as an assistant's own words."""
+    """The number of body bytes that each assistant message printed."""
     rows = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
     body = (segments.parts == Part.BODY) & (segments.roles == Role.ASSISTANT)
     numbers = rendered.message_offsets[rows[body]] + segments.messages[body]

@@ -1,9 +1,8 @@
-"""Headers: which start of an assistant's region the generation prompt would have supplied.
+"""Finds headers: the start of an assistant's region that the generation prompt would have supplied.
 
-Enters: observations of a template (`calibrate`). Leaves: a table from the previous message's role to header
-candidates, and for one region its header, or None where it is not certain. A header is accepted where every
-generation prompt seen in that context leads to the same one; all else is asked of the row itself. A look-up costs
-one or two `bytes.startswith`.
+Observations of a template (`calibrate`) become a table from the previous message's role to header candidates. A region
+gets a header if all generation prompts observed in that context lead to the same one; otherwise the row's own prompt
+must be rendered. The header is None if it is uncertain. A look-up takes one or two calls of `bytes.startswith`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ _MARKERS = rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]"  # <|im_start|>, <think>, [IN
 
 
 class Boundaries:
-    """Where a prompt may be cut: between its markers and at its lines' ends."""
+    """Finds where a prompt may be cut: before and after markers, and at line ends."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         special = sorted((re.escape(token.encode()) for token in special_tokens if token), key=len, reverse=True)
         self._markers = re.compile(b"|".join([*special, _MARKERS]))
 
     def shared(self, prompt: bytes, region: bytes) -> bytes | None:
-        """What a region took of the prompt from which it departs.
+        """The prefix that a region shares with a prompt, up to a boundary.
 
-        None where the rest of the prompt holds more than markers and white space: then a piece of its role was left
-        out (`<|im_start|>` of `<|im_start|>assistant`), and this is some other text.
+        None if the rest of the prompt holds more than markers and white space: the region then shares only a part of
+        the role's header (`<|im_start|>` of `<|im_start|>assistant`), and is some other text.
         """
         common = common_length(prompt, region)
         edges = [edge for marker in self._markers.finditer(prompt) for edge in marker.span()]
@@ -41,7 +40,7 @@ class Boundaries:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One generation prompt seen in a context, with the headers that regions had under it, longest first."""
+    """A generation prompt observed in some context, with the headers of the regions after it, longest first."""
 
     text: bytes
     headers: tuple[bytes, ...]
@@ -49,46 +48,46 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Header candidates of a recipe, for one setting of the template variables."""
+    """The header candidates of a recipe, for one set of template variables."""
 
     prompts: dict[Role, tuple[Prompt, ...]]
-    openings: tuple[bytes, ...]  # all headers with a visible text, longest first
-    bare: bool  # some context was seen to need no header at all
+    openings: tuple[bytes, ...]  # all headers that are not blank, longest first
+    bare: bool  # some context was observed to have no header
     boundaries: Boundaries
 
     def candidates(self, previous: Role) -> tuple[bytes, ...]:
-        """What settles a header at once, longest first: a visible text, where one prompt serves this context."""
+        """Headers that need no further check, longest first: those that aren't blank, if the context has one prompt."""
         prompts = self.prompts.get(previous, ())
         headers = prompts[0].headers if len(prompts) == 1 else ()
         return tuple(header for header in headers if header.strip() or not self.openings)
 
     def agreed(self, previous: Role, region: bytes) -> bytes | None:
-        """The header on which all prompts seen in this context agree."""
+        """The header on which all prompts observed in this context agree."""
         found = {self._header(prompt, region) for prompt in self.prompts.get(previous, ())} - {None}
         return found.pop() if len(found) == 1 else None
 
-    def under(self, prompt: bytes, region: bytes) -> bytes | None:
-        """The header of a region for which the row's own prompt supplies `prompt`."""
+    def for_prompt(self, prompt: bytes, region: bytes) -> bytes | None:
+        """The header of a region of which the row's own generation prompt supplies `prompt`."""
         if not prompt.strip():
-            return self.without(region)
+            return self.for_empty_prompt(region)
         return self._header(Prompt(prompt, self._by_prompt().get(prompt, (prompt,))), region)
 
-    def ended_by(self, prompt: bytes, region: bytes) -> bytes | None:
-        """The same where the row's prompt differs before the region, so that only its end can be trusted."""
+    def for_prompt_suffix(self, prompt: bytes, region: bytes) -> bytes | None:
+        """The header if the row's prompt differs before the region, so that only its end can be used."""
         seen = self._by_prompt()
         match = max((text for text in seen if text.strip() and prompt.endswith(text)), key=len, default=b"")
         return self._header(Prompt(match, seen[match]), region) if match else None
 
-    def without(self, region: bytes) -> bytes | None:
-        """The header where the row's prompt supplies nothing: one that is printed all the same, or none."""
+    def for_empty_prompt(self, region: bytes) -> bytes | None:
+        """The header if the row's prompt supplies nothing: a known one that is printed anyway, or an empty one."""
         return self.opening(region) or (b"" if self.bare else None)
 
     def opening(self, region: bytes) -> bytes:
-        """The header with a visible text that opens a region; empty where none does."""
+        """The header, other than a blank one, that opens a region; empty if there is none."""
         return _longest(self.openings, region) or b""
 
-    def everywhere(self, region: bytes) -> bytes | None:
-        """The header where this context has no prompt, but all others have the same one."""
+    def for_any_context(self, region: bytes) -> bytes | None:
+        """The header if this context has no prompt, but all others have the same one."""
         seen = [Prompt(text, headers) for text, headers in self._by_prompt().items()]
         header = self._header(seen[0], region) if len(seen) == 1 else None
         return header if header and header.strip() else None
@@ -97,7 +96,7 @@ class Headers:
         header = _longest(prompt.headers, region)
         if header is None:
             return self.boundaries.shared(prompt.text, region) or None
-        return header if header.strip() else self.opening(region) or header  # printed where none was due
+        return header if header.strip() else self.opening(region) or header  # printed although the prompt has none
 
     def _by_prompt(self) -> dict[bytes, tuple[bytes, ...]]:
         headers: dict[bytes, set[bytes]] = {}
@@ -115,7 +114,7 @@ def _longest(headers: Sequence[bytes], region: bytes) -> bytes | None:
 
 
 def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[str]) -> Headers:
-    """Draw the table of headers from what was observed."""
+    """Builds the table of headers from observations."""
     boundaries = Boundaries(special_tokens)
     found: dict[tuple[Role, bytes], set[bytes]] = {}
     visible: list[tuple[Observation, bytes, bytes]] = []
@@ -135,7 +134,7 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
     for seen, prompt, header in sorted(blank, key=lambda item: not item[0].plain):
         key = seen.previous, prompt
         printed = _longest(openings, seen.literal)
-        # Only a plain answer shows that there is no header: before calls and reasoning the model's own markers stand.
+        # Only a plain answer shows that there is no header: calls and reasoning begin with the model's own markers.
         if printed is None and (not seen.literal.strip() if seen.plain else key in found):
             printed = header
         if printed is not None:
@@ -144,7 +143,7 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
 
 
 def _extend(found: dict[tuple[Role, bytes], set[bytes]], visible: list[tuple[Observation, bytes, bytes]]) -> None:
-    """Add headers that another context's prompt follows, such as an assistant's after the end of tool results."""
+    """Adds headers that are followed by another context's prompt, such as an assistant header after tool results."""
     prompts = _longest_first(prompt for _, prompt in found if prompt.strip())
     for seen, prompt, header in visible:
         further = _longest(prompts, seen.literal[len(header) :])
@@ -153,15 +152,15 @@ def _extend(found: dict[tuple[Role, bytes], set[bytes]], visible: list[tuple[Obs
 
 
 def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes | None:
-    """The header of one observed region; a blank one asks for a second look, None: it can't be told."""
+    """The header of an observed region; a blank one is ambiguous, None is undetermined."""
     if seen.literal.startswith(prompt):
         return prompt
     if prompt.strip() and seen.literal.endswith(prompt):
-        return seen.literal  # something precedes it, such as a default system prompt
+        return seen.literal  # the prompt is preceded by, for example, a default system prompt
     if prompt in seen.literal:
         return None
     if common_length(prompt, seen.region) >= len(seen.literal):
-        return seen.literal  # the prompt leads right up to the content
+        return seen.literal  # the region follows the prompt up to its content
     return boundaries.shared(prompt, seen.region)
 
 

@@ -1,4 +1,4 @@
-"""Options of the regions stage, importable without loading it."""
+"""Region modes, importable without loading the splitter."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class RegionsMode(StrEnum):
-    """Who decides what an assistant wrote."""
+    """How an assistant's own words are identified."""
 
-    AUTO = "auto"  # the author's {% generation %} blocks where the template has them, else the structure
+    AUTO = "auto"  # the template's {% generation %} blocks if it has any, else its structure
     STRUCTURE = "structure"
 
 
@@ -16,11 +16,11 @@ class TurnsMode(StrEnum):
     """The context in which an assistant's turn is trained."""
 
     CONVERSATION = "conversation"  # the conversation rendered once, as transformers does it
-    FAITHFUL = "faithful"  # what inference sees before that turn
+    FAITHFUL = "faithful"  # the prompt that inference sees before the turn
 
 
 class StopMode(StrEnum):
-    """What ends an assistant's turn."""
+    """Which token ends an assistant's turn."""
 
-    TEMPLATE = "template"  # the end token that the template prints as part of the turn, if it prints one
-    NEXT_MARKER = "next-marker"  # where it prints none: the token after the turn, if it is an end token of the model
+    TEMPLATE = "template"  # the end token that the template prints in the turn, if any
+    NEXT_MARKER = "next-marker"  # if there is none, the token after the turn, if that is an end token of the model

@@ -26,11 +26,11 @@ class Segments:
     messages: Int32  # -1 for glue
     inclusive: Bool
     known: Bool  # one per row
-    weights: Float32 | None = None  # of the segment's message; NaN where none is given
-    notes: NotedRows = field(default_factory=dict)  # of a batch as it was split, for the ledger
+    weights: Float32 | None = None  # the weight of the segment's message; NaN if none is given
+    notes: NotedRows = field(default_factory=dict)  # notes made while splitting, for the ledger
 
     def followed_by(self, more: Segments) -> Segments:
-        """The rows of both, one after the other."""
+        """Appends the rows of `more`."""
         weights = None
         if self.weights is not None or more.weights is not None:
             weights = np.concatenate((self.some_weights(), more.some_weights()))
@@ -46,16 +46,16 @@ class Segments:
         )
 
     def some_weights(self) -> Float32:
-        """The weights, NaN where none are given."""
+        """The weights, with NaN where none are given."""
         return np.full(len(self.ends), np.nan, np.float32) if self.weights is None else self.weights
 
     def taken(self, order: Int64) -> Segments:
-        """The rows of these numbers, in this order."""
+        """Selects rows, in the given order."""
         places, offsets = gathered(self.offsets, order)
         return replace(self.picked(places, offsets), known=self.known[order])
 
     def picked(self, places: Int64, offsets: Int64) -> Segments:
-        """The segments at these places, of which a row owns those between its offsets."""
+        """Selects segments; `offsets` assigns them to rows."""
         return replace(
             self,
             offsets=offsets,
@@ -69,7 +69,7 @@ class Segments:
 
 
 def gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
-    """Positions of the elements of some lists in a flat array, and the offsets of the gathered lists."""
+    """Flat positions of the elements of the selected lists, and the offsets of the gathered lists."""
     lengths = np.diff(offsets)[order]
     out = np.concatenate(([0], np.cumsum(lengths)))
     return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out

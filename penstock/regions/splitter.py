@@ -1,9 +1,9 @@
-"""Parts of a region: header, body, stop and tail. Rendered conversations become segments here.
+"""Splits rendered conversations into segments; an assistant's region consists of header, body, stop and tail.
 
-Every byte of a text lies in exactly one segment, only what an assistant message printed is labelled as an assistant's,
-and a row whose headers are not certain has unknown regions rather than guessed ones. Markers inside messages change
-nothing: headers are looked for only at a region's start, stops only at its end. Costs calibration once (some 40 small
-renders), then a few numpy passes per batch.
+Every byte of a text lies in exactly one segment, only text printed by an assistant message is labelled as such, and a
+row with uncertain headers has unknown regions rather than guessed ones. Markers inside messages have no effect: headers
+are matched only at the start of a region, stops only at its end. Creating a splitter takes about 40 small renders, each
+batch a few numpy passes.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class Splitter:
 
     @property
     def is_tagged(self) -> bool:
-        """Whether the author's tags decide what is trained."""
+        """Whether the template's own tags decide what is trained."""
         return self._tagged
 
     def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
-        """Cut a batch into segments; rows that must be refused are in the second value."""
+        """Cut a batch into segments; also returns errors for rows that must be refused."""
         pieces = _pieces(rendered)
         segments = self._segments(rendered, pieces, self._tagged)
         errors, dropped = find_dropped(rendered, pieces, segments)
         return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
 
     def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
-        """Cut the examples of chains, in which prompts and answers are known; the second value is by conversation."""
+        """Cut examples whose prompts and answers are known; errors are keyed by conversation."""
         rendered = chains.rendered
         if not self._has_headers and not self._tagged:
             rendered = rendered.without_regions()
@@ -96,7 +96,7 @@ class Splitter:
             outcome = structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, self._next_markers)
         known = rendered.known.copy()
         known[list(outcome.lost)] = False
-        found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.silent}
+        found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
         errors, dropped = find_dropped(rendered, pieces, segments)
@@ -112,12 +112,12 @@ class Splitter:
             outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
-        found = {reason: outcome.lost, Note.NO_STOP: outcome.silent}
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
-        """Where the author's tags disagree with the structure."""
+        """Warnings about tags that disagree with the structure."""
         pieces = _pieces(rendered)
         structure = _byte_parts(self._segments(rendered, pieces, tagged=False))
         author = _byte_parts(self._segments(rendered, pieces, tagged=True))
@@ -129,7 +129,7 @@ class Splitter:
 
 
 def _pieces(rendered: Rendered) -> Pieces:
-    """The pieces with the numbers and roles of their messages in the batch."""
+    """Adds the batch-wide number and the role of its message to each piece."""
     numbers = rendered.message_offsets[rendered.piece_rows] + rendered.piece_messages
     return Pieces(
         rendered.piece_rows,
@@ -142,6 +142,6 @@ def _pieces(rendered: Rendered) -> Pieces:
 
 
 def _byte_parts(segments: Segments) -> UInt8:
-    """The part of every byte of an assistant's, GLUE for all else."""
+    """The part of every byte of assistant messages; GLUE for all other bytes."""
     parts = np.where(segments.roles == Role.ASSISTANT, segments.parts, np.uint8(Part.GLUE))
     return np.repeat(parts, run_lengths(segments))

@@ -1,8 +1,7 @@
-"""Stops: the end-of-turn token that closes an assistant's region, and the white space after it.
+"""Finds stops: the end-of-turn token that closes an assistant's region, before any trailing white space.
 
-Enters: observations of a template and the tokenizer's special tokens; then regions. Leaves: the end tokens of a
-recipe, and for one region where its stop starts and ends. Only the very end of a region is looked at, so that markers
-inside messages change nothing. Costs one or two comparisons a region.
+The end tokens of a recipe are learned from observations of its template and the tokenizer's special tokens. Only the
+very end of a region is searched, so that markers inside messages have no effect. A region takes one or two comparisons.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock.regions.calibrate import Observation
 def learn_end_tokens(
     observations: Sequence[Observation], special_tokens: frozenset[str], eos_token: str | None
 ) -> tuple[bytes, ...]:
-    """The special tokens with which this template ends an assistant's turn, and the end-of-sequence token."""
+    """The special tokens with which a template ends an assistant's turn, and the end-of-sequence token."""
     special = {token.encode() for token in special_tokens if token}
     ends = {(eos_token or "").encode()} & special
     for seen in observations:
@@ -28,19 +27,19 @@ def learn_end_tokens(
 
 
 def stops_answers(observations: Sequence[Observation], end_tokens: tuple[bytes, ...]) -> bool:
-    """Whether some plain answer was seen to end with an end token."""
+    """Whether an end token was observed after a plain answer."""
     return any(seen.plain and seen.ending.rstrip().endswith(end_tokens) for seen in observations)
 
 
 class StopFinder:
-    """Finds the stops of regions, given the end tokens, longest first."""
+    """Finds the stops of regions; end tokens are given longest first."""
 
     def __init__(self, end_tokens: Sequence[bytes]) -> None:
         self.end_tokens = tuple(end_tokens)
         self._usual = [(token + tail, len(tail)) for token in end_tokens for tail in (b"\n", b"")]
 
     def find(self, data: bytes, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
-        """Where the stops of these regions start and end; both are the region's end where it has none."""
+        """Where the stop of each region starts and ends; both are the end of the region if it has none."""
         text = np.frombuffer(data, np.uint8)
         stop_starts, stop_ends = ends.copy(), ends.copy()
         left = np.arange(len(ends))
@@ -56,7 +55,7 @@ class StopFinder:
         return stop_starts, stop_ends
 
     def _before_blanks(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """The same for one region, with any white space after the stop."""
+        """Finds the stop of one region before any amount of white space."""
         if end > start and data[end - 1] in b" \t\n\r\x0b\x0c":
             last = start + len(data[start:end].rstrip())
             for token in self.end_tokens:
@@ -66,17 +65,17 @@ class StopFinder:
 
 
 def ends_with(text: UInt8, starts: Int64, ends: Int64, ending: bytes) -> Bool:
-    """For each region, whether it ends with these bytes."""
+    """Whether each region ends with these bytes."""
     return _matches(text, ends - len(ending), ends - starts >= len(ending), ending)
 
 
 def begins_with(text: UInt8, starts: Int64, ends: Int64, beginning: bytes) -> Bool:
-    """For each region, whether it begins with these bytes."""
+    """Whether each region begins with these bytes."""
     return _matches(text, starts, ends - starts >= len(beginning), beginning)
 
 
 def _matches(text: UInt8, at: Int64, fits: Bool, wanted: bytes) -> Bool:
-    """Byte by byte over all regions at once; regions that fail drop out early."""
+    """Compares byte by byte over all regions at once; mismatching regions drop out early."""
     result = fits.copy()
     candidates = np.flatnonzero(fits)
     for offset, byte in enumerate(wanted):

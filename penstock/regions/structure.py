@@ -1,8 +1,8 @@
-"""Cuts by structure: what the generation prompt would have supplied, the words, the end-of-turn token, the rest.
+"""Cuts assistant regions by structure: header, body, stop and tail.
 
-Enters: pieces of a batch, header tables and end tokens. Leaves: cuts, the rows whose headers are not certain (they are
-cut as if they had no pieces), and the rows with an answer that no stop token ends. Costs two short looks at each
-assistant message; a message that no table settles costs a render of its prompt, at most 16 a row.
+Headers come from tables learned at calibration, stops from the template's end tokens. Rows with an uncertain header are
+cut as if they had no pieces. Each assistant message takes two short comparisons; if no table determines its header, its
+prompt is rendered, up to 16 times per row.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.regions.headers import Headers, learn_headers
 from penstock.regions.stops import StopFinder, begins_with
 from penstock.template.rendered import Rendered
 
-_ASKS_PER_ROW = 16  # keeps the cost of a long conversation linear
-_OWN_VARIABLES = len(Role)  # the context of rows with template variables of their own, which the table doesn't hold
-_TABLES_KEPT = 256
+_MAX_PROMPTS_PER_ROW = 16  # bounds the renders for a long conversation
+_OWN_VARIABLES = len(Role)  # context of rows with their own template variables, which the table lacks
+_MAX_TABLES = 256
 _RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8)
 
 
@@ -34,33 +34,33 @@ class HeaderFinder:
 
     def __init__(self, engine: Engine, special_tokens: frozenset[str], headers: Headers) -> None:
         self._engine, self._special_tokens, self._headers = engine, special_tokens, headers
-        self._quick = [*(headers.candidates(role) for role in Role), ()]
+        self._candidates = [*(headers.candidates(role) for role in Role), ()]
         self._tables: dict[str, Headers] = {}
 
     def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]:
-        """For the first pieces of assistant messages: where headers end, and the rows where that is not certain."""
+        """Where each assistant message's header ends, given its first piece, and the rows where that is uncertain."""
         contexts = previous.copy()
         if regions.own_variables is not None:
             contexts[regions.own_variables[opening.rows]] = _OWN_VARIABLES
         text = np.frombuffer(regions.data, np.uint8)
         found = opening.starts.copy()
-        open_questions: list[int] = []
+        unresolved: list[int] = []
         for context in np.flatnonzero(np.bincount(contexts)).tolist():
             left = np.flatnonzero(contexts == context)
-            for candidate in self._quick[context]:
+            for candidate in self._candidates[context]:
                 if not len(left):
                     break
                 begins = begins_with(text, opening.starts[left], opening.ends[left], candidate)
                 found[left[begins]] += len(candidate)
                 left = left[~begins]
-            open_questions += left.tolist()
+            unresolved += left.tolist()
         lost: set[int] = set()
-        asked: Counter[int] = Counter()
-        for index in sorted(open_questions):
+        rendered_prompts: Counter[int] = Counter()
+        for index in sorted(unresolved):
             row = int(opening.rows[index])
             if row not in lost:
                 role = Role(int(previous[index]))
-                own = self._ask(regions.conversation(row), regions, opening, index, role, asked)
+                own = self._resolve(regions.conversation(row), regions, opening, index, role, rendered_prompts)
                 if own is None:
                     lost.add(row)
                 else:
@@ -68,48 +68,48 @@ class HeaderFinder:
         return found, lost
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
-        """For further pieces of messages: where a header ends that is printed once more."""
+        """Where a repeated header ends in later pieces of messages."""
         ends = zip(later.starts.tolist(), later.ends.tolist(), strict=True)
         return np.array([start + len(self._headers.opening(data[start:end])) for start, end in ends], np.int64)
 
-    def _ask(
+    def _resolve(
         self,
         conversation: Conversation,
         regions: Rendered,
         opening: Pieces,
         index: int,
         previous: Role,
-        asked: Counter[int],
+        rendered_prompts: Counter[int],
     ) -> bytes | None:
-        """The header of one region, by the row's own table, or by rendering its prompt."""
+        """Determines the header of one region from the row's own table, or by rendering its prompt."""
         headers = self._table(conversation)
         row, start, end = int(opening.rows[index]), int(opening.starts[index]), int(opening.ends[index])
         region = regions.data[start:end]
         agreed = headers.agreed(previous, region)
         if agreed is not None or not headers.prompts:
             return agreed
-        asked[row] += 1
-        if asked[row] > _ASKS_PER_ROW:
+        rendered_prompts[row] += 1
+        if rendered_prompts[row] > _MAX_PROMPTS_PER_ROW:
             return None
         before = conversation.messages[: int(opening.messages[index])]
         try:
             text = self._engine.plain(before, conversation.tools, conversation.variables, add_generation_prompt=True)
         except RowError:
-            return headers.everywhere(region)
+            return headers.for_any_context(region)
         prompt, low = text.encode(), int(regions.text_ends[row - 1]) if row else 0
         if prompt.startswith(regions.data[low:start]):
-            return headers.under(prompt[start - low :], region)
+            return headers.for_prompt(prompt[start - low :], region)
         if regions.data.startswith(prompt, low, end):
-            return headers.without(region)
-        return headers.ended_by(prompt, region)
+            return headers.for_empty_prompt(region)
+        return headers.for_prompt_suffix(prompt, region)
 
     def _table(self, conversation: Conversation) -> Headers:
-        """The table for a row's own variables: a function of them alone, so keeping it changes only the speed."""
+        """The table for a row's own variables. It depends on nothing else, so caching affects only speed."""
         if not conversation.variables:
             return self._headers
         key = json.dumps(conversation.variables, sort_keys=True, default=repr)
         if key not in self._tables:
-            if len(self._tables) >= _TABLES_KEPT:
+            if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             rendered = render_probes(self._engine, conversation.variables)
             self._tables[key] = learn_headers(observe(self._engine, rendered), self._special_tokens)
@@ -131,11 +131,11 @@ def structural_cuts(
     stops: StopFinder,
     next_markers: Sequence[bytes] = (),
 ) -> PartCuts:
-    """Cut at headers and stops; `roles` are those of all messages of the batch.
+    """Cuts at headers and stops; `roles` are the roles of all messages of the batch.
 
-    Where a turn has no stop of its own, a marker that follows it counts as its stop.
+    If a turn has no stop, one of `next_markers` that follows it counts as its stop.
     """
-    opens, closes = _extremes(pieces, len(roles))
+    opens, closes = _first_and_last(pieces, len(roles))
     opening = pieces.take(opens)
     before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
     header_ends, lost = finder.find(regions, opening, before)
@@ -146,22 +146,22 @@ def structural_cuts(
     later = np.flatnonzero(repeated)
     bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
     if lost:
-        sure = ~np.isin(pieces.rows, list(lost))
-        pieces, bodies = pieces.take(np.flatnonzero(sure)), bodies[sure]
-        _, closes = _extremes(pieces, len(roles))
+        certain = ~np.isin(pieces.rows, list(lost))
+        pieces, bodies = pieces.take(np.flatnonzero(certain)), bodies[certain]
+        _, closes = _first_and_last(pieces, len(roles))
     stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
     stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
     if next_markers:
-        silent_closes = closes[stop_starts[closes] == stop_ends[closes]]
-        pieces, bodies, stop_ends = _take_markers(regions, pieces, bodies, stop_ends, silent_closes, next_markers)
-    silent = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
-    return PartCuts(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, silent)
+        open_ended = closes[stop_starts[closes] == stop_ends[closes]]
+        pieces, bodies, stop_ends = _extend_to_markers(regions, pieces, bodies, stop_ends, open_ended, next_markers)
+    unstopped = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
+    return PartCuts(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, unstopped)
 
 
-def _take_markers(
+def _extend_to_markers(
     regions: Rendered, pieces: Pieces, bodies: Int64, stop_ends: Int64, closes: Int64, markers: Sequence[bytes]
 ) -> tuple[Pieces, Int64, Int64]:
-    """Let turns without a stop end with the marker that follows them, which the text after them loses."""
+    """Extends turns without a stop over the marker that follows, taking it from the text after them."""
     starts, ends, bodies, stop_ends = pieces.starts.copy(), pieces.ends.copy(), bodies.copy(), stop_ends.copy()
     limits = regions.text_ends[pieces.rows]
     for index in closes.tolist():
@@ -177,8 +177,8 @@ def _take_markers(
     return pieces._replace(starts=starts, ends=ends), bodies, stop_ends
 
 
-def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
-    """Of each assistant message the first and the last piece, in the order of the text."""
+def _first_and_last(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
+    """The first and the last piece of each assistant message, in text order."""
     own = np.flatnonzero(pieces.roles == Role.ASSISTANT)
     first, last = np.full(messages, -1, np.int64), np.full(messages, -1, np.int64)
     first[pieces.numbers[own][::-1]] = own[::-1]
@@ -187,7 +187,7 @@ def _extremes(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
 
 
 def _interleave(regions: Rendered, pieces: Pieces, bodies: Int64, stop_starts: Int64, stop_ends: Int64) -> Cuts:
-    """Five runs a piece (glue before it, header, body, stop, tail), and the glue at the end of each text."""
+    """Five runs per piece (preceding glue, header, body, stop, tail), and the glue at the end of each text."""
     rows = len(regions.text_ends)
     total = 5 * len(pieces.rows) + rows
     tails = 5 * np.searchsorted(pieces.rows, np.arange(rows), side="right") + np.arange(rows)
@@ -200,7 +200,5 @@ def _interleave(regions: Rendered, pieces: Pieces, bodies: Int64, stop_starts: I
     glue = np.array([True, False, False, False, False])
     roles[of_pieces] = np.where(glue, np.uint8(Role.NONE), pieces.roles[:, None]).ravel()
     messages[of_pieces] = np.where(glue, np.int32(-1), pieces.messages[:, None]).ravel()
-    parts[of_pieces] = np.tile(
-        np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8), len(bodies)
-    )
+    parts[of_pieces] = np.tile(_RUNS, len(bodies))
     return Cuts(ends, roles, parts, messages, np.zeros(total, np.bool_))

@@ -1,9 +1,8 @@
-"""Cuts by the author's `{% generation %}` blocks, which are followed to the byte.
+"""Cuts by the template's own `{% generation %}` blocks, byte for byte.
 
-Enters: pieces and generation spans. Leaves: cuts in which a span is the body (and stop) of the assistant message that
-owns most of it; what an assistant prints outside is header before its span, and tail after it. The end of a span
-is inclusive, as in transformers. A row with a span that no assistant message owns is named as lost. Costs a few
-numpy passes and one look at the end of each span.
+A span is the body (and stop) of the assistant message that owns most of it; text of that message before the span is
+header, text after it is tail. The end of a span is inclusive, as in transformers. A row with a span that no assistant
+message owns is lost. A batch takes a few numpy passes and one comparison at the end of each span.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ class _Spans(NamedTuple):
 
 
 def tagged_cuts(regions: Rendered, pieces: Pieces, known: Bool, stops: StopFinder) -> PartCuts:
-    """Cut at spans; rows with a span that no assistant message owns are lost."""
+    """Cuts at spans; a row with a span that no assistant message owns is lost."""
     spans = _disjoint(regions, known)
     owners = _owners(pieces, spans)
     lost = set(spans.rows[owners < 0].tolist())
     if lost:
-        sure = known & ~np.isin(np.arange(len(known)), list(lost))
-        return tagged_cuts(regions, pieces.take(np.flatnonzero(sure[pieces.rows])), sure, stops)._replace(lost=lost)
+        certain = known & ~np.isin(np.arange(len(known)), list(lost))
+        pieces = pieces.take(np.flatnonzero(certain[pieces.rows]))
+        return tagged_cuts(regions, pieces, certain, stops)._replace(lost=lost)
     stop = np.stack(stops.find(regions.data, spans.starts, spans.ends), axis=1)
     last_of_message = np.append(np.diff(pieces.numbers[owners]) != 0, np.ones(min(1, len(owners)), np.bool_))
-    silent = set(spans.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
-    return PartCuts(_label(regions, pieces, spans, owners, stop), lost, silent)
+    unstopped = set(spans.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
+    return PartCuts(_label(regions, pieces, spans, owners, stop), lost, unstopped)
 
 
 def _disjoint(regions: Rendered, known: Bool) -> _Spans:
-    """The spans of known rows: not empty, in order, nested ones merged."""
+    """The spans of known rows, in order, without empty ones and with nested ones merged."""
     keep = known[regions.span_rows] & (regions.span_ends > regions.span_starts)
     rows, starts, ends = regions.span_rows[keep].astype(np.int64), regions.span_starts[keep], regions.span_ends[keep]
     order = np.argsort(starts, kind="stable")
@@ -52,7 +52,7 @@ def _disjoint(regions: Rendered, known: Bool) -> _Spans:
 
 
 def _owners(pieces: Pieces, spans: _Spans) -> Int64:
-    """Of each span, the assistant's piece with the most text in it; around glue the one before it; -1: none."""
+    """The assistant piece with the most text in each span, or for a span of glue the preceding one; -1 if none."""
     first = np.searchsorted(pieces.ends, spans.starts, side="right")
     stop = np.searchsorted(pieces.starts, spans.ends, side="left")
     assistants = np.flatnonzero(pieces.roles == Role.ASSISTANT)
@@ -75,7 +75,7 @@ def _owners(pieces: Pieces, spans: _Spans) -> Int64:
 
 
 def _label(regions: Rendered, pieces: Pieces, spans: _Spans, owners: Int64, stop: Int64) -> Cuts:
-    """Cut at every edge of a piece outside spans, at spans and at their stops; then name what lies between."""
+    """Cuts at spans, at their stops and at the edges of pieces outside spans, and labels the runs in between."""
     edges = np.concatenate((pieces.starts, pieces.ends))
     span = np.searchsorted(spans.starts, edges, side="left") - 1
     if len(spans.starts):
@@ -103,7 +103,7 @@ def _label(regions: Rendered, pieces: Pieces, spans: _Spans, owners: Int64, stop
 
 
 def _covering(starts: Int64, ends: Int64, points: Int64) -> tuple[Int64, Bool]:
-    """For each point the last interval that starts at or before it (-1: none), and whether it covers the point."""
+    """The last interval that starts at or before each point (-1 if none), and whether it covers the point."""
     last = np.searchsorted(starts, points, side="right") - 1
     covered = (last >= 0) & (points < ends[last]) if len(starts) else np.zeros(len(points), np.bool_)
     return last, covered

@@ -1,4 +1,4 @@
-"""Collects the rendered rows of a batch, one after the other, into a `Rendered`."""
+"""Collects the rendered rows of a batch into a `Rendered`, one row at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.template.rendered import MessageFlag, Rendered
 
 
 class BatchCollector:
-    """The rows of a batch so far."""
+    """The rows of a batch that have been rendered so far."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.reference: Counter[str] = Counter()
@@ -33,10 +33,10 @@ class BatchCollector:
         self._roles: list[Role] = []
         self._flags: list[int] = []
         self._errors: dict[int, RowError] = {}
-        self._toolless: list[int] = []  # rows whose text does not show their tools
+        self._tools_dropped: list[int] = []  # rows whose text does not show their tools
 
     def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
-        """Add a row; None for one whose regions are not known."""
+        """Add a row; `trace` is None if its regions are unknown."""
         pieces: list[Piece] = []
         spans: list[tuple[int, int]] = []
         if trace is not None:
@@ -52,7 +52,7 @@ class BatchCollector:
             whole = trace is None or (role is Role.SYSTEM and not own)
             self._add_message(role, flags_of(message, data if whole else own))
         if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
-            self._toolless.append(len(self._ends))
+            self._tools_dropped.append(len(self._ends))
         self._add_row(data, trace is not None, pieces, spans)
 
     def add_pieces(self, pieces: Iterable[tuple[Role, str]]) -> None:
@@ -67,7 +67,7 @@ class BatchCollector:
         self._add_row(b"".join(texts), True, places, [])
 
     def add_error(self, conversation: Conversation, error: RowError) -> None:
-        """Add a row that was refused."""
+        """Add a row that the template refused."""
         self._errors[len(self._ends)] = error
         for message in conversation.messages:
             self._add_message(role_number(message.get("role") if isinstance(message, dict) else None), MessageFlag(0))
@@ -88,7 +88,7 @@ class BatchCollector:
         self._offsets.append(len(self._roles))
 
     def rendered(self) -> Rendered:
-        """The whole batch."""
+        """The collected batch."""
         pieces = np.array(self._pieces, np.int64).reshape(-1, 4)
         spans = np.array(self._spans, np.int64).reshape(-1, 3)
         return Rendered(
@@ -106,14 +106,14 @@ class BatchCollector:
             message_roles=np.array(self._roles, np.uint8),
             message_flags=np.array(self._flags, np.uint8),
             conversation=self._conversations.__getitem__,
-            notes={Note.TOOLS_DROPPED: np.array(self._toolless, np.int64)} if self._toolless else {},
+            notes={Note.TOOLS_DROPPED: np.array(self._tools_dropped, np.int64)} if self._tools_dropped else {},
             errors=self._errors,
             reference=self.reference,
         )
 
 
 def byte_offsets(text: str, data: bytes, places: Iterable[int]) -> dict[int, int]:
-    """Where characters of a text are in its UTF-8 bytes."""
+    """Maps character positions in a text to offsets in its UTF-8 bytes."""
     if len(text) == len(data):
         return {place: place for place in places}
     offsets: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Whether what a message says and calls is in the text that it printed."""
+"""Checks whether a message's content, reasoning, name and tool calls appear in the text it printed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.chat.formats import REASONING_KEYS
 class MessageFlag(IntFlag):
     """What is known about a rendered message; stored as uint8."""
 
-    HAS_CALLS = 1  # it has tool calls …
+    HAS_CALLS = 1  # the message has tool calls …
     CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
-    HAS_REASONING = 8  # an assistant's message has reasoning, by itself or in its content …
-    REASONING_PRINTED = 16  # … and its text has it, stripped
-    NAME_DROPPED = 32  # it has the name of a speaker, and its text does not have it
+    HAS_REASONING = 8  # an assistant message has reasoning, in its own field or in its content …
+    REASONING_PRINTED = 16  # … and its text contains it, stripped
+    NAME_DROPPED = 32  # the message has a speaker's name, which its text does not contain
     CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
 
 
@@ -37,16 +37,19 @@ def flags_of(message: Message, text: bytes) -> MessageFlag:
         if reasoning.encode(errors="replace") in text:
             flags |= MessageFlag.REASONING_PRINTED
     name = message.get("name")
-    if isinstance(name, str) and name and message.get("role") != "tool":  # of a tool: its call names it
+    if isinstance(name, str) and name and message.get("role") != "tool":  # a tool result is named by its call
         content = message.get("content")
-        said = content.count(name) if isinstance(content, str) else 0
-        if text.count(name.encode(errors="replace")) <= said:
+        in_content = content.count(name) if isinstance(content, str) else 0
+        if text.count(name.encode(errors="replace")) <= in_content:
             flags |= MessageFlag.NAME_DROPPED
     return flags
 
 
 def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: bytes) -> bool:
-    """Whether a text has each tool's name and the first line of its description; without one, a name beside calls."""
+    """Whether a text shows every tool: its name and the first line of its description.
+
+    A tool without a description must be named more often than it is called.
+    """
     for tool in tools or ():
         name = _name(tool)
         function = tool.get("function", tool)
@@ -65,7 +68,7 @@ def _calls(messages: Sequence[Message]) -> Iterator[Any]:
 
 
 def _reasoning(message: Message) -> str:
-    """What the assistant thought: given by itself, or in its content before the last `</think>`."""
+    """The reasoning of an assistant: from its own field, or from its content before the last `</think>`."""
     given = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
     if given is not None:
         return given.strip() if isinstance(given, str) else ""
@@ -75,7 +78,7 @@ def _reasoning(message: Message) -> str:
 
 
 def _prints_content(content: Any, text: bytes) -> bool:
-    """Whether a content, less the reasoning in it, occurs."""
+    """Whether the text contains the content without its reasoning."""
     return not isinstance(content, str) or content.rpartition("</think>")[2].strip().encode(errors="replace") in text
 
 
@@ -92,6 +95,6 @@ def _name(call: Any) -> str:
 
 
 def _occurs(name: str, times: int, text: bytes) -> bool:
-    """Whether a name occurs often enough, as it is or as JSON escapes it."""
+    """Whether a name occurs at least this many times, verbatim or escaped as JSON."""
     spellings = (name, json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1])
     return any(text.count(spelling.encode(errors="replace")) >= times for spelling in spellings)

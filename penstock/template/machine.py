@@ -1,8 +1,8 @@
 """The fast engine: a template compiled for the C machine, which renders rows straight from their JSON.
 
-A `Machine` reads rows in one of two ways: as a mapping says (what `penstock.chat` does for usual rows, adaptation
-to the template included), or as conversations that were read in Python already. Its rule is *exact bytes or give up*;
-what it gives up on goes to the reference, with the reason.
+A `Machine` reads either raw rows, as a column mapping describes them (doing the work of `penstock.chat`, including
+adaptation to the template), or conversations that have already been read in Python. It renders exact bytes or gives
+up; a row that it gives up on goes to the reference, with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = ("messages", "tools", "system", "variables", "query", "input", "respo
 
 
 class Machine:
-    """One template, and one way to read rows. Raises NotCompiled where the machine can't be exact."""
+    """One template and one way to read rows. Raises `NotCompiled` if the machine can't render the template exactly."""
 
     def __init__(
         self,
@@ -52,25 +52,25 @@ class Machine:
             raise NotCompiled(str(error)) from None
 
     def render(self, rows: list[bytes]) -> RenderedBatch:
-        """Render rows, or conversations as `encoded` writes them."""
+        """Render rows, or conversations serialized by `encoded`."""
         return RenderedBatch(*self._program.render(rows))
 
     def render_turns(self, rows: list[bytes]) -> RenderedBatch:
-        """The same, with every assistant turn as inference sees it."""
+        """Render rows, and also every assistant turn as inference sees it."""
         return RenderedBatch(*self._program.render_turns(rows))
 
     def forget(self) -> None:
-        """No branch counts as compared any more."""
+        """Mark every branch as not taken yet."""
         self._program.forget()
 
     @property
     def paths(self) -> tuple[int, int]:
-        """How many ways of the template's branches have been taken, and how many there are."""
+        """How many branch directions of the template have been taken, and how many there are."""
         return self._program.branches()
 
 
 def encoded(conversation: Conversation) -> bytes | None:
-    """A conversation for a machine with `conversation_layout`; None where JSON can't hold it."""
+    """Serializes a conversation for a machine with `conversation_layout`; None if JSON can't represent it."""
     try:
         return orjson.dumps(
             {
@@ -84,12 +84,12 @@ def encoded(conversation: Conversation) -> bytes | None:
 
 
 def can_read(mapping: ColumnMapping) -> bool:
-    """Whether the machine itself reads rows of this format."""
+    """Whether the machine can read rows of this format."""
     return mapping.format in _READINGS
 
 
 def row_layout(mapping: ColumnMapping, needs: Needs, needles: Sequence[str]) -> dict[str, Any]:
-    """How rows are read, by a mapping, and adapted to what a template needs."""
+    """The layout of raw rows: how a mapping reads them, and what the template needs."""
     columns = dict(mapping.columns)
     return {
         **_layout(_READINGS[mapping.format], needs, needles),
@@ -104,7 +104,7 @@ def row_layout(mapping: ColumnMapping, needs: Needs, needles: Sequence[str]) -> 
 
 
 def conversation_layout(needles: Sequence[str]) -> dict[str, Any]:
-    """For conversations that were read and adapted in Python."""
+    """The layout of conversations that were read and adapted in Python."""
     return {
         **_layout(_CONVERSATION, Needs(), needles),
         **dict.fromkeys(_COLUMNS, ""),

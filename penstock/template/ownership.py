@@ -1,13 +1,14 @@
 """Decides which message owns which characters of what a template prints.
 
-1. An iteration of a loop over messages gives all that it printed to its message: what nobody owns, and what an
-   assistant message owns. Text of any other message keeps its owner.
-2. A `{{ expression }}` outside of such iterations and of captures that prints text of exactly one message gives all
-   that it printed to that message.
-3. Text of an assistant message outside of all such iterations belongs to nobody if one of them prints the message too.
+1. In a loop over messages, everything an iteration prints belongs to its message, including text without an owner and
+   text of other assistant messages. Text of any other message keeps its owner.
+2. Outside such loops and outside captures, a `{{ expression }}` that prints text of exactly one message belongs to
+   that message as a whole.
+3. Text of an assistant message outside such loops has no owner if one of the loops prints that message too.
 
-Loops leave marks among the printed strings: empty ones, so the text never changes. Each buffer (the template itself, a
-macro, a block of `{% set %}`) is resolved on its own, and its text carries the result on. Cost: linear in the spans.
+Loops insert marks into the printed strings. Marks are empty strings, so the text never changes. Each buffer (the
+template itself, a macro, a `{% set %}` block) is resolved separately, and its text carries the resolved spans. The cost
+is linear in the number of spans.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from penstock.template.jinja.budget import Budget
-from penstock.template.jinja.tracing import SPAN, Span, Traced, add_span
+from penstock.template.jinja.traced_string import SPAN, Span, Traced, add_span
 
 Piece = tuple[int, int, int]  # message, start, end
 
 
 @dataclass(eq=False, slots=True)
 class Iteration:
-    """One pass through a loop's body; its message may become known only during the pass."""
+    """One iteration of a loop; its message may become known only while it runs."""
 
     item: Any
     message: int | None
@@ -46,14 +47,14 @@ class Loop:
 class Event(Enum):
     """What a mark stands for."""
 
-    ITERATION = auto()  # a pass through a loop's body begins, and the one before it ends
+    ITERATION = auto()  # an iteration begins, which ends the previous one
     LEAVE = auto()  # a loop ends
     GENERATION = auto()  # a generation block begins
     END_GENERATION = auto()
 
 
 class Mark(str):
-    """An empty string among the printed ones."""
+    """An empty string that marks an event among the printed strings."""
 
     __slots__ = ("event", "iteration", "loop")
     event: Event
@@ -82,7 +83,7 @@ class _Open(NamedTuple):
 class Buffer:
     """Collects printed strings."""
 
-    assistants: Sequence[bool]  # whether message n is an assistant's
+    assistants: Sequence[bool]  # whether message n is an assistant message
     generations: list[tuple[int, int]] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
@@ -91,14 +92,14 @@ class Buffer:
     _starts: list[int] = field(default_factory=list)  # of generation blocks
 
     def collect(self, chunks: Iterable[str], budget: Budget) -> Traced:
-        """The text of all strings, with its owners."""
+        """Joins the printed strings into one text with owners."""
         for chunk in chunks:
             if isinstance(chunk, Mark):
                 self._read(chunk)
             else:
                 self._texts.append(chunk)
                 if isinstance(chunk, Traced):
-                    budget.make(SPAN * len(chunk.spans))
+                    budget.allocate(SPAN * len(chunk.spans))
                     for start, end, message, looped in chunk.spans:
                         add_span(self._spans, Span(start + self._size, end + self._size, message, looped))
                 self._size += len(chunk)
@@ -138,7 +139,7 @@ class Buffer:
 
 
 def _take_from(spans: list[Span], start: int) -> list[Span]:
-    """Remove the part of the spans from a position on, and give it."""
+    """Removes and returns the spans from a position onwards."""
     taken: list[Span] = []
     while spans and spans[-1].end > start:
         span = spans.pop()
@@ -150,7 +151,7 @@ def _take_from(spans: list[Span], start: int) -> list[Span]:
 
 
 def claim_statement(text: Traced) -> Traced:
-    """Rule 2, for one printed expression."""
+    """Applies rule 2 to a printed expression."""
     if len({span.message for span in text.spans}) != 1:
         return text
     looped = any(span.looped for span in text.spans)
@@ -158,7 +159,7 @@ def claim_statement(text: Traced) -> Traced:
 
 
 def pieces_of(spans: Iterable[Span], assistants: Sequence[bool]) -> list[Piece]:
-    """Rule 3, and neighbouring spans of a message joined."""
+    """Applies rule 3, and merges adjacent spans of a message."""
     spans = list(spans)
     looped = {span.message for span in spans if span.looped}
     pieces: list[Piece] = []

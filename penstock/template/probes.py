@@ -1,7 +1,7 @@
-"""Conversations to try a template on: every shape that templates treat differently, with words that tell who said what.
+"""Probe conversations for checking a template: every shape that templates are known to treat differently.
 
-Each text of message n contains `<letter>zq<n>k` (U user, A assistant, S system, T tool, R reasoning, C call arguments),
-so that a rendered text shows whether regions are right.
+Each text of message n contains a marker word `<letter>zq<n>k` (U user, A assistant, S system, T tool, R reasoning,
+C call arguments), so that a rendered text shows whether its regions are right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rendering a batch of conversations gives, whichever engine did it. Positions are UTF-8 byte offsets."""
+"""The result of rendering a batch of conversations, with either engine. Positions are UTF-8 byte offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rendered:
 
     A piece is a run of bytes printed by one message. Pieces are sorted, never overlap and never cross texts; a message
     may have several. Spans are `{% generation %}` blocks. All offsets are absolute in `data`. A conversation in
-    `errors` has an empty text; one whose regions are not certain has `known` False, and no pieces or spans.
+    `errors` has an empty text; one whose regions are uncertain has `known` False and no pieces or spans.
     """
 
     data: bytes
@@ -40,13 +40,13 @@ class Rendered:
     message_roles: UInt8
     message_flags: UInt8
     conversation: Callable[[int], Conversation]  # the conversation with this number, as given to the template
-    own_variables: Bool | None = None  # which conversations have template variables of their own; None: none has
-    message_weights: Float32 | None = None  # NaN where none is given
+    own_variables: Bool | None = None  # which conversations have their own template variables; None if none do
+    message_weights: Float32 | None = None  # NaN where the row gives no weight
     special: dict[int, str] = field(default_factory=dict)  # conversation -> the first special token in its text
     notes: NotedRows = field(default_factory=dict)  # note -> conversations
     errors: dict[int, RowError] = field(default_factory=dict)
-    reference: Counter[str] = field(default_factory=Counter)  # why the reference served: reason -> conversations
-    turns: Turns | None = None  # each assistant turn as inference sees it, where that was asked for
+    reference: Counter[str] = field(default_factory=Counter)  # reason for using the reference -> count
+    turns: Turns | None = None  # each assistant turn as inference sees it, if requested
 
     @property
     def texts(self) -> list[bytes]:
@@ -54,7 +54,7 @@ class Rendered:
         return [self.data[start:end] for start, end in pairwise([0, *self.text_ends.tolist()])]
 
     def without_regions(self) -> Rendered:
-        """The same texts, with nothing known about who printed them."""
+        """The same texts with all regions unknown."""
         rows, places = np.zeros(0, np.int32), np.zeros(0, np.int64)
         return replace(
             self,
@@ -70,7 +70,7 @@ class Rendered:
 
 
 def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callable[[int], Conversation]) -> Rendered:
-    """One batch from several: conversation k of a part belongs at the k-th of its places."""
+    """Merges batches into one; conversation k of a part moves to the k-th of the part's positions."""
     places = np.concatenate([np.asarray(own, np.int64) for _, own in parts])
     order = np.argsort(places, kind="stable")  # of all conversations, part after part
     texts = [text for part, _ in parts for text in part.texts]

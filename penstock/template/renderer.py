@@ -1,8 +1,8 @@
-"""Rows and conversations in, `Rendered` out: each by the fastest engine that is exact for it.
+"""Renders rows and conversations, each with the fastest engine that is exact for it.
 
-The machine serves usual rows straight from their bytes, and conversations that were read in Python; the reference
-serves what the machine gives up on, and everything where the template does not compile. Probe conversations compare
-both engines before any row is served. Making a renderer costs about 0.2 s.
+The machine serves most rows straight from their bytes, as well as conversations that were read in Python. The
+reference serves rows that the machine gives up on, and every row of a template that does not compile. Both engines are
+compared on probe conversations before any row is served. Creating a renderer takes about 0.2 s.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.native import RenderedBatch
 from penstock.template.compile.bytecode import NotCompiled
 from penstock.template.jinja.reference import Reference, template_refusal
 from penstock.template.machine import Machine, can_read, conversation_layout, encoded, row_layout
+from penstock.template.probe_checks import first_difference, first_region_error
 from penstock.template.probes import PROBES
 from penstock.template.rendered import Rendered, merge
-from penstock.template.trial import disagreement, doubt
 from penstock.template.turns import Turns
 
 _RENDERED, _UNREAD, _GAVE_UP, _REFUSED = range(4)
@@ -42,21 +42,21 @@ _NOT_JSON = "values that JSON can't hold"
 
 
 class RenderedRows(NamedTuple):
-    """What became of rows that the machine read."""
+    """The result of rendering raw rows with the machine."""
 
     rendered: Rendered
-    rows: list[int]  # of its conversations
+    rows: list[int]  # the row of each conversation in `rendered`
     texts: list[bytes]
     left: list[int]  # rows that must be read in Python
-    fresh: list[int]  # rows that took a path through the template for the first time
+    fresh: list[int]  # rows that took a branch of the template in a new direction
 
 
 class TemplateRenderer:
     """One chat template with its special tokens, variables and date.
 
-    `mapping` says how the machine reads rows. Special tokens (`special_text`) are looked for in the text of messages,
-    and so are those of the `added_tokens` with which the template marks turns. With `turns`, every assistant turn is
-    also rendered by itself, as inference sees it.
+    `mapping` tells the machine how to read rows. Messages are searched for special tokens (`special_text`), and for
+    those `added_tokens` with which the template marks turns. With `turns`, every assistant turn is also rendered
+    separately, as inference sees it.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class TemplateRenderer:
         self.why_unknown = ""  # why no row of this template has regions
         if fast:
             base = {"documents": None, "add_generation_prompt": False, **special_tokens, **variables}
-            self.why_reference = self._start_machines(template, base, date, mapping)
-        self._try_out()
+            self.why_reference = self._compile(template, base, date, mapping)
+        self._check_on_probes()
 
-    def _start_machines(
+    def _compile(
         self, template: str, base: Mapping[str, Any], date: datetime.date, mapping: ColumnMapping | None
     ) -> str:
-        """Compile the template; what prevents it is the answer."""
+        """Compile the template for the machine; returns the reason if that fails, or an empty string."""
         needles = self.special_text.needles
         try:
             tree = self.reference.parse(template)
@@ -102,30 +102,30 @@ class TemplateRenderer:
             return f"the template uses {reason}"
         return ""
 
-    def _try_out(self) -> None:
-        """Let the probes decide whether the machine and the regions can be trusted."""
+    def _check_on_probes(self) -> None:
+        """Check the machine and the regions on the probes; either is disabled if it is wrong."""
         expected = self.reference.render(PROBES)
         if self._conversations is not None:
             served = self._render_machine(self._conversations, PROBES)
-            self.why_reference = disagreement(served, expected)
+            self.why_reference = first_difference(served, expected)
             self._conversations.forget()
         if self.why_reference:
             self._rows = self._conversations = None
-        self.why_unknown = doubt(expected, PROBES)  # last: it hides regions, which were still to be compared
+        self.why_unknown = first_region_error(expected, PROBES)  # last: hides the regions compared above
 
     @property
     def reads_rows(self) -> bool:
-        """Whether `render_rows` serves rows."""
+        """Whether `render_rows` can be used."""
         return self._rows is not None
 
     @property
     def paths(self) -> tuple[int, int]:
-        """How many ways through the template's branches have been taken, and how many there are."""
+        """How many branch directions of the template have been taken, and how many there are."""
         found = [machine.paths for machine in (self._rows, self._conversations) if machine is not None]
         return max(found, default=(0, 0))
 
     def forget_paths(self) -> None:
-        """No path counts as compared any more."""
+        """Mark every branch as not taken yet, so that each is compared again."""
         for machine in (self._rows, self._conversations):
             if machine is not None:
                 machine.forget()
@@ -133,7 +133,7 @@ class TemplateRenderer:
     # ---- rows
 
     def render_rows(self, rows: list[bytes], read: Callable[[bytes], Conversation]) -> RenderedRows:
-        """Render rows from their bytes. `read` gives the conversation of one, where it is needed after all."""
+        """Render rows from their bytes. `read` parses a row if its conversation is needed later."""
         assert self._rows is not None
         batch = self._rows.render_turns(rows) if self._with_turns else self._rows.render(rows)
         status = np.frombuffer(batch.status, np.uint8)
@@ -149,20 +149,20 @@ class TemplateRenderer:
         if left:
             kept = np.flatnonzero((status == _RENDERED) | (status == _REFUSED)).tolist()
             texts = [texts[number] for number in kept]
-            rendered = _only(rendered, kept)
-        return RenderedRows(self._certain(rendered), kept, texts, left, fresh)
+            rendered = _select(rendered, kept)
+        return RenderedRows(self._hide_uncertain_regions(rendered), kept, texts, left, fresh)
 
     # ---- conversations
 
     def render(self, conversations: Sequence[Conversation]) -> Rendered:
-        """Render conversations that are adapted to the template."""
+        """Render conversations that have been adapted to the template."""
         rendered = None if self._conversations is None else self._render_machine(self._conversations, conversations)
         if rendered is None:
             rendered = self.render_reference(conversations)
-        return self._certain(rendered)
+        return self._hide_uncertain_regions(rendered)
 
     def render_reference(self, conversations: Sequence[Conversation], why: str = "") -> Rendered:
-        """The same by the reference alone."""
+        """Render conversations with the reference only."""
         rendered = self.reference.render(conversations, why or self.why_reference or "the reference was asked for")
         special = {k: t for k, c in enumerate(conversations) if (t := self.special_text.first(c)) is not None}
         for k in rendered.errors:
@@ -170,7 +170,9 @@ class TemplateRenderer:
         if self._with_turns:
             usual = [None if k in rendered.errors or c.pieces is not None else c for k, c in enumerate(conversations)]
             rendered = replace(rendered, turns=self.reference.turns(usual))
-        return self._certain(replace(rendered, special=special, **_facts(conversations, rendered)))
+        return self._hide_uncertain_regions(
+            replace(rendered, special=special, **_conversation_fields(conversations, rendered))
+        )
 
     def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
@@ -178,7 +180,7 @@ class TemplateRenderer:
         rendered = self._rendered(batch, conversations.__getitem__)
         left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
         if not left:
-            return replace(rendered, **_facts(conversations, rendered))
+            return replace(rendered, **_conversation_fields(conversations, rendered))
         why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
         served = self.render_reference([conversations[k] for k in left], "counted below")
         counted = Counter(
@@ -186,16 +188,16 @@ class TemplateRenderer:
         )
         served = replace(served, reference=counted)
         kept = [k for k in range(len(rows)) if k not in why]
-        whole = merge([(_only(rendered, kept), kept), (served, left)], conversations.__getitem__)
-        return replace(whole, **_facts(conversations, whole))
+        whole = merge([(_select(rendered, kept), kept), (served, left)], conversations.__getitem__)
+        return replace(whole, **_conversation_fields(conversations, whole))
 
     # ---- records
 
-    def _certain(self, rendered: Rendered) -> Rendered:
+    def _hide_uncertain_regions(self, rendered: Rendered) -> Rendered:
         return rendered.without_regions() if self.why_unknown else rendered
 
     def _rendered(self, batch: RenderedBatch, conversation: Callable[[int], Conversation]) -> Rendered:
-        """The machine's arrays as a record; rows that were not rendered have no text."""
+        """Converts the machine's arrays; rows that were not rendered have an empty text."""
         ends = np.frombuffer(batch.ends, np.int64)
         starts = np.concatenate(([0], ends))[:-1]
         pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4)
@@ -230,7 +232,7 @@ class TemplateRenderer:
 
 
 def _turn_markers(plain: Callable[..., str], added_tokens: Iterable[str]) -> set[str]:
-    """The added tokens that the template prints around messages, but for those around reasoning, which models write."""
+    """The added tokens that the template prints around messages, except those around reasoning, which models write."""
     asked = [{"role": "user", "content": "⟦q⟧"}, {"role": "assistant", "content": "⟦a⟧"}] * 2
     try:
         text = plain(asked).rpartition("⟦q⟧")[0]
@@ -239,8 +241,8 @@ def _turn_markers(plain: Callable[..., str], added_tokens: Iterable[str]) -> set
     return {token for token in added_tokens if token in text and "think" not in token}
 
 
-def _only(rendered: Rendered, kept: list[int]) -> Rendered:
-    """Some of the conversations, of which the others have no text and no messages."""
+def _select(rendered: Rendered, kept: list[int]) -> Rendered:
+    """Keeps some of the conversations; the others must have neither text nor messages."""
     place = np.full(len(rendered.text_ends), -1, np.int64)
     place[kept] = np.arange(len(kept))
     numbers = place.tolist()
@@ -261,11 +263,11 @@ def _only(rendered: Rendered, kept: list[int]) -> Rendered:
     )
 
 
-def _facts(conversations: Sequence[Conversation], rendered: Rendered) -> dict[str, Any]:
-    """What a record says of conversations that were read in Python: weights, notes, and who has variables."""
+def _conversation_fields(conversations: Sequence[Conversation], rendered: Rendered) -> dict[str, Any]:
+    """The fields of `Rendered` that come from conversations read in Python: weights, notes and `own_variables`."""
     weights = variables = None
     if any(c.weights for c in conversations):
-        counts = np.diff(rendered.message_offsets).tolist()  # none of a conversation that the machine refused
+        counts = np.diff(rendered.message_offsets).tolist()  # 0 for a conversation that the machine refused
         given = [(c.weights or (None,) * n)[:n] for c, n in zip(conversations, counts, strict=True)]
         weights = np.array([np.nan if w is None else w for own in given for w in own], np.float32)
     if any(c.variables for c in conversations):

@@ -1,4 +1,4 @@
-"""What the tests of the splitter share: real templates, renderers, and segments read back as text."""
+"""Shared by the tests of the splitter: real templates, renderers, and segments converted back to text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Split(NamedTuple):
         return {run.part.name: run.text for run in self.runs if run.message == message and run.role is Role.ASSISTANT}
 
     def trained(self) -> list[bool]:
-        """Of every byte, whether training on all assistant messages trains it."""
+        """Whether each byte is trained when all assistant messages are."""
         return [
             run.role is Role.ASSISTANT and run.part in (Part.BODY, Part.STOP)
             for run in self.runs
@@ -55,7 +55,7 @@ class Split(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A template's renderer with a splitter."""
+    """A template's renderer and splitter."""
 
     renderer: TemplateRenderer
     splitter: Splitter
@@ -86,7 +86,7 @@ def _read(rendered: Rendered, segments: Segments, errors: dict[int, RowError], r
 
 
 def recipe(template: str, mode: RegionsMode = RegionsMode.STRUCTURE, **variables: Any) -> Recipe:
-    """A renderer and a splitter; the template's own markers are the special tokens."""
+    """Creates a renderer and a splitter, with the template's own markers as special tokens."""
     renderer = TemplateRenderer(template, special_tokens=SPECIAL, variables=variables, date=DATE)
     tokens = frozenset(MARKER.findall(template)) | set(SPECIAL.values())
     return Recipe(renderer, Splitter(renderer, special_tokens=tokens, eos_token="</s>", mode=mode))
@@ -94,7 +94,7 @@ def recipe(template: str, mode: RegionsMode = RegionsMode.STRUCTURE, **variables
 
 @cache
 def trl_template(name: str) -> str:
-    """A real chat template that the package `trl` carries."""
+    """A real chat template from the package `trl`."""
     found = importlib.util.find_spec("trl")
     assert found is not None
     assert found.origin is not None
@@ -103,22 +103,22 @@ def trl_template(name: str) -> str:
 
 @cache
 def trl_recipe(name: str, mode: RegionsMode = RegionsMode.STRUCTURE) -> Recipe:
-    """A recipe with one of these."""
+    """A recipe with a template from `trl`."""
     return recipe(trl_template(name), mode)
 
 
 def user(text: str) -> Message:
-    """A user's message."""
+    """A user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str | None, **more: Any) -> Message:
-    """An assistant's message."""
+    """An assistant message."""
     return {"role": "assistant", "content": text, **more}
 
 
 def calls(*names: str, text: str | None = "") -> Message:
-    """An assistant's message that calls tools."""
+    """An assistant message that calls tools."""
     made = [
         {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": {"city": "Zürich"}}}
         for i, name in enumerate(names)
@@ -127,12 +127,12 @@ def calls(*names: str, text: str | None = "") -> Message:
 
 
 def returns(text: str, number: int = 0) -> Message:
-    """A tool's result."""
+    """A tool result."""
     return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": text}
 
 
 def trained_texts(dataset: ps.Dataset, number: int = 0) -> list[str]:
-    """The trained stretches of an example, as text."""
+    """The trained spans of an example, as text."""
     example = dataset.view(max_length=None)[number]
     pieces = dataset.vocabulary.token_bytes
     texts, before = [], False

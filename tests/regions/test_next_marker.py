@@ -1,4 +1,4 @@
-"""`--stop next-marker`: the marker after a turn is its stop where the template prints none."""
+"""`--stop next-marker`: the marker after a turn is its stop if the template prints none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW = {
 
 @pytest.fixture
 def model(tokenizer: Path, tmp_path: Path) -> Path:
-    """The bundled tokenizer with markers of turns as added tokens, one of which ends the model's turns."""
+    """The bundled tokenizer with turn markers as added tokens, one of which is an end-of-sequence id of the model."""
     folder = tmp_path / "model"
     shutil.copytree(tokenizer, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -43,7 +43,7 @@ def model(tokenizer: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_marker_after_a_turn_is_trained_texts(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_marker_after_a_turn_is_trained(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
     rows = write_rows([ROW])
     plain = ps.prepare(rows, tokenizer=str(model), cache=tmp_path / "cache")
     assert trained_texts(plain) == ["Ho <|user|> no", "Bye"]
@@ -54,7 +54,7 @@ def test_the_marker_after_a_turn_is_trained_texts(model: Path, write_rows: Calla
         assert marked.key != plain.key
 
 
-def test_without_the_models_ids_it_is_refused(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_next_marker_requires_the_models_end_ids(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
     (model / "generation_config.json").unlink()
     with pytest.raises(UsageError, match=r"generation_config\.json"):
         ps.prepare(write_rows([ROW]), tokenizer=str(model), stop="next-marker", cache=tmp_path / "cache")

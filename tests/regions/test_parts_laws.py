@@ -1,4 +1,4 @@
-"""Laws of segments, for any conversation: every byte once and in order, and nobody's words under another's name."""
+"""Laws of segments, for any conversation: they cover every byte once, in order, and label it with its author."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = st.lists(st.sampled_from(MARKERS) | st.text("aü日\x03\x85", max_size=4)
 
 @st.composite
 def conversations(draw: st.DrawFn) -> Conversation:
-    """Messages in any order; every text names its author, so that it can be found again."""
+    """Messages in any order; every text contains a name of its author, so that it can be located."""
     messages: list[Message] = []
     for number in range(draw(st.integers(1, 6))):
         role = draw(st.sampled_from(["user", "assistant", "assistant", "system", "tool"]))

@@ -1,4 +1,4 @@
-"""Against transformers: under `auto` the author's tags to the byte, under `structure` the same but for white space."""
+"""`auto` gives the spans of transformers byte for byte; `structure` differs from them only in white space."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ CONVERSATIONS: dict[str, list[Message]] = {
 }
 
 
-def by_author(template: str, messages: list[Message], text: str) -> list[bool]:
-    """Of every byte, whether transformers' generation spans hold it."""
+def tagged_bytes(template: str, messages: list[Message], text: str) -> list[bool]:
+    """Whether each byte lies in one of transformers' generation spans."""
     rendered, spans = render_jinja_template(
         [messages], chat_template=template, return_assistant_tokens_mask=True, **SPECIAL
     )
@@ -72,7 +72,7 @@ def split_or_skip(recipe: Recipe, messages: list[Message]) -> Split:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_auto_is_the_authors_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_follows_the_tags_exactly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.utils.chat_template_utils as utils
 
     class Today(utils.datetime):  # type: ignore[name-defined,misc]
@@ -90,17 +90,17 @@ def test_auto_is_the_authors_word(name: str, monkeypatch: pytest.MonkeyPatch) ->
             continue
         split = recipe.split(messages)
         assert split.known, title
-        assert split.trained() == by_author(trl_template(name), messages, split.text), title
+        assert split.trained() == tagged_bytes(trl_template(name), messages, split.text), title
         tried += 1
-    assert tried >= 8 or name.startswith("llava")  # which takes lists of parts only
+    assert tried >= 8 or name.startswith("llava")  # accepts only lists of parts
 
 
 @pytest.mark.parametrize("title", CONVERSATIONS)
 @pytest.mark.parametrize("name", AGREEING)
-def test_structure_is_the_authors_word_but_for_white_space(name: str, title: str) -> None:
+def test_structure_agrees_with_the_tags_except_for_white_space(name: str, title: str) -> None:
     split = split_or_skip(trl_recipe(f"{name}_training"), CONVERSATIONS[title])
     assert split.known
-    author, ours = by_author(trl_template(f"{name}_training"), CONVERSATIONS[title], split.text), split.trained()
+    author, ours = tagged_bytes(trl_template(f"{name}_training"), CONVERSATIONS[title], split.text), split.trained()
     text = split.text.encode()
     assert not any(mine and not theirs for mine, theirs in zip(ours, author, strict=True))
     left_out = bytes(byte for byte, mine, theirs in zip(text, ours, author, strict=True) if theirs and not mine)
@@ -111,7 +111,7 @@ def test_structure_is_the_authors_word_but_for_white_space(name: str, title: str
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("gptoss_training", "train a header"),
         ("deepseekv3_training", "train a header"),
@@ -121,7 +121,7 @@ def test_structure_is_the_authors_word_but_for_white_space(name: str, title: str
         ("phi3_training", ""),
     ],
 )
-def test_doubts_about_the_authors_tags_are_told(name: str, said: str) -> None:
+def test_questionable_tags_cause_a_warning(name: str, expected: str) -> None:
     warnings = trl_recipe(name, RegionsMode.AUTO).splitter.warnings
-    assert [said in warning for warning in warnings] == ([True] if said else [])
+    assert [expected in warning for warning in warnings] == ([True] if expected else [])
     assert trl_recipe(name).splitter.warnings == ()

@@ -1,4 +1,4 @@
-"""Hostile and unusual conversations for a template, and transformers' own answer to them."""
+"""Hostile and unusual conversations, and how transformers renders them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ BATTERY = (*PROBES, *HOSTILE)
 def expected(
     template: str, conversation: Conversation, spans: bool = False
 ) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """transformers' text and generation spans (in bytes), None where it refuses."""
+    """The text and generation spans (in bytes) from transformers; None if it refuses."""
     try:
         texts, indices = hf.render_jinja_template(
             [conversation.messages],

@@ -1,4 +1,4 @@
-"""Templates that would take forever or all memory, by the trick they use. Each must be refused."""
+"""Templates that would run forever or exhaust memory, named by the trick they use. Each must be refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOSTILE: Final = {
     + "x" * 999
     + "{% endfor %}{% endfor %}",
     "captured output": _BIG + "{% set x %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endset %}",
-    # text that doubles
+    # text that doubles each time
     "tilde": _grow("'a'", "ns.x ~ ns.x"),
     "plus": _grow("'a'", "ns.x + ns.x"),
     "tilde of many": _BIG + "{{ " + " ~ ".join(["big"] * 999) + " }}",
@@ -134,7 +134,7 @@ HOSTILE: Final = {
     + "{% set a = ns.x %}"
     + _grow("[1]", "[ns.x, ns.x]")
     + "{% for x in [a, ns.x] %}{{ loop.changed(x) }}{% endfor %}",
-    # work on big text, often
+    # repeated work on large texts
     "compare": _often("{{ 1 if big == other }}", _BIG + "{% set other = big[1:] + big[0] %}"),
     "compare equal": _often("{{ 1 if big == other }}", _BIG + "{% set other = big[:-1] + 'b' %}"),
     "order": _often("{{ 1 if big < other }}", _BIG + "{% set other = big + 'b' %}"),

@@ -1,6 +1,6 @@
-"""Expressions, statements and odd values: what templates do, on everything that a row may hold.
+"""Expressions and statements as templates use them, and every kind of value that a row may hold.
 
-`v` is the odd value: `messages[0].v` of the conversation that is rendered.
+`v` is the value under test: `messages[0].v` of the rendered conversation.
 """
 
 # ruff: noqa: E501 (tables)
@@ -39,7 +39,7 @@ VALUES: Final[tuple[Any, ...]] = (
     *({"a": "<>", "é": 0.1}, {"a": {"b": {"c": 1}}}),
 )
 
-# The machine must render these on every value that jinja2 renders them on, unless EXCUSED names the pair.
+# The machine must render these for every value that jinja2 accepts, unless EXCUSED lists the pair.
 USUAL: Final = (
     *("v", "v|string", "v|trim", "v|tojson", "v|tojson(indent=2)", "v|tojson(ensure_ascii=true)", "v|safe"),
     *("v|tojson(indent=0)", "v|tojson(sort_keys=true)", "v|tojson(separators=(',', ':'))", "v|tojson(true, 1, ('', ''))"),
@@ -81,7 +81,7 @@ USUAL: Final = (
     *("'日本語'[1]", "'日本語'[-2:]", "'日本語'|length", "'日本語'.find('語')", "1 in {'a': 1}", "'a' in {'a': 1}"),
 )  # fmt: skip
 
-# These need not be rendered, but where they are they must be right.
+# The machine may give up on these, but must not render them differently.
 ODD: Final = (
     *("v|reverse|list", "v.count('a')", "v == 0.5", "v == 1.0", "v in [0.5]", "v|last", "v|int", "v|unique|list", "v|sort", "v|min", "v|max", "v|indent(2)", "v|indent(2, first=true)"),
     *("v|map('upper')|list", "v|map('length')|list", "v|map(attribute='type')|list", "v|map(attribute='a.b')|list"),
@@ -181,5 +181,5 @@ STATEMENTS: Final = (
     "{% for x in v if x.type is defined and x.type == 'text' %}{{ x.text }}{% endfor %}",
 )
 
-# Why the machine gives up on usual operations by design, though jinja2 renders them.
+# Reasons for which the machine gives up on common operations by design.
 EXCUSED: Final = ("a power of two of more than 15 digits",)

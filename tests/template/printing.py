@@ -1,4 +1,4 @@
-"""Small templates that print text of messages in every way that matters to who printed what, and odd conversations."""
+"""Small templates that exercise the ownership of printed text, and unusual conversations."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations
@@ -11,7 +11,7 @@ _TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
 
 PRINTING: Final = (
     _TURN,
-    # text of a message inside and outside of its turn
+    # text of a message inside and outside its turn
     "{{ messages[0].content }}" + _TURN,
     "{{ messages[-1].content }}" + _TURN,
     "{{ messages[1].content ~ messages[0].content }}" + _TURN,
@@ -34,7 +34,7 @@ PRINTING: Final = (
     "{% for pair in messages|batch(2) %}{{ pair[0].content }}{% endfor %}",
     "{% for m in messages %}{% for k, x in m.items() %}{{ k }}={{ x }};{% endfor %}{% endfor %}",
     "{% for m in messages %}{% for k in messages[0] %}{{ k }} {% endfor %}{{ m.content }}{% endfor %}",
-    # what keeps the origin of text, and what loses it
+    # operations that keep the origin of text, and operations that lose it
     "{% for m in messages %}{{ messages[1].content.strip() }}|{{ m.content }}|{% endfor %}",
     "{% for m in messages %}{{ messages[1].content|trim }}|{{ messages[1].content[1:3] }}|{{ m.role }}|{% endfor %}",
     "{% for m in messages %}{{ messages[0].content.split('k')[0] }}|{{ messages[0].content.split()|join('+') }}|{% endfor %}",

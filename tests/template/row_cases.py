@@ -1,4 +1,4 @@
-"""Rows as bytes: usual, unusual, hostile and broken ones, in every format that the machine reads."""
+"""Rows as bytes: common, unusual, hostile and broken ones, in every format that the machine reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def called(arguments: object, **more: Any) -> bytes:
-    """A row with one call; a function's further keys may be given."""
+    """A row with one call; `more` adds keys to its function."""
     function = {"name": "f", "arguments": arguments, **more}
     return row([user("q"), assistant("", tool_calls=[{"type": "function", "function": function}])])
 
@@ -174,7 +174,7 @@ HOSTILE: Final[dict[str, bytes]] = {
     "an integer of 5000 digits": row(TURNS)[:-1] + b', "x": ' + b"9" * 5000 + b"}",
     "an integer of 5000 digits in arguments": called({"a": 1}).replace(b'"a": 1', b'"a": ' + b"9" * 5000),
 }
-# Values of a column that make a row invalid.
+# Column values that make a row invalid.
 BROKEN: Final[dict[str, bytes]] = {
     "nothing": b"",
     "NaN": b"NaN",
@@ -190,7 +190,7 @@ BROKEN: Final[dict[str, bytes]] = {
     "a raw control character": b'"\x01"',
     "deep nesting": b"[" * 3000 + b"]" * 3000,
 }
-# Columns beside the messages, and messages with more than text.
+# Rows with other columns than messages, and messages with more than text.
 BESIDE: Final[dict[str, bytes]] = {
     "a system prompt": row(TURNS, system="Be kind."),
     "a system prompt and weights": row([user("q"), {**assistant("a"), "weight": 0.5}], system="Be kind."),

@@ -1,4 +1,4 @@
-"""Small templates that read messages, calls and tools in every way that comes to mind; conversations for them."""
+"""Small templates that read messages, calls and tools in many ways, and conversations for them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ TURN: Final = (
 
 
 def each(text: str) -> str:
-    """A template that prints this before each message; what precedes a bar is printed once. Whole ones stay."""
+    """Expands a snippet to a template that prints it before each message; text before a bar is printed once.
+
+    A complete template is returned as it is.
+    """
     before, _, body = text.rpartition("¦")
     return text if "for m in" in text else f"{before}{{% for m in messages %}}{body}{PRINTED}{{% endfor %}}"
 
 
 def each_call(text: str) -> str:
-    """A template that prints this before each call."""
+    """A template that prints the snippet before each call."""
     return f"{{% for m in messages %}}{PRINTED}{{% for c in m.tool_calls %}}{text}{CALL}{{% endfor %}}{{% endfor %}}"
 
 
 def printing(text: str) -> str:
-    """A template with up to three texts between bars: before the messages, before each, after all. Whole ones stay."""
+    """Expands up to three snippets, separated by bars: before all messages, before each message, after all messages.
+
+    A complete template is returned as it is.
+    """
     before, each, after = (*text.split("¦"), "", "")[:3]
     loop = text if "for m in" in text else f"{before}{{% for m in messages %}}{each}{TURN}{{% endfor %}}{after}"
     return loop + PROMPT
 
 
 def for_each(text: str) -> str:
-    """This, printed for every tool, before the messages."""
+    """A snippet that is printed for each tool."""
     return f"{{% for t in tools or [] %}}{text}{{% endfor %}}"
 
 
 MESSAGES: Final[dict[str, tuple[str, ...]]] = {
-    "words, whole or trimmed": (
+    "content, complete or trimmed": (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] | trim + eos_token }}{% endfor %}",
         "{% for m in messages %}{{ m.role ~ m.content.strip() }}|{% endfor %}",
         "{% set content = m.content | trim %}{{ content }}|",
@@ -52,7 +58,7 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% endif %}{% for m in rest %}{{ m.content }}{{ rest[loop.index0 - 1].role }}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.k = messages[0].role %} ¦ {{ ns.k }}",
     ),
-    "place and neighbours": (
+    "position and neighbours": (
         "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}{% endif %}",
         "{% if loop.previtem and loop.previtem.role == m.role %}+{% endif %}",
         "{{ loop.nextitem.role if not loop.last }}",
@@ -60,7 +66,7 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{{ messages[loop.index0 - 1].role }}", "{{ bos_token if loop.index == 1 }}{{ '.' if loop.last }}",
         "{% if m.role == 'system' %}{% continue %}{% endif %}",
     ),
-    "facts": (
+    "variables and scopes": (
         "{% with x = m %}{{ x.content }}{% endwith %}", "{{ m.role is in(['user']) }}",
         "{% set l = loop %}{% for c in [1] %}{{ l.previtem.role }}{% endfor %}",
         "{{ (m if loop.first else (messages[0] if loop.last else m)).role }}",
@@ -68,14 +74,14 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% macro head(r) %}<{{ r | upper }}>{% endmacro %} ¦ {{ head(m.role) }}",
         "{% set head %}<{{ m.role }}>{% endset %}{{ head }}",
     ),
-    "words decide": (
+    "conditions on content": (
         "{% if '</think>' in m.content %}+{% endif %}", "{% if m.content == 'hi' %}+{% endif %}",
         "{% set c = m.content %}{{ '+' if c > 'hi' }}", "{{ m.content == m.role }}", "{{ m.content | length }}",
         "{{ ('' ~ m.content) | length }}", "{{ m.content is upper }}", "{{ {'a': 1}[m.content] }}",
         "{{ raise_exception(m.content) }}", "{{ m.role in m.content }}",
         "{% if m.content | trim | length > 3 %}+{% endif %}",
     ),
-    "words are changed": (
+    "content is rewritten": (
         "{{ m.content[:5] }}", "{{ m.content[0] }}", "{{ m.content.split('</think>')[-1] }}",
         "{% set c = m.content %}{{ c.split('x') | first }}", "{{ m.content | replace('a', 'b') }}",
         "{{ m.content | upper }}", "{{ m.content.upper() }}", "{{ m.content.lstrip() }}",
@@ -83,7 +89,7 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{{ '%s' % m.content }}", "{{ '%s' | format(m.content) }}", "{{ m.content * 2 }}",
         "{% for part in m.content %}{{ part }}{% endfor %}",
     ),
-    "words are handed on": (
+    "content is captured or passed on": (
         "{% set block %}{{ m.content }}{% endset %}{{ block | length }}",
         "{% filter upper %}{{ m.content }}{% endfilter %}",
         "{% macro f(x) %}{{ x | length }}{% endmacro %} ¦ {{ f(m.content) }}",
@@ -106,19 +112,19 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{{ {'a': m}.a.content | length }}", "{% for k, v in m | items %}{{ v }}{% endfor %}",
         "{% for k in m %}{{ k }}{% endfor %}", "{{ m['con' ~ 'tent'] | length }}", "{{ m | attr('content') }}",
     ),
-    "how many messages": (
+    "number of messages": (
         "{{ messages | length }}", "{{ messages | count }} ¦ ",
         "{{ messages | selectattr('role', 'eq', 'user') | list | length }}", "{{ loop.length }}",
         "{% if loop.revindex0 == 1 %}+{% endif %}", "{% set outer = loop %}{{ outer.length }}",
         "{% for x in [] %}{% else %}{{ loop.length }}{% endfor %}",
         "{% macro f() %}{{ loop.length }}{% endmacro %}{{ f() }}", "{{ loop | length }}",
     ),
-    "which number": (
+    "loop index": (
         "{{ loop.index }}", "{% if loop.index0 == 1 %}+{% endif %}", "{{ 1 < loop.index0 < 5 }}",
         "{{ loop.index0 % 3 }}", "{{ loop.index0 // 2 }}", "{% for x in range(loop.index0) %}+{% endfor %}",
         "{{ loop.cycle('a', 'b', 'c') }}", "{% set messages = 'abcdef' %}{{ messages[loop.index0] is defined }}",
     ),
-    "messages far away": (
+    "messages at other indices": (
         "{% if messages[-1].role == 'user' %}+{% endif %} ¦ ", "{{ (messages | last).role }}",
         "{{ messages[1].role }}", "{% set k = 5 %} ¦ {{ messages[k].role }}", "{{ messages[loop.index0 + 2].role }}",
         "{{ messages[loop.index0 - 2].role }}", "{% set rest = messages[1:][1:] %} ¦ {{ rest[1:][0].role }}",
@@ -127,13 +133,13 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% with messages = messages[1:] %}{{ messages[loop.index0 + 1].role }}{% endwith %}",
         "{% set messages, x = messages[1:], 1 %}{{ messages[loop.index0 + 1].role }}",
     ),
-    "neighbours are more than roles": (
+    "other fields of neighbours": (
         "{{ loop.previtem.content if not loop.first }}",
         "{% if loop.nextitem and loop.nextitem.content %}+{% endif %}", "{{ messages[loop.index0 + 1].content }}",
         "{% if loop.previtem and loop.previtem.tool_calls %}+{% endif %}",
         "{% if loop.previtem and 'tool_calls' in loop.previtem %}+{% endif %}", "{{ loop.previtem == m }}",
     ),
-    "the first message is more than a role": (
+    "other fields of the first message": (
         "{{ messages[0].content }}", "{% set first = messages[0].content %} ¦ {{ first }}",
         "{% set first = messages[0].content %} ¦ {{ first ~ m.role }}",
         "{% if 'x' in messages[0].content %}+{% endif %} ¦ ", "{% if messages[0].tool_calls %}+{% endif %} ¦ ",
@@ -149,7 +155,7 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% for m in messages[::2] %}{{ m.content }}{% endfor %}",
         "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
     ),
-    "a state, or chance": (
+    "state and randomness": (
         "{% set ns = namespace(n=0) %} ¦ {% set ns.n = ns.n + 1 %}{{ ns.n }}",
         "{% set ns = namespace(n=0) %} ¦ {% set ns.n = m.content %}",
         "{% set ns = namespace(x=messages[0].content) %} ¦ {{ ns.x }}",
@@ -171,14 +177,14 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% set m = namespace() %}{% set m.content = messages %}{% for m in messages %}{{ m.role }}"
         "{{ '+' if m.content[1:] }}{% endfor %}",
     ),
-    "a hidden state": (
+    "state in a tuple or macro": (
         "{% set ns = namespace(n=0) %} ¦ {% set ns.n, x = ns.n + 1, 0 %}{{ ns.n }}",
         "{% set ns = namespace(n=0) %} ¦ {% set ns.n, x = [ns.n + 1, 0] %}{{ ns.n }}",
         "{% set ns = namespace(n=0) %}{% macro f() %}{% set ns.n = ns.n + 1 %}{% endmacro %} ¦ {{ f() }}{{ ns.n }}",
         "{% set ns = namespace(n=0) %}{% set ns.m = messages %}{% for i in range(4) %}{% set ns.m = ns.m[1:] %}"
         "{% endfor %}{{ ns.m[0].role }} ¦ ",
     ),
-    "an iterator that is used up": (
+    "an exhausted iterator": (
         "{% set g = range(99) | map('string') %} ¦ {{ g | first }}",
         "{% set g = [1, 2] | reverse %} ¦ {% if m.role == 'tool' %}{% for x in g %}{{ x }}{% endfor %}{% endif %}",
     ),
@@ -187,7 +193,7 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
         "{% macro f(n=messages[-1].content) %}{{ n | length }}{% endmacro %} ¦ {{ f() }}",
         "{{ m.get('x', messages | length) }}",
     ),
-    "arguments in a list": (
+    "unpacked arguments": (
         "{{ '+' if 'abc' in m.get(*['content']) }}",
         "{% for m in messages %}{{ m.content.strip(*['abc']) }}{% endfor %}",
     ),
@@ -208,24 +214,24 @@ MESSAGES: Final[dict[str, tuple[str, ...]]] = {
     "an error in a condition that is never true": (
         "{% if (raise_exception('x') if m.content | length > 9 else 1) and tools %}{% endif %}",
     ),
-    "chance by map": ("{{ [range(9999)] | map('random') | first }}",),
-    "another thing named loop": (
+    "random through map": ("{{ [range(9999)] | map('random') | first }}",),
+    "a variable named loop": (
         "{% with loop = {'index0': 5} %}{{ messages[loop.index0].role }}{% endwith %}",
         "{% macro f(loop) %}{{ messages[loop.index0].role }}{% endmacro %}{{ f({'index0': 5}) }}",
     ),
-    "an iterator inside what is read whole": (
+    "an iterator inside a list": (
         "{% set g = [range(99) | map('string')] | list %} ¦ {{ g[0] | first }}",
         "{% set g = [range(99) | map('string')] | first %} ¦ {{ g | first }}",
         "{% set g = [range(99)] | map('map', 'string') | list %} ¦ {{ g[0] | first }}",
         "{% set g = [] | sum(start=range(99) | map('string')) %} ¦ {{ g | first }}",
     ),
-    "a state, out of an earlier loop": (
+    "state from an earlier loop": (
         "{% set ns = namespace() %}{% for g in [range(99) | map('string')] %}{% set ns.g = g %}{% endfor %}"
         " ¦ {{ ns.g | first }}",
         "{% set ns = namespace() %}{% for x in [1] %}{% set ns.l = loop %}{% endfor %}"
         " ¦ {% if m.role == 'tool' %}{{ ns.l.changed(m.role) }}{% endif %}",
     ),
-    "chance, by a name that is put together": (
+    "random by a computed name": (
         "{{ [range(9999)] | map('ran' ~ 'dom') | first }}", "{{ [range(9999)] | map(dict(random=1) | first) | first }}",
     ),
     "an address in memory": ("{{ [1] | map('string') }}",),
@@ -270,7 +276,7 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         "{% if tools != none %}{{ tools | tojson }}{% else %}no tools{% endif %}",
         "{{ (tools or none) | tojson }}{{ 1 if tools | tojson }}",
     ),
-    "that decide": (
+    "conditions on tools": (
         "{{ 'T' if tools }}¦{{ '+' if tools and m.role == 'user' }}",
         "{{ tools | length if tools }}",
         "{% if tools and tools | count == 2 %}two{% endif %}",
@@ -281,7 +287,7 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         "{{ 'N' if not (tools or false) }}{{ 'T' if tools and 1 }}",
         "{% set ns = namespace(n=0) %}{% for t in tools or [] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     ),
-    "beside messages": (
+    "printed among messages": (
         "{% if messages[0].role == 'system' %}^{{ messages[0].content }}^{% endif %}{{ tools | tojson if tools }}",
         "{% if messages[0].role == 'system' %}{{ messages[0].content + (tools | tojson if tools else '') }}{% endif %}",
         "{% for t in tools or [] %}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
@@ -298,7 +304,7 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         "{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}{% for t in tools or [] %}\n"
         "{{ t | tojson }}{% endfor %}<|end|>{% else %}" + TURN + "{% endif %}{% endfor %}",
     ),
-    "a look into a tool": (
+    "fields of a tool": (
         for_each("{{ t.name }}"), for_each("{{ t['name'] }}"), for_each("{{ t.get('name') }}"),
         for_each("{{ 'name' in t }}"), for_each("{{ t.function.name }}"), for_each("{{ t.name is defined }}"),
         for_each("{% for k, v in t.items() %}{{ k }}{% endfor %}"),
@@ -307,7 +313,7 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         for_each("{{ t['na' ~ 'me'] }}"), for_each("{{ t.function | tojson }}"),
         for_each("{% set f = t.function %}{{ f.name }}"), for_each("{{ (t.function or t) | tojson }}"),
     ),
-    "a look into the list": (
+    "elements of the list": (
         "{{ tools[0].name if tools }}", "{{ tools[-1].name if tools }}", "{{ (tools | first).name if tools }}",
         "{{ tools | map(attribute='name') | join if tools }}", "{{ (tools | last) | length if tools }}",
         "{{ tools | selectattr('name') | list | length if tools }}", "{{ tools | join if tools }}",
@@ -321,12 +327,12 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         for_each("{{ t | length }}"), for_each("{{ t ~ '' }}"), for_each("{{ '%s' % t }}"), for_each("{{ t | list }}"),
         for_each("{{ '{0}'.format(t) }}"), for_each("{{ t | pprint }}"), "{{ [tools] | string }}",
     ),
-    "JSON of another kind": (
+    "JSON with options": (
         for_each("{{ t | tojson(indent=4) }}"), "{{ tools | tojson(2) if tools }}",
         for_each("{{ t | tojson(ensure_ascii=true) }}"), for_each("{{ t | tojson(sort_keys=true) }}"),
         for_each("{{ t | tojson(separators=(',', ':')) }}"), for_each("{{ t | tojson(**{'indent': 1}) }}"),
     ),
-    "more with JSON than to print it": (
+    "JSON that is processed": (
         for_each("{{ t | tojson | length }}"), for_each("{{ t | tojson | upper }}"), for_each("{{ (t | tojson)[:5] }}"),
         for_each("{{ '+' if 'name' in t | tojson }}"), for_each("{{ t | tojson | replace('a', 'b') }}"),
         for_each("{{ t | tojson | tojson }}"), for_each("{{ t | tojson == '{}' }}"),
@@ -352,7 +358,7 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         for_each("{{ loop.changed(t.name) }}"), for_each("{% set l = loop %}{{ l.nextitem | string }}"),
         "{% for t in tools or [] recursive %}{{ loop([]) }}{{ t | length }}{% endfor %}",
     ),
-    "tools are handed on": (
+    "tools are captured or passed on": (
         "{% macro f(x) %}{{ x | length }}{% endmacro %}" + for_each("{{ f(t) }}"),
         "{% macro f(x) %}{{ x[0].name }}{% endmacro %}{{ f(tools) if tools }}",
         "{% macro f(x=tools) %}{{ x }}{% endmacro %}{{ f() }}", "{% macro f() %}{{ tools }}{% endmacro %}{{ f() }}",
@@ -380,11 +386,11 @@ TOOLS: Final[dict[str, tuple[str, ...]]] = {
         "{% for t in tools or [] %}{% for t in t %}{{ t }}{% endfor %}{% endfor %}",
         for_each("{% set x = t %}{{ x.name }}"), "{% set tools = [tools] %}{{ tools | string }}",
     ),
-    "what tools say decides about messages": (
+    "messages depend on tools": (
         "¦{% if tools and tools[0].name %}+{% endif %}", "¦{{ '+' if m.role in tools | string }}",
         "{% for m in (messages if tools and tools[0] else messages[1:]) %}" + TURN + "{% endfor %}",
     ),
-    "more of messages": (
+    "other fields of messages": (
         "¦{% if tools %}{{ m.name }}{% endif %}", "¦{% if tools is not none %}{{ m.thinking }}{% endif %}",
         "¦{{ tools and m.name }}", "¦{% if tools %}{{ '+' if 'reasoning_content' in m }}{% endif %}",
         "¦{% if tools is none %}{% elif not tools %}{{ m.name }}{% endif %}",

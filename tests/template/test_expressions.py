@@ -1,4 +1,4 @@
-"""What the machine answers, jinja2 answers too: operators, filters, tests, methods, statements, value by value."""
+"""The machine evaluates operators, filters, tests, methods and statements as jinja2 does, for every kind of value."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ OPERATORS = ["+", "-", "*", "//", "%", "~", "and", "or", "**", "/", "==", "!=", 
 
 
 def served(sources: Iterable[str]) -> int:
-    """How many of these templates the machine serves; on all of them it must agree with jinja2."""
+    """Checks that the machine agrees with jinja2, and returns how many of the templates it serves."""
     sandbox = Sandbox(DATE)
     count = 0
     differing = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's own, about constants in the compiled template
+        warnings.simplefilter("ignore")  # Python warns about constants in the compiled template
         for source in dict.fromkeys(sources):
             answers = [by_machine(sandbox, source, constant) for constant in (False, True)]
             count += answers[0] is not None
@@ -95,7 +95,7 @@ def served(sources: Iterable[str]) -> int:
 
 
 def by_machine(sandbox: Sandbox, source: str, constant: bool) -> str | None:
-    """The machine's text or refusal, None where it gives up; values are the row's own, or known to the compiler."""
+    """The machine's text or refusal; None if it gives up. Values come from the row, or as constants."""
     row = encoded(Conversation([], variables=None if constant else VALUES))
     assert row is not None
     try:
@@ -134,7 +134,7 @@ def test_filters(filter_: str) -> None:
     served(printed([f"{name} | {filter_}" for name in NAMES]))
 
 
-def test_most_filters_are_served() -> None:
+def test_the_machine_serves_most_filters() -> None:
     assert served(printed([f"{name} | {filter_}" for name in ("s", "l", "d", "i") for filter_ in FILTERS])) > 100
 
 

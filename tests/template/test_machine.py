@@ -1,4 +1,4 @@
-"""The machine beside transformers and the reference: equal, or given up; and it gives up on nothing usual."""
+"""The machine matches transformers and the reference or gives up, and never gives up on common templates and rows."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.fuzz_rows import seeds
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
 
-TODAY = datetime.date.today()  # what transformers prints
+TODAY = datetime.date.today()  # the date that transformers prints
 BASE = {"documents": None, "add_generation_prompt": False, "bos_token": "<s>"}
 CORPUS = sorted(Path(__file__).with_name("fuzz_corpus").glob("*.json"))
 SET = "{% set v = messages[0].v %}"
@@ -58,7 +58,7 @@ def by_transformers(template: str, messages: list[Any]) -> bytes | None:
 
 
 def outcomes(templates: Iterable[str]) -> list[tuple[str, Any, bytes | None, bytes | str]]:
-    """Each template on each odd value: (template, value, transformers' text, the machine's text or why there is none)."""
+    """Each template with each value: (template, value, transformers' text, the machine's text or why it gave up)."""
     chats = [[{"role": "user", "v": value}] for value in VALUES]
     found = []
     for template in templates:
@@ -74,7 +74,7 @@ def outcomes(templates: Iterable[str]) -> list[tuple[str, Any, bytes | None, byt
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("table", ["usual", "odd", "statements"])
-def test_no_operation_prints_anything_else_than_in_transformers(table: str) -> None:
+def test_operations_print_the_same_as_in_transformers(table: str) -> None:
     templates = {"usual": USUAL, "odd": ODD, "statements": STATEMENTS}[table]
     if table != "statements":
         templates = tuple("{{ " + expression + " }}" for expression in templates)
@@ -83,27 +83,27 @@ def test_no_operation_prints_anything_else_than_in_transformers(table: str) -> N
     assert [one for one in found if isinstance(one[3], bytes) and one[3] != one[2]] == []
 
 
-def test_usual_operations_are_served() -> None:
+def test_the_machine_serves_common_operations() -> None:
     templates = ["{{ " + expression + " }}" for expression in USUAL]
     found = outcomes(templates)
     assert len(found) == len(templates) * len(VALUES)
     assert [one for one in found if one[2] is not None and isinstance(one[3], str) and one[3] not in EXCUSED] == []
 
 
-def test_usual_statements_are_served() -> None:
+def test_the_machine_serves_common_statements() -> None:
     served: Counter[str] = Counter()
     rendered: Counter[str] = Counter()
     for template, _, theirs, own in outcomes(STATEMENTS):
         rendered[template] += theirs is not None
         served[template] += theirs is not None and isinstance(own, bytes)
-    # those that use a generator twice, leak a loop, or filter by a namespace that the loop changes
+    # they use a generator twice, leak a loop, or filter by a namespace that the loop changes
     given_up = [template for template in rendered if rendered[template] and not served[template]]
     assert len(given_up) <= 7
     assert served.total() > 0.84 * rendered.total()
 
 
 @pytest.mark.parametrize("exponent", range(-1074, 1024, 100))
-def test_floats_are_printed_as_python_prints_them(exponent: int) -> None:
+def test_floats_print_as_in_python(exponent: int) -> None:
     values = [
         sign * 2.0**e * factor
         for e in range(exponent, min(exponent + 100, 1024))
@@ -116,7 +116,7 @@ def test_floats_are_printed_as_python_prints_them(exponent: int) -> None:
         assert reason or text == repr(value).encode()
 
 
-def test_refusals_carry_the_words_of_the_template() -> None:
+def test_refusals_quote_the_template() -> None:
     batch = machine("{% if messages[0].v %}{{ raise_exception('no ' ~ messages[0].v) }}{% endif %}x").render(
         [row([{"v": "é\n"}]), row([{"v": ""}]), row([{"v": "a\0b"}])]
     )
@@ -125,11 +125,11 @@ def test_refusals_carry_the_words_of_the_template() -> None:
     assert batch.texts == [b"", b"x", b""]
 
 
-# ---- who printed what
+# ---- ownership
 
 
 @pytest.mark.parametrize("template", PRINTING, ids=range(len(PRINTING)))
-def test_pieces_are_those_of_the_reference(template: str) -> None:
+def test_pieces_match_the_reference(template: str) -> None:
     counts: Counter[str] = Counter()
     try:
         check = TemplateCheck(template)
@@ -141,7 +141,7 @@ def test_pieces_are_those_of_the_reference(template: str) -> None:
 
 
 @pytest.mark.parametrize("name", trl_templates())
-def test_templates_of_trl(name: str) -> None:
+def test_trl_templates_match_transformers(name: str) -> None:
     check = TemplateCheck(trl_templates()[name])
     counts: Counter[str] = Counter()
     assert list(check.differences([*PROBES, *CHATS], counts)) == []
@@ -155,12 +155,12 @@ def test_templates_of_trl(name: str) -> None:
 
 @pytest.mark.parametrize("name", seeds())
 @pytest.mark.parametrize("template", ["qwen3", "gptoss", "llama3_1", "deepseekv3"])
-def test_rows_of_every_format_are_read_as_in_python(name: str, template: str) -> None:
+def test_rows_of_every_format_match_the_python_reader(name: str, template: str) -> None:
     check = RowCheck(trl_templates()[template], name)
     rows = seeds()[name][1]
     counts: Counter[str] = Counter()
     assert list(check.differences(rows, counts)) == []
-    unserved = 2 if template == "gptoss" else 0  # it fails on a tool without details, whatever the order of columns
+    unserved = 2 if template == "gptoss" else 0  # the template fails on a tool without details, in either column order
     assert counts["served by the machine"] >= len(rows) - unserved
 
 
@@ -216,7 +216,7 @@ ODD_ANSWERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("name", "rows"), [("messages", ODD_ROWS), ("sharegpt", ODD_SHAREGPT), ("alpaca", ODD_ANSWERS)]
 )
-def test_odd_rows_are_read_as_in_python_or_left_to_it(name: str, rows: list[Any], template: str) -> None:
+def test_unusual_rows_match_the_python_reader_or_are_left_to_it(name: str, rows: list[Any], template: str) -> None:
     own = {
         "keys": "{% for m in messages %}<{{ m.role }}>{% for k in messages[0] %}{{ k }} {% endfor %}{{ m.content }}</s>{% endfor %}",
         "parts": "{% for m in messages %}<{{ m.role }}>{{ messages[0].content[0].type }}{{ m.content[0].text }}</s>{% endfor %}",
@@ -226,7 +226,7 @@ def test_odd_rows_are_read_as_in_python_or_left_to_it(name: str, rows: list[Any]
     assert list(check.differences(given, Counter())) == []
 
 
-def test_weights_stay_with_their_messages_beside_a_row_that_is_refused() -> None:
+def test_a_refused_row_does_not_shift_the_weights_of_others() -> None:
     template = "{% for m in messages %}{{ raise_exception('no') if m.role == 'developer' }}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     refused = [{"role": "developer", "content": "D"}, *NAMED]
     for unusual in ({}, {"x": 1, "y": 2}):  # a repeated column is left to Python
@@ -272,7 +272,7 @@ ODD_JSON = (
 )  # fmt: skip
 
 
-def test_json_is_read_as_python_reads_it() -> None:
+def test_json_is_parsed_as_in_python() -> None:
     template = "{{ messages[0].v|tojson }} {{ messages[0].v }} {{ messages[0].v is integer }}"
     rows = [b'{"messages": [{"v": ' + value + b'}], "tools": null, "variables": null}' for value in ODD_JSON]
     batch = machine(template).render(rows)
@@ -295,7 +295,7 @@ def test_valid_bytecode_is_loaded() -> None:
     assert made.render([row([])])[1] == [b"a1"]
 
 
-def test_bytecode_that_is_not_valid_is_refused() -> None:
+def test_invalid_bytecode_is_refused() -> None:
     assert native is not None
     op = {name: number for number, name in enumerate(native.OPS)}
     halt = op["HALT"]
@@ -383,7 +383,7 @@ WORSE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*HOSTILE, *WORSE])
-def test_hostile_templates_end_soon(name: str) -> None:
+def test_hostile_templates_are_stopped_quickly(name: str) -> None:
     try:
         made = machine(HOSTILE.get(name) or WORSE[name])
     except NotCompiled:
@@ -407,7 +407,7 @@ def test_hostile_templates_end_soon(name: str) -> None:
     assert batch.data == b""
 
 
-def test_values_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
+def test_nesting_is_accepted_up_to_the_limit() -> None:
     deep: Any = "x"
     rows = []
     for depth in range(1, 250):
@@ -420,7 +420,7 @@ def test_values_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
     assert batch.texts[99] == b"[" * 100 + b'"x"' + b"]" * 100
 
 
-def test_a_row_after_one_that_was_given_up_is_not_changed_by_it() -> None:
+def test_giving_up_on_a_row_does_not_affect_the_next() -> None:
     template = "{% for m in messages %}<{{ m.role }}>{% set x %}{{ m.content }}{{ m.v.strip() }}{% endset %}{{ x }}{% endfor %}"
     good = [{"role": "user", "content": "é", "v": "a "}, {"role": "assistant", "content": "b", "v": " c"}]
     bad = [*good, {"role": "user", "content": "q", "v": 5}]
@@ -438,7 +438,7 @@ def test_a_row_after_one_that_was_given_up_is_not_changed_by_it() -> None:
 # ---- branches
 
 
-def test_a_branch_is_fresh_until_a_row_has_taken_it() -> None:
+def test_a_branch_is_new_until_a_row_takes_it() -> None:
     made = machine("{% if messages[0].v %}a{% else %}b{% endif %}{{ 'x' if messages[0].v == 2 }}")
     assert made.paths == (0, 4)
     batch = made.render([row([{"v": value}]) for value in (0, 0, 1, 2, 2, 1, 0)])
@@ -449,14 +449,14 @@ def test_a_branch_is_fresh_until_a_row_has_taken_it() -> None:
     assert list(made.render([row([{"v": 1}])]).fresh) == [1]
 
 
-def test_a_row_that_is_given_up_takes_no_branch() -> None:
+def test_giving_up_on_a_row_marks_no_branch() -> None:
     made = machine("{% if messages[0].v %}{{ messages[0].v.strip() }}{% endif %}")
     batch = made.render([row([{"v": 1}]), row([{"v": "a"}]), row([{"v": "b"}])])
     assert list(batch.status) == [2, 0, 0]
     assert list(batch.fresh) == [0, 1, 0]
 
 
-def test_a_row_that_is_refused_leaves_no_spans() -> None:
+def test_a_refused_row_has_no_spans() -> None:
     made = machine(
         "{% for m in messages %}{% generation %}{{ m.v }}{% endgeneration %}{{ m.v or raise_exception('no') }}{% endfor %}"
     )
@@ -509,9 +509,9 @@ def test_one_program_renders_one_batch_at_a_time() -> None:
     assert refused
 
 
-# ---- what the fuzzer found
+# ---- regression tests from the fuzzer
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_past_finds_of_the_fuzzer(path: Path) -> None:
+def test_fuzzer_findings_stay_fixed(path: Path) -> None:
     assert replay(json.loads(path.read_text())) == []

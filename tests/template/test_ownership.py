@@ -1,4 +1,4 @@
-"""Whose text is whose, in templates written to confuse the machine and the tracer: both must agree."""
+"""Text has the right owner in templates written to confuse the machine and the tracer, and both agree."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from penstock.chat.conversation import Conversation, Role
 from penstock.errors import RowError, TemplateError
+from penstock.template.probe_checks import rows
 from penstock.template.probes import assistant, system, user
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
-from penstock.template.trial import rows
 from tests.template.conversations import DATE, TOKENS
 
 CHAT = Conversation([system(0), user(1), assistant(2), user(3), assistant(4)])
@@ -60,13 +60,13 @@ SYSTEM_OUTSIDE = (
 )
 
 
-def test_text_that_is_collected_before_it_is_printed_has_owners() -> None:
+def test_text_collected_before_printing_keeps_its_owners() -> None:
     subject = renderer(NAMESPACE)
     assert subject.why_unknown == ""
     assert texts(subject.render([CHAT]))[0] == [(n, m["content"]) for n, m in enumerate(CHAT.messages)]
 
 
-def test_literal_text_outside_of_the_loop_is_nobodys() -> None:
+def test_literal_text_outside_the_loop_has_no_owner() -> None:
     subject = renderer(SYSTEM_OUTSIDE)
     assert subject.why_unknown == ""
     found = texts(subject.render([CHAT]))[0]
@@ -78,19 +78,19 @@ def test_literal_text_outside_of_the_loop_is_nobodys() -> None:
 CAPTURED = "{% set x %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}"
 
 
-def test_captured_text_that_is_cut_keeps_its_owners() -> None:
+def test_slices_of_captured_text_keep_their_owners() -> None:
     regions = renderer(CAPTURED + "{{ x | length }}{{ x | trim }}").render([CHAT])
     assert regions.data == b"30" + b"".join(m["content"].encode() for m in CHAT.messages)
     assert texts(regions)[0] == [(n, m["content"]) for n, m in enumerate(CHAT.messages)]
 
 
-def test_captured_text_that_is_rewritten_loses_its_owners() -> None:
+def test_rewritten_captured_text_loses_its_owners() -> None:
     regions = renderer(CAPTURED + "{{ x | upper }}").render([CHAT])
     assert regions.data == b"".join(m["content"].encode().upper() for m in CHAT.messages)
     assert texts(regions)[0] == []
 
 
-def test_text_of_another_message_inside_a_turn_is_not_the_assistants() -> None:
+def test_text_of_another_message_inside_an_assistant_turn_keeps_its_owner() -> None:
     template = (
         "{% if messages[0].role == 'system' %}{% set first = messages[0].content %}"
         "{% else %}{% set first = '' %}{% endif %}"
@@ -103,14 +103,14 @@ def test_text_of_another_message_inside_a_turn_is_not_the_assistants() -> None:
     assert [text for message, text in found if message == 1] == ["<user>", "Uzq1k?"]
 
 
-def test_an_assistant_printed_where_it_cannot_be_followed_makes_all_regions_unknown() -> None:
+def test_untraceable_assistant_text_makes_all_regions_unknown() -> None:
     template = "{% set x %}{{ messages[-1].content }}{% endset %}{{ x }}"
     subject = renderer(template)
     assert "outside of the messages" in subject.why_unknown
     assert not subject.render([CHAT]).known.any()
 
 
-def test_control_characters_change_nothing() -> None:
+def test_control_characters_do_not_affect_ownership() -> None:
     marks = "".join(map(chr, [*range(1, 8), *range(14, 27)])) + "\U0010ff00\U0010fe00"
     chat = Conversation([user(0), {"role": "assistant", "content": marks}, {"role": "user", "content": marks}])
     regions = renderer(LOOPS["ordered"]).render([chat, CHAT])
@@ -120,13 +120,13 @@ def test_control_characters_change_nothing() -> None:
     assert texts(subject.render([CHAT]))[0][0] == (0, "<system>\x0eSzq0k.")
 
 
-def test_pieces_need_no_template() -> None:
+def test_conversations_of_pieces_need_no_template() -> None:
     row = Conversation([], pieces=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Änderung")))
     regions = renderer(LOOPS["ordered"]).render([CHAT, row, CHAT])
     assert texts(regions)[1] == [(0, "Frage: "), (2, "Änderung")]
 
 
-def test_a_refused_row_has_the_templates_own_words_and_no_text() -> None:
+def test_a_refused_row_quotes_the_template_and_has_no_text() -> None:
     subject = renderer(
         "{% if messages|length > 2 %}{{ raise_exception('Too long!') }}{% endif %}{{ messages[0].content + '' }}"
     )
@@ -139,12 +139,12 @@ def test_a_refused_row_has_the_templates_own_words_and_no_text() -> None:
         subject.plain(CHAT.messages)
 
 
-def test_a_template_that_does_not_parse_is_named() -> None:
+def test_a_syntax_error_names_the_line() -> None:
     with pytest.raises(TemplateError, match="line 2"):
         renderer("{{ a }}\n{% if %}")
 
 
-def test_rows_that_share_or_repeat_objects_are_told_apart_and_unchanged() -> None:
+def test_shared_or_repeated_objects_are_distinguished_and_not_modified() -> None:
     message = {"role": "user", "content": ["a"]}
     chat = Conversation([message, assistant(1), message])
     subject = renderer(LOOPS["two loops"].replace("m.content", "(m.content | string)"))
@@ -153,7 +153,7 @@ def test_rows_that_share_or_repeat_objects_are_told_apart_and_unchanged() -> Non
     assert message == {"role": "user", "content": ["a"]}
 
 
-def test_a_lone_surrogate_is_that_rows_error() -> None:
+def test_a_lone_surrogate_is_an_error_of_its_row() -> None:
     broken = Conversation([user(0), {"role": "assistant", "content": "a\ud800b"}])
     regions = renderer(LOOPS["ordered"]).render([CHAT, broken, CHAT])
     assert list(regions.errors) == [1]

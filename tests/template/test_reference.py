@@ -1,4 +1,4 @@
-"""The reference renderer's record: texts, who printed them, generation blocks, roles and flags."""
+"""What the reference renderer returns: texts, owners, generation blocks, roles and flags."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_integer_is_matched_by_value_in_the_innermost_loop_only() -> None:
     assert owned(other) == [(1, "Uzq1k?"), (2, "Azq2k.")]
 
 
-def test_a_system_prompt_outside_of_the_loop_owns_its_statement() -> None:
+def test_a_system_prompt_outside_the_loop_owns_its_statement() -> None:
     loop = "{% for m in messages[1:] %}" + BODY + "{% endfor %}"
     assert owned("<s>{{ messages[0].content }}</s>" + loop)[0] == (0, "Szq0k.")
     assert owned("{{ '<s>' + messages[0].content|trim ~ '</s>' }}" + loop)[0] == (0, "<s>Szq0k.</s>")
@@ -96,14 +96,14 @@ def test_a_statement_in_a_macro_owns_only_the_text_of_the_message() -> None:
     assert owned(captured) == [(1, "Uzq1k?]")]
 
 
-def test_text_of_others_inside_a_turn_stays_theirs_unless_it_is_an_assistants() -> None:
+def test_text_of_other_messages_inside_a_turn_keeps_its_owner_unless_an_assistants() -> None:
     quoting = "{% for m in messages %}<{{ messages[1].content }}|{{ m.content }}>{% endfor %}"
     assert owned(quoting, user(0), user(1), assistant(2))[-3:] == [(2, "<"), (1, "Uzq1k?"), (2, "|Azq2k.>")]
     found = owned(quoting, user(0), assistant(1), user(2))
     assert found == [(0, "<Azq1k.|Uzq0k?>"), (1, "<Azq1k.|Azq1k.>"), (2, "<Azq1k.|Uzq2k?>")]
 
 
-def test_results_printed_by_a_nested_loop_stay_tools() -> None:
+def test_tool_results_printed_by_a_nested_loop_keep_their_owner() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
         "{% for r in messages if r.role == 'tool' %}[{{ r.content }}]{% endfor %}</a>"
@@ -113,14 +113,14 @@ def test_results_printed_by_a_nested_loop_stay_tools() -> None:
     assert owned(template, *chat) == [(0, "<u>Uzq0k?"), (1, "<a>Azq1k."), (2, "[T2]"), (1, "</a>")]
 
 
-def test_an_assistants_text_repeated_outside_of_the_loop_is_nobodys() -> None:
+def test_assistant_text_repeated_outside_the_loop_has_no_owner() -> None:
     loop = "{% for m in messages %}" + BODY + "{% endfor %}"
     assert owned("Title: {{ messages[2].content }}\n" + loop) == TURNS
     assert owned(loop + "{{ messages[-1].content }}!") == TURNS
     assert owned("{{ 'A: ' ~ messages[2].content }}") == [(2, "A: Azq2k.")]
 
 
-def test_a_message_that_is_there_twice_is_two_messages() -> None:
+def test_a_repeated_message_object_counts_as_two_messages() -> None:
     same = assistant(1)
     found = owned(
         "{% for m in messages %}{{ m.content }}{{ '.' if m == messages[-1] }}|{% endfor %}", same, user(1), same
@@ -177,7 +177,7 @@ def test_a_captured_generation_block_makes_the_row_unknown(template: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "template"), [pair for pair in templates() if "endgeneration" in pair[1]])
-def test_spans_are_those_of_transformers(name: str, template: str) -> None:
+def test_spans_match_transformers(name: str, template: str) -> None:
     rendered = new(template).render(PROBES)
     ends = [0, *rendered.text_ends.tolist()]
     for row, chat in enumerate(PROBES):
@@ -193,7 +193,7 @@ def test_spans_are_those_of_transformers(name: str, template: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "template"), list(templates()))
-def test_every_word_of_a_row_belongs_to_the_message_that_says_it(name: str, template: str) -> None:
+def test_every_marker_word_belongs_to_its_own_message(name: str, template: str) -> None:
     rendered = new(template).render(BATTERY)
     assert rendered.known.all()
     for row in range(len(PROBES)):
@@ -205,7 +205,7 @@ def test_every_word_of_a_row_belongs_to_the_message_that_says_it(name: str, temp
 # ---- the record
 
 
-def test_pieces_are_sorted_and_apart_and_offsets_add_up() -> None:
+def test_pieces_are_sorted_and_disjoint_and_offsets_add_up() -> None:
     refused = Conversation([user(0), "x"])  # type: ignore[list-item]
     plain = Conversation([], pieces=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Ä")))
     rendered = new(LOOPS["items"]).render([CHAT, refused, plain, Conversation([])], "testing")
@@ -227,7 +227,7 @@ def flags(template: str, *messages: Message) -> list[int]:
     return new(template).render([Conversation(list(messages))]).message_flags.tolist()
 
 
-def test_flags_say_whether_calls_and_content_are_printed() -> None:
+def test_flags_report_whether_calls_and_content_are_printed() -> None:
     silent = "{% for m in messages %}{{ m.role }};{% endfor %}"
     loud = "{% for m in messages %}{{ m.content }}{{ m.tool_calls|tojson if m.tool_calls }};{% endfor %}"
     twice = calling(1, True, content="A")
@@ -240,7 +240,7 @@ def test_flags_say_whether_calls_and_content_are_printed() -> None:
     assert flags(silent, user(0, content=None), assistant(1, content=""), user(2, content=["x"])) == [CONTENT] * 3
 
 
-def test_content_counts_without_its_reasoning() -> None:
+def test_content_is_compared_without_its_reasoning() -> None:
     template = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     assert flags(template, assistant(0, content="<think>R</think>\n A ")) == [CONTENT | THINKS]
     assert flags(template, assistant(0, content="R</think>", reasoning_content=" S ")) == [CONTENT | THINKS]
@@ -252,7 +252,7 @@ def test_content_counts_without_its_reasoning() -> None:
     assert flags(printing, user(0, content="<think>R</think>A", thinking="R")) == [CONTENT]
 
 
-def test_a_system_prompt_is_looked_for_in_the_whole_row() -> None:
+def test_a_system_prompt_is_searched_in_the_whole_row() -> None:
     moved = (
         "{% for m in messages if m.role == 'user' %}{{ messages[0].content|upper|lower }}{{ m.content }}{% endfor %}"
     )
@@ -269,7 +269,7 @@ def test_flags_of_a_row_without_regions_are_read_from_the_whole_text() -> None:
 UNTRACEABLE = "{% for m in messages %}{{ m.content is sameas messages[0].content }}{{ m.content }}{% endfor %}"
 
 
-def test_where_tracing_changes_the_text_nothing_is_known() -> None:
+def test_regions_are_unknown_if_tracing_changes_the_text() -> None:
     same = user(0)
     rendered = new(UNTRACEABLE).render([Conversation([same, assistant(1), same]), CHAT])
     assert rendered.known.tolist() == [False, True]
@@ -286,7 +286,7 @@ def test_where_tracing_changes_the_text_nothing_is_known() -> None:
         ([{"role": "bad", "content": ""}], "conversation: No bots!"),
     ],
 )
-def test_refusals_say_why(messages: list[Any], words: str) -> None:
+def test_refusals_state_the_reason(messages: list[Any], words: str) -> None:
     template = (
         "{% for m in messages %}{{ '' + m.content }}{{ raise_exception('No bots!') if m.role == 'bad' }}{% endfor %}"
     )
@@ -297,7 +297,7 @@ def test_refusals_say_why(messages: list[Any], words: str) -> None:
     assert rendered.texts[1]
 
 
-def test_the_rows_variables_win_and_the_prompt_is_asked_for() -> None:
+def test_row_variables_override_and_the_prompt_is_optional() -> None:
     reference = Reference(
         "{{ bos_token }}{{ a }}{{ b }}{{ documents }}{{ tools }}{{ 'prompt' if add_generation_prompt }}",
         special_tokens=TOKENS,

@@ -1,4 +1,4 @@
-"""The renderer against transformers: the same text for every template and conversation, whichever engine renders."""
+"""The renderer gives the same text as transformers for every template and conversation, with either engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import transformers.utils.chat_template_utils as hf
 
 import penstock.template.machine
 from penstock.chat.conversation import Conversation, Role
+from penstock.template.probe_checks import rows
 from penstock.template.probes import WORD, assistant, user
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
-from penstock.template.trial import rows
 from tests.template.conversations import BATTERY, DATE, TOKENS, FixedClock, expected, templates
 
 TEMPLATES = dict(templates())
@@ -23,7 +23,7 @@ def renderer(template: str, fast: bool = True) -> TemplateRenderer:
 
 
 def facts(rendered: Rendered) -> list[tuple[int, int, int]]:
-    """Of each message of rows that are not refused: row, role and, where they matter, flags."""
+    """Row, role and relevant flags of each message, without refused rows."""
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     matters = np.isin(rendered.message_roles, [Role.ASSISTANT, Role.SYSTEM])
     flags = np.where(matters, rendered.message_flags, 0)
@@ -32,7 +32,7 @@ def facts(rendered: Rendered) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_template_renders_as_transformers_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_template_renders_as_in_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf, "datetime", FixedClock)
     subject = renderer(TEMPLATES[name])
     assert subject.why_reference == ""
@@ -60,14 +60,14 @@ def test_every_template_renders_as_transformers_does(name: str, monkeypatch: pyt
                 assert owner == int(word[1]), (number, word)
 
 
-def test_without_the_fast_engine_everything_is_the_same() -> None:
+def test_the_result_is_the_same_without_the_fast_engine() -> None:
     for name in list(TEMPLATES)[::12]:
         with_fast, without = renderer(TEMPLATES[name]), renderer(TEMPLATES[name], fast=False)
         assert without.why_reference == "the fast engine is switched off"
         assert list(rows(with_fast.render(BATTERY))) == list(rows(without.render(BATTERY)))
 
 
-def test_without_a_compiler_the_reference_serves_and_this_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_reference_serves_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penstock.template.machine, "native", None)
     subject = renderer(TEMPLATES["qwen3"])
     assert "without a compiler" in subject.why_reference
@@ -76,7 +76,7 @@ def test_without_a_compiler_the_reference_serves_and_this_is_said(monkeypatch: p
     assert subject.paths == (0, 0)
 
 
-def test_a_template_that_does_not_compile_is_said() -> None:
+def test_a_template_that_does_not_compile_has_a_reason() -> None:
     subject = renderer(CHATML + "{{ dict | string | length }}{{ messages | pprint | length }}")
     assert subject.why_reference.startswith("the template uses ")
     assert subject.render([Conversation([user(0), assistant(1)])]).reference == {subject.why_reference: 1}

@@ -1,4 +1,4 @@
-"""Rows that the machine reads from their bytes become what they become when Python reads and jinja2 renders them."""
+"""Rows read by the machine from bytes give the same result as rows read in Python and rendered with jinja2."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FORMATS: dict[str, dict[str, bytes]] = {
 
 @cache
 def pipelines(format_: str, template: str, *options: tuple[str, Any]) -> tuple[Pipeline, Pipeline]:
-    """With the machine, and without it."""
+    """A pipeline with the machine and one without it."""
     model = load_tokenizer(str(TOKENIZER))
     given = {"tokenizer": str(TOKENIZER), "date": "2026-01-02", **{k: v for k, v in options if k != "sample"}}
     chosen = prepare_options(given)
@@ -93,7 +93,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 
 def run(pipeline: Pipeline, rows: Sequence[bytes]) -> tuple[dict[int, Any], dict[str, int]]:
-    """What became of each row, and the notes."""
+    """The outcome of each row, and the notes."""
     result = pipeline.run(SliceRows(list(rows), list(range(1, len(rows) + 1))))
     return outcomes(result), {note.value: len(rows) for note, rows in result.noted.items()}
 
@@ -127,7 +127,7 @@ def test_every_row_in_every_format(format_: str, template: str) -> None:
     rows = list(FORMATS[format_].values())
     together = check(pair, rows)
     assert len(together) == len(rows)
-    for number, data in enumerate(rows):  # whatever stands beside it
+    for number, data in enumerate(rows):  # the result must not depend on other rows
         alone = run(pair[0], [data])[0][0]
         expected = together[number]
         assert alone == ({**expected, "row": 0} if isinstance(expected, dict) else expected)
@@ -183,7 +183,7 @@ def test_renamed_columns_keys_and_roles(template: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*USUAL, "a system prompt", "variables", "tools as text", "parts", "reasoning"])
-def test_usual_rows_are_read_by_the_machine(name: str) -> None:
+def test_the_machine_reads_common_rows(name: str) -> None:
     renderer = pipelines("messages", "qwen3")[0].renderings["default"].renderer
     data = (BESIDE | USUAL)[name]
     assert renderer.render_rows([data], lambda _: pytest.fail("read in Python")).left == []
@@ -247,13 +247,13 @@ PUT = st.binary(max_size=3) | st.sampled_from((b'"', b"\\", b"\\u", b"{", b"]", 
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(ALL), st.integers(0, 600), PUT, st.integers(0, 3))
-def test_any_damage(data: bytes, at: int, put: bytes, cut: int) -> None:
+def test_any_corruption(data: bytes, at: int, put: bytes, cut: int) -> None:
     at %= len(data) + 1
     damaged = data[:at] + put + data[at + cut :]
     check(pipelines("messages", "all"), [row(TURNS), damaged, row(TURNS)])
 
 
 @pytest.mark.parametrize("name", ["tools, calls, weights and more", "escapes", "numbers"])
-def test_cut_rows(name: str) -> None:
+def test_truncated_rows(name: str) -> None:
     data = USUAL[name]
     check(pipelines("messages", "all"), [data[:size] for size in range(len(data))])

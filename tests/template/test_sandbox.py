@@ -1,4 +1,4 @@
-"""The sandbox gives transformers' text, or its refusal, and ends whatever the template does."""
+"""The sandbox gives the same text or refusal as transformers, and stops any template within its limits."""
 
 # ruff: noqa: E501 (templates are easier to read in one line)
 
@@ -29,7 +29,7 @@ def fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_transformers(template: str, chat: Conversation, prompt: bool) -> str:
-    """Its text, or the name of the error."""
+    """The text from transformers, or the name of the error."""
     values = {**TOKENS, **(chat.variables or {}), "add_generation_prompt": prompt}
     try:
         return hf.render_jinja_template([chat.messages], tools=chat.tools, chat_template=template, **values)[0][0]
@@ -150,14 +150,14 @@ CHATS = (
 
 
 @pytest.mark.parametrize("template", ODD)
-def test_odd_templates_render_as_in_transformers(template: str) -> None:
+def test_unusual_templates_render_as_in_transformers(template: str) -> None:
     reference = new(template)
     for chat in CHATS:
         assert by_reference(reference, chat, False) == by_transformers(template, chat, False)
 
 
 @pytest.mark.parametrize("call", ["[1, 2]|random", "lipsum()", "'ab'|random if messages"])
-def test_what_is_random_is_refused(call: str) -> None:
+def test_random_functions_are_refused(call: str) -> None:
     with pytest.raises(RowError, match="print something else each time"):
         new(f"{{{{ {call} }}}}").plain([user(0)])
 
@@ -171,7 +171,7 @@ def test_what_is_random_is_refused(call: str) -> None:
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "deeply|not valid"),
     ],
 )
-def test_an_invalid_template_is_named(template: str, words: str) -> None:
+def test_an_invalid_template_is_an_error_with_its_line(template: str, words: str) -> None:
     with pytest.raises(TemplateError, match=words):
         new(template)
 
@@ -198,7 +198,7 @@ for name in json.load(sys.stdin):
 
 
 @pytest.mark.slow
-def test_hostile_templates_end_within_seconds_and_memory() -> None:
+def test_hostile_templates_stay_within_time_and_memory() -> None:
     names = list(HOSTILE)
     child = subprocess.run(
         [sys.executable, "-c", CHILD.format(memory=MEMORY)],
@@ -223,7 +223,7 @@ def test_a_limit_is_named_and_the_next_row_is_served() -> None:
     assert rendered.texts == [b"", b"ok"]
 
 
-def test_errors_hold_no_frames() -> None:
+def test_errors_keep_no_frames_alive() -> None:
     with pytest.raises(RowError) as caught:
         new("{{ none.x.y }}").plain([user(0)])
     assert caught.value.__context__ is None
@@ -267,18 +267,18 @@ def test_a_row_of_32_mb_is_not_refused(name: str) -> None:
     assert by_reference(new(template), chat, False) == by_transformers(template, chat, False)
 
 
-def test_the_allowance_grows_with_the_row_once() -> None:
+def test_the_limits_grow_with_the_row_once() -> None:
     budget = Budget()
     budget.start({"text": "x" * 1000})
-    budget.make(MAX_FUEL)
-    budget.make(64_000)
+    budget.allocate(MAX_FUEL)
+    budget.allocate(64_000)
     with pytest.raises(LimitExceeded, match="characters"):
-        budget.make(64_000)
+        budget.allocate(64_000)
     with pytest.raises(LimitExceeded):
-        budget.make(1)
+        budget.allocate(1)
 
 
-def test_a_list_of_the_row_is_not_changed() -> None:
+def test_a_list_in_the_row_is_not_modified() -> None:
     messages = [{"role": "user", "content": ["a"]}]
     with pytest.raises(RowError):
         new("{{ messages[0].content|indent }}").plain(messages)

@@ -1,4 +1,4 @@
-"""Small templates: the machine gives the text, owners and refusals that the reference gives, or gives up."""
+"""On small templates the machine gives the same text, owners and refusals as the reference, or gives up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.native import native
 from penstock.template.compile.bytecode import NotCompiled
 from penstock.template.jinja.reference import Reference
 from penstock.template.machine import Machine, conversation_layout, encoded
-from penstock.template.trial import rows
+from penstock.template.probe_checks import rows
 from tests.regions.splitting import assistant, calls, returns, user
 from tests.template.conversations import DATE, TOKENS
 from tests.template.snippets import CALLS, MESSAGES, TOOL_LISTS, TOOLS, each, each_call, printing
@@ -47,7 +47,7 @@ TEMPLATES = (
 
 
 def by_machine(template: str, reference: Reference, conversations: Sequence[Conversation]) -> list[Any]:
-    """What `trial.rows` would say of each row and why it was refused; None where the machine gives up."""
+    """Each row as `probe_checks.rows` yields it, with its refusal; None if the machine gives up."""
     base = {"documents": None, "add_generation_prompt": False, **TOKENS}
     try:
         machine = Machine(reference.parse(template), base, DATE, conversation_layout(()))
@@ -74,9 +74,9 @@ def by_reference(reference: Reference, conversations: Sequence[Conversation]) ->
 
 
 def differences(template: str, conversations: Sequence[Conversation]) -> tuple[list[Any], int]:
-    """Where both differ, and how many rows the machine served."""
+    """The rows where the engines differ, and how many rows the machine served."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's own, about constants in the compiled template
+        warnings.simplefilter("ignore")  # Python warns about constants in the compiled template
         try:
             reference = Reference(template, special_tokens=TOKENS, variables={}, date=DATE)
         except TemplateError:
@@ -90,10 +90,10 @@ def differences(template: str, conversations: Sequence[Conversation]) -> tuple[l
 
 
 @pytest.mark.parametrize("template", [template for template, _ in TEMPLATES])
-def test_the_machine_gives_what_the_reference_gives(template: str) -> None:
+def test_the_machine_matches_the_reference(template: str) -> None:
     assert differences(template, dict(TEMPLATES)[template])[0] == []
 
 
-def test_most_of_them_are_served() -> None:
+def test_the_machine_serves_most_snippets() -> None:
     served = [differences(template, conversations[:3])[1] for template, conversations in TEMPLATES]
     assert sum(map(bool, served)) > len(TEMPLATES) * 0.6

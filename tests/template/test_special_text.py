@@ -1,4 +1,4 @@
-"""Special tokens and turn markers are found in the text of messages, however JSON writes them, and nowhere else."""
+"""Special tokens and turn markers are found in the text of messages, however JSON escapes them, and nowhere else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chat(text: str, key: str = "note", tool: str = "t") -> Conversation:
 @pytest.mark.parametrize("name", NEEDLES)
 @settings(deadline=None)
 @given(text=TEXTS, key=TEXTS, tool=TEXTS)
-def test_found_is_the_first_of_the_longest(name: str, text: str, key: str, tool: str) -> None:
+def test_the_first_and_longest_match_is_found(name: str, text: str, key: str, tool: str) -> None:
     needles = [needle for needle in NEEDLES[name] if len(needle) > 1]
     found = SpecialTextFinder(NEEDLES[name]).first(chat(text, f"k{key}", tool))
     where = next((own for own in (text, f"k{key}", tool) if any(needle in own for needle in needles)), None)
@@ -71,13 +71,13 @@ def test_both_engines_find_the_same(name: str, rows: list[tuple[str, str, str, b
 
 
 def _written(conversation: Conversation, ascii_only: bool, all_escaped: bool) -> bytes:
-    """A row of JSON, as different programs write it."""
+    """A row as JSON, with the escapes that different programs use."""
     value = {"messages": conversation.messages, "tools": conversation.tools}
     row = json.dumps(value, ensure_ascii=ascii_only).replace("/", "\\/" if all_escaped else "/")
     return (row.replace("<", "\\u003C") if all_escaped else row).encode()
 
 
-def test_columns_that_are_not_used_are_not_searched() -> None:
+def test_unused_columns_are_not_searched() -> None:
     row = json.dumps({**TURNS, "note": "<|im_end|>"}).encode()
     subject = RENDERERS["ascii"]
     assert not subject.render_rows([row], RowReader(MAPPING).conversations).rendered.special
@@ -88,7 +88,7 @@ def test_plain_texts_are_searched() -> None:
     assert SpecialTextFinder(ASCII).first(Conversation([], pieces=pieces)) == "</s>"
 
 
-def test_added_tokens_that_mark_turns_are_special_text() -> None:
+def test_added_tokens_that_mark_turns_count_as_special() -> None:
     template = (
         "{% for m in messages %}{{ '<｜User｜>' if m.role == 'user' else '<｜Assistant｜><think></think>' }}"
         "{{ m.content }}{% if m.role == 'assistant' %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"

@@ -12,20 +12,20 @@ UNDEFINED = ...  # the constant that stands for an undefined value
 
 
 class NotCompiled(Exception):
-    """The template uses something that the machine does not do exactly as jinja2 does."""
+    """The template uses a construct that the machine does not evaluate exactly as jinja2 does."""
 
 
 @dataclass(slots=True)
 class Label:
-    """A place in the code, known once it is reached."""
+    """A jump target, known once `mark` reaches it."""
 
     at: int | None = None
-    waiting: list[int] = field(default_factory=list)  # operands to fill in
+    pending: list[int] = field(default_factory=list)  # positions of operands to patch
 
 
 @dataclass(slots=True)
 class Scope:
-    """The root or a macro: its slots, and the level of jinja2's symbols from which names are its own."""
+    """The template itself or a macro: its slots, and the level of jinja2's symbols at which its own names begin."""
 
     level: int
     slots: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Bytecode:
         self.code.extend(operands)
 
     def constant(self, value: Any) -> int:
-        """The number of a constant."""
+        """The index of a constant in the constant table."""
         key = type(value).__name__, repr(value)
         if key not in self._numbers:
             self._numbers[key] = len(self.constants)
@@ -65,14 +65,14 @@ class Bytecode:
     # ---- jumps
 
     def mark(self, label: Label) -> None:
-        """The label is here."""
+        """Set a label to the current position, and patch the jumps to it."""
         label.at = len(self.code)
-        for place in label.waiting:
+        for place in label.pending:
             self.code[place] = label.at
 
     def _target(self, label: Label) -> int:
         if label.at is None:
-            label.waiting.append(len(self.code))
+            label.pending.append(len(self.code))
         return label.at or 0
 
     def jump(self, label: Label, name: str = "JUMP") -> None:
@@ -80,7 +80,7 @@ class Bytecode:
         self.code.append(self._target(label))
 
     def branch(self, name: str, label: Label, *before: int) -> None:
-        """A conditional jump, with a number under which the machine records which way it went."""
+        """Emit a conditional jump, numbered so that the machine can record which way it went."""
         self.code.append(self.ops[name])
         self.code.extend(before)
         self.code.append(self._target(label))
@@ -90,7 +90,7 @@ class Bytecode:
     # ---- variables
 
     def _slot(self, reference: str) -> tuple[str, int]:
-        """Where a symbol of jinja2's (`l_2_name`) lives: in the globals, or in the locals of the current macro."""
+        """Resolve one of jinja2's symbols (`l_2_name`) to a slot of the globals or of the current macro's locals."""
         level = int(reference.split("_")[1])
         for depth in range(len(self.scopes) - 1, -1, -1):
             scope = self.scopes[depth]
@@ -101,7 +101,7 @@ class Bytecode:
         raise AssertionError(reference)
 
     def variable(self, action: str, reference: str) -> int:
-        """LOAD, STORE or CLEAR a variable, or make it the LOOP; its slot."""
+        """Emit LOAD, STORE, CLEAR or LOOP for a variable, and return its slot."""
         where, slot = self._slot(reference)
         self.op(f"{action}_{where}", slot)
         return slot
@@ -110,14 +110,14 @@ class Bytecode:
         return self._slot(reference)[1]
 
     def enter_macro(self, level: int) -> None:
-        """From here on, symbols from this level up are the locals of a macro."""
+        """Begin a macro: symbols at this level or above are its locals."""
         self.scopes.append(Scope(level))
 
     def leave_macro(self) -> int:
-        """End a macro; how many locals it has."""
+        """End a macro and return the number of its locals."""
         return len(self.scopes.pop().slots)
 
     def assemble(self) -> tuple[bytes, list[Any], list[tuple[int, int, int, tuple[str, ...]]], int, int]:
-        """What the machine loads."""
+        """The arguments of `native.Program`: code, constants, macros, and the numbers of globals and branches."""
         code = array.array("i", self.code).tobytes()
         return code, self.constants, self.macros, len(self.scopes[0].slots), self.branches

@@ -1,7 +1,7 @@
-"""Compiles a chat template to bytecode for the machine: jinja2's own parser and symbols, our own instructions.
+"""Compiles a chat template to bytecode for the machine, using jinja2's own parser and scope analysis.
 
-Rule: exact or not at all. A construct that the machine would not do as jinja2 does raises `NotCompiled` with a reason,
-and the reference renders the template. Costs about 10 ms per template.
+A template compiles exactly or not at all: a construct that the machine would not evaluate as jinja2 does raises
+`NotCompiled` with a reason, and the reference renders the template. Compiling takes about 10 ms per template.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _CALLER = ("caller", "kwargs", "varargs")
 
 
 class Compiler(Expressions):
-    """Compiles statements; `Expressions` compiles what they compute."""
+    """Compiles statements; `Expressions` compiles the expressions in them."""
 
     def __init__(self, variables: Mapping[str, Any], strftime: Any) -> None:
         super().__init__(Bytecode(), variables, strftime)
-        self._loops: list[tuple[Label, Label]] = []  # where continue and break go
-        self._macros: list[tuple[nodes.Macro, Frame, int]] = []  # whose bodies are still to be compiled
+        self._loops: list[tuple[Label, Label]] = []  # the targets of continue and break
+        self._macros: list[tuple[nodes.Macro, Frame, int]] = []  # macros whose bodies have yet to be compiled
 
     def compile(self, tree: nodes.Template) -> Bytecode:
         if find_undeclared(tree.body, ("self",)):
@@ -35,7 +35,7 @@ class Compiler(Expressions):
         self._enter(frame)
         self._body(tree.body, frame)
         self.code.op("HALT")
-        for macro in self._macros:  # grows: macros may stand in macros' bodies
+        for macro in self._macros:  # grows while it is iterated: a body may define macros
             self._macro_body(*macro)
         return self.code
 
@@ -61,7 +61,7 @@ class Compiler(Expressions):
             self.code.variable("CLEAR", target)
 
     def _resolve(self, name: str) -> None:
-        """Push a name that the template does not define: the row's own variable, the recipe's, a function, nothing."""
+        """Push a name that the template does not define: the row's variable, the recipe's, a function or undefined."""
         if name in ("messages", "tools"):
             self.code.op(name.upper())
             return
@@ -155,7 +155,7 @@ class Compiler(Expressions):
         self.code.mark(end)
 
     def _assign(self, target: nodes.Node, frame: Frame) -> None:
-        """Store what is on the stack."""
+        """Pop the value on the stack into a target."""
         match target:
             case nodes.Name():
                 self.code.variable("STORE", frame.symbols.ref(target.name))
@@ -180,7 +180,7 @@ class Compiler(Expressions):
         return block
 
     def _filter_chain(self, node: nodes.Filter, frame: Frame) -> None:
-        """Filters whose innermost value is on the stack."""
+        """Apply nested filters to the value on the stack."""
         if node.node is not None:
             assert isinstance(node.node, nodes.Filter)
             self._filter_chain(node.node, frame)
@@ -195,7 +195,7 @@ class Compiler(Expressions):
         block.symbols.analyze_node(node)
         self._enter(block)
         self.code.op("GENERATION")
-        loops, self._loops = self._loops, []  # jinja2 makes the block a function: nothing breaks out of it
+        loops, self._loops = self._loops, []  # jinja2 compiles the block to a function, which break can't leave
         self._body(node.body, block)
         self._loops = loops
         self.code.op("GENERATION_END")
@@ -230,7 +230,7 @@ class Compiler(Expressions):
         self._leave(inner)
 
     def _loop_filter(self, node: nodes.For, frame: Frame, inner: Frame) -> None:
-        """Filter all items first; jinja2 does it while it loops."""
+        """Filter all items before the loop starts, whereas jinja2 filters them lazily."""
         assert node.test is not None
         if any(isinstance(call.node, nodes.Name) for call in node.test.find_all(nodes.Call)):
             raise NotCompiled("a call in a loop's filter")
@@ -268,7 +268,7 @@ class Compiler(Expressions):
         frame.symbols.analyze_node(node)
         self.code.enter_macro(frame.symbols.level)
         entry = len(self.code.code)
-        for argument in node.args:  # they take the first slots
+        for argument in node.args:  # arguments take the first slots
             self.code.slot(frame.symbols.ref(argument.name))
         self._enter(frame)
         for index, argument in enumerate(node.args):

@@ -1,4 +1,4 @@
-"""Compiles the expressions of templates. See `compiler` for the rule they follow."""
+"""Compiles the expressions of templates; `compiler` explains when compiling fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEST_ALIASES: Final = {
 _COMPARISONS: Final = {
     "eq": "EQ", "ne": "NE", "lt": "LT", "lteq": "LE", "gt": "GT", "gteq": "GE", "in": "IN", "notin": "NOT_IN",
 }  # fmt: skip
-# The arguments of filters by name, and how many may be given.
+# The parameters of each filter that the machine accepts, in order.
 _ARGUMENTS: Final = {
     "tojson": ("ensure_ascii", "indent", "separators", "sort_keys"),
     "default": ("default_value", "boolean"),
@@ -117,7 +117,7 @@ class Expressions:
                 raise NotCompiled(f"the expression {type(node).__name__}")
 
     def operands(self, node: nodes.Add, frame: Frame) -> int:
-        """Push the operands of a chain of +, which leans to the left; their number."""
+        """Push the operands of a left-associative chain of `+`, and return their number."""
         parts: list[nodes.Expr] = []
         left: nodes.Expr = node
         while isinstance(left, nodes.Add):
@@ -129,7 +129,7 @@ class Expressions:
         return len(parts)
 
     def condition(self, node: nodes.Node, frame: Frame, otherwise: Label) -> None:
-        """Jump where it is false."""
+        """Evaluate a condition, and jump to `otherwise` if it is false."""
         match node:
             case nodes.And():
                 self.condition(node.left, frame, otherwise)
@@ -180,7 +180,7 @@ class Expressions:
     # ---- attributes and items
 
     def attribute_bits(self, name: str) -> int:
-        """Which of Python's types have an attribute of this name."""
+        """A bit mask of the Python types that have an attribute of this name."""
         if name.startswith("_"):
             raise NotCompiled("an underscore attribute")
         return sum(bit for bit, kind in _TYPES if hasattr(kind, name))
@@ -253,7 +253,7 @@ class Expressions:
         load = frame.symbols.find_load(frame.symbols.ref(name))
         if load is None or load[0] != VAR_LOAD_RESOLVE or name in self.variables:
             raise NotCompiled(f"{name} with another meaning")
-        self.code.variable("LOAD", frame.symbols.ref(name))  # gives up where the row has such a variable
+        self.code.variable("LOAD", frame.symbols.ref(name))  # gives up if the row has a variable of this name
         self.code.op("POP")
         match name:
             case "namespace" | "dict" if not node.args:
@@ -278,7 +278,7 @@ class Expressions:
     # ---- filters and tests
 
     def filter(self, node: nodes.Filter, frame: Frame, *, pushed: bool = False) -> None:
-        """Apply a filter; `pushed`: to what is on the stack already."""
+        """Apply a filter; with `pushed`, its input is already on the stack."""
         code, name = self.code, node.name
         _no_stars(node)
         match name:
@@ -292,7 +292,7 @@ class Expressions:
                 raise NotCompiled(f"the filter {name}")
 
     def filter_arguments(self, node: nodes.Filter, frame: Frame, *, pushed: bool = False) -> int:
-        """Push a filter's value and its arguments in their order; the number of arguments."""
+        """Push a filter's input and its arguments in order, and return the number of arguments."""
         _no_stars(node)
         if not pushed:
             assert node.node is not None
@@ -381,7 +381,7 @@ def _split_separator(node: nodes.Node) -> str | None:
 
 
 def _is_path(node: nodes.Node) -> bool:
-    """Whether this is a constant such as "function.name"; sort would split "a,b" in two."""
+    """Whether this is a constant path such as "function.name"; `sort` would split "a,b" into two."""
     if not isinstance(node, nodes.Const) or not isinstance(node.value, str) or "," in node.value:
         return False
     return all(part and not part.isdigit() and not part.startswith("_") for part in node.value.split("."))

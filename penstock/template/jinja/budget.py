@@ -1,8 +1,8 @@
-"""What one render may cost, counted without a clock: the same template and row always end at the same point.
+"""Limits the work of one render. No clock is involved, so a template and a row always stop at the same point.
 
-Steps bound time: each pass through a loop or macro body costs as many as the body has syntax nodes. Fuel bounds memory:
-making a character costs one unit, reading one an eighth. Both allowances grow with the row, so that large rows are
-served; hostile templates end within seconds and a few hundred MB.
+Steps limit time: each run of a loop or macro body costs as many steps as the body has syntax nodes. Fuel limits memory:
+a new character costs one unit, reading a character an eighth of one. Both limits grow with the row, so that large rows
+are served; hostile templates are stopped within seconds and a few hundred MB.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jinja2.utils import Namespace
 MAX_STEPS: Final = 10_000_000  # syntax nodes run in one render …
 STEPS_PER_VALUE: Final = 400  # … plus this for each value in the row …
 STEPS_PER_CHARACTER: Final = 64  # … and this for each character
-MAX_FUEL: Final = 1 << 26  # characters made in one render …
+MAX_FUEL: Final = 1 << 26  # new characters in one render …
 FUEL_PER_CHARACTER: Final = 64  # … plus this for each character in the row
-MAX_DEPTH: Final = 100  # macros that call each other
+MAX_DEPTH: Final = 100  # nested macro calls
 
-READ: Final = 3  # as a shift: reading costs an eighth of making
-ELEMENT: Final = 2  # of a list, in characters
-VALUE: Final = 32  # inside another value, in characters
-STRING: Final = 64  # a new object, in characters
+READ: Final = 3  # as a shift: reading a character costs an eighth of a new one
+ELEMENT: Final = 2  # cost of an element of a list, in characters
+VALUE: Final = 32  # cost of a nested value, in characters
+STRING: Final = 64  # cost of a new object, in characters
 TEXTS: Final = (str, bytes)
 SEQUENCES: Final[tuple[type[Collection[Any]], ...]] = (
     list,
@@ -35,11 +35,11 @@ SEQUENCES: Final[tuple[type[Collection[Any]], ...]] = (
     range,
     set,
 )
-_BUILT = (list, tuple, dict)
+_CONTAINERS = (list, tuple, dict)
 
 
 class LimitExceeded(SecurityError):
-    """A render takes more work or memory than any sane template needs for this row."""
+    """A render takes more work or memory than any reasonable template needs for this row."""
 
 
 class Budget:
@@ -51,7 +51,7 @@ class Budget:
         self.start(None)
 
     def start(self, row: Any, fuel: int = MAX_FUEL) -> None:
-        """Begin a render. The row is measured only once the basic allowance is used up."""
+        """Begin a render. The row is measured only when the basic limits are used up."""
         self.steps, self.fuel, self.depth, self._row = MAX_STEPS, fuel, 0, row
 
     def step(self, count: int) -> None:
@@ -60,28 +60,28 @@ class Budget:
         if self.steps < 0 and not self._extend():
             raise LimitExceeded(f"the template takes more than {MAX_STEPS} steps")
 
-    def make(self, size: int) -> None:
+    def allocate(self, size: int) -> None:
         """Charge for `size` new characters."""
         self.fuel -= size
         if self.fuel < 0 and not self._extend():
             raise LimitExceeded(f"the template makes more than {MAX_FUEL} characters of text and lists")
 
     def read(self, size: int) -> None:
-        """Charge for looking at `size` characters."""
-        self.make(size >> READ)
+        """Charge for reading `size` characters."""
+        self.allocate(size >> READ)
 
     def append(self, left: int, right: int) -> None:
-        """Charge for a text made of two; the longer one counts less, since templates append to long texts."""
-        self.make(left + (right >> READ) if left < right else right + (left >> READ))
+        """Charge for concatenating two texts; the longer one is cheap, since templates append to long texts."""
+        self.allocate(left + (right >> READ) if left < right else right + (left >> READ))
 
     def join(self, sizes: list[int]) -> None:
-        """The same for many texts."""
+        """Charge for concatenating many texts."""
         if sizes:
             longest = max(sizes)
             self.append(sum(sizes) - longest, longest)
 
     def enter(self) -> None:
-        """Begin a call that may call itself."""
+        """Begin a call that may recurse."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise LimitExceeded(f"macros call each other more than {MAX_DEPTH} levels deep")
@@ -91,28 +91,28 @@ class Budget:
         self.depth -= 1
 
     def result(self, value: Any) -> Any:
-        """Charge for what an operation returned; the items of a generator are charged as they are taken."""
+        """Charge for the result of an operation; the items of a generator are charged as they are consumed."""
         if isinstance(value, TEXTS):
-            self.make(len(value))
-        elif isinstance(value, _BUILT):
-            self.make(len(value) * ELEMENT)
+            self.allocate(len(value))
+        elif isinstance(value, _CONTAINERS):
+            self.allocate(len(value) * ELEMENT)
         elif isinstance(value, GeneratorType):
             return self.items(value, 1)
         return value
 
     def items(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
-        """The same values, each for some steps."""
+        """Yields the values, charging `steps` for each."""
         for value in values:
             self.step(steps)
             yield value
 
-    def weigh(self, value: Any) -> int:
-        """About how many characters a value prints: good enough to charge for it before it is printed or compared."""
+    def estimate(self, value: Any) -> int:
+        """An estimate of how many characters a value prints, to charge for it before it is printed or compared."""
         characters, values = self.measure(value)
         return characters + values * VALUE
 
     def measure(self, value: Any) -> tuple[int, int]:
-        """The characters and the values inside a value, shared ones as often as they occur."""
+        """The number of characters and of nested values in a value; shared values count once per occurrence."""
         if isinstance(value, str):
             return len(value), 0
         characters, values = measure(value, self.fuel)
@@ -120,11 +120,11 @@ class Budget:
             self._extend()
             characters, values = measure(value, self.fuel)
         if characters + values * VALUE > self.fuel:
-            self.make(self.fuel + 1)
+            self.allocate(self.fuel + 1)
         return characters, values
 
     def _extend(self) -> bool:
-        """Add the row's allowance, once; whether both allowances then suffice."""
+        """Raise both limits by the size of the row, once per render; returns whether they now suffice."""
         if self._row is not None:
             characters, values = measure(self._row, 1 << 62)
             self._row = None
@@ -134,7 +134,7 @@ class Budget:
 
 
 def measure(value: Any, limit: int) -> tuple[int, int]:
-    """The characters and the values inside a value; the count ends beyond the limit."""
+    """The number of characters and of nested values in a value; stops counting beyond the limit."""
     characters = values = 0
     todo = [value]
     while todo:

@@ -1,6 +1,6 @@
 """Adds nodes to a syntax tree that charge for loops, macros, comparisons, keys and slices.
 
-jinja2's sandbox has hooks for everything else. The added nodes are filters that give back what they get.
+jinja2's sandbox has hooks for everything else. The added nodes are filters that return their input.
 """
 
 # ruff: noqa: N802, N815 (jinja2 finds visitors by name)
@@ -16,16 +16,16 @@ STEP: Final = "penstock_step"
 COMPARED: Final = "penstock_compared"
 SEARCHED: Final = "penstock_searched"
 SLICED: Final = "penstock_sliced"
-FILTER_NODES: Final = 6  # a filter takes about as long as six other nodes
+FILTER_NODES: Final = 6  # a filter takes about as long as 6 other nodes
 
 
 def call_filter(name: str, node: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
-    """The node of `node|name(*args)`."""
+    """Builds the node for `node|name(*args)`."""
     return nodes.Filter(node, name, list(args), [], None, None)
 
 
 class Metering(NodeTransformer):
-    """Visits a tree, in place."""
+    """Adds the charging nodes to a tree, in place."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         steps = _count(node.body)
@@ -45,7 +45,7 @@ class Metering(NodeTransformer):
     visit_Block = visit_Macro
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        """A comparison costs no more than its cheaper side, so one that is constant makes it free."""
+        """A comparison costs no more than its cheaper side, so a constant side makes it free."""
         left = node.expr
         self.generic_visit(node)
         for operand in node.ops:
@@ -66,7 +66,7 @@ class Metering(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
         if is_constant(node.node):
-            return node  # small; and what the compiler folds follows rules of its own
+            return node  # it is small, and the compiler must still be able to fold it
         if not isinstance(node.arg, nodes.Slice):
             node.arg = _charged(COMPARED, node.arg)
             return node
@@ -75,7 +75,7 @@ class Metering(NodeTransformer):
 
 
 def is_constant(node: nodes.Node) -> bool:
-    """Whether an expression is written out in the template."""
+    """Whether an expression is a literal."""
     if isinstance(node, nodes.List | nodes.Tuple):
         return all(map(is_constant, node.items))
     return isinstance(node, nodes.Const)
@@ -90,9 +90,9 @@ def _step(count: int) -> nodes.Filter:
 
 
 def _count(body: Iterable[nodes.Node]) -> int:
-    """How many nodes run at most when a body runs once; loops and macros inside it count for themselves."""
+    """The largest number of nodes that one run of a body evaluates; nested loops and macros are charged separately."""
     count, todo = 1, list(body)
-    for node in todo:  # grows while it is walked
+    for node in todo:  # grows while it is iterated
         count += FILTER_NODES if isinstance(node, nodes.Filter | nodes.Test) else 1
         counts_itself = isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block)
         todo += node.iter_child_nodes(exclude=("body", "test") if counts_itself else ())

@@ -1,8 +1,8 @@
-"""The reference renderer: transformers' own jinja2 environment, bounded, one row at a time.
+"""The reference renderer: transformers' own jinja2 environment with bounded work, one row at a time.
 
-It serves every row that no faster engine serves, and is what faster engines are compared with. A row is rendered twice:
-plainly, which gives its text, and traced, which tells the messages apart. Where the two texts differ, the row keeps its
-text with `known` False. Cost: a few hundred microseconds per row.
+It serves every row that the machine does not, and the machine is compared with it. Each row is rendered twice: once
+plainly, for its text, and once traced, to find out which message printed what. If the two texts differ, the row keeps
+its plain text with `known` False. A row takes a few hundred microseconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.chat.conversation import Conversation, Message
 from penstock.chat.formats import REASONING_KEYS
 from penstock.errors import RowError, TemplateError
 from penstock.template.batch import BatchCollector
+from penstock.template.jinja.extensions import is_generation
 from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.jinja.tracer import Trace, Tracer
-from penstock.template.jinja.vocabulary import is_generation
 from penstock.template.rendered import Rendered
 from penstock.template.turns import TracedText, Turns, reference_turns
 
@@ -45,7 +45,7 @@ class Reference:
         self._template = self._sandbox.build(tree)
 
     def parse(self, template: str) -> nodes.Template:
-        """A syntax tree, as transformers parses it."""
+        """Parses a template as transformers does."""
         return self._sandbox.parse_template(template)
 
     def plain(
@@ -55,19 +55,19 @@ class Reference:
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """transformers' text of one conversation; a RowError where the template refuses it."""
+        """Renders one conversation as transformers does; raises a `RowError` if the template refuses it."""
         own = {"add_generation_prompt": add_generation_prompt, **(variables or {})}
         try:
             return self._sandbox.render(self._template, self._context(messages, tools, own))
         except Exception as error:
             refused = refusal(error)
         try:
-            raise refused  # here, so that it does not hold the error, and through its frames the row
+            raise refused  # raised outside the handler, so that no reference to the error's frames keeps the row alive
         finally:
-            del refused  # which would hold this frame
+            del refused  # or it would keep this frame alive
 
     def render(self, conversations: Sequence[Conversation], why: str = "the reference was asked for") -> Rendered:
-        """The texts of a batch, and which message printed which bytes. `why` counts each row that was rendered."""
+        """Renders a batch and records which message printed which bytes. `why` is the reason to count for each row."""
         batch = BatchCollector(conversations)
         for conversation in conversations:
             if conversation.pieces is not None:
@@ -85,7 +85,7 @@ class Reference:
         return batch.rendered()
 
     def turns(self, conversations: Sequence[Conversation | None]) -> Turns:
-        """Each assistant turn as inference sees it; None for conversations that were refused."""
+        """Renders each assistant turn as inference sees it; conversations that were refused are None."""
 
         def plain(conversation: Conversation, count: int, prompt: bool) -> bytes | None:
             try:
@@ -113,7 +113,7 @@ class Reference:
 
     @cached_property
     def _traced(self) -> tuple[Tracer, jinja2.Template] | None:
-        """The template that traces messages, compiled when it is first needed."""
+        """The tracing environment and template, compiled on first use."""
         tracer = Tracer(self._date)
         try:
             return tracer, tracer.build(tracer.parse_template(self._source))
@@ -121,7 +121,7 @@ class Reference:
             return None
 
     def _trace(self, context: Mapping[str, Any], text: str) -> Trace | None:
-        """Who printed the text; None where that is not certain."""
+        """Which message printed what; None if that is uncertain."""
         if self._traced is None:
             return None
         tracer, template = self._traced
@@ -133,7 +133,7 @@ class Reference:
 
 
 def check_types(messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
-    """transformers' own checks before it renders."""
+    """The type checks that transformers makes before rendering."""
     for message in messages:
         if not isinstance(message, dict):
             raise TypeError(f"Chat messages should be dicts, but got {message!r}")
@@ -143,7 +143,7 @@ def check_types(messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
 
 
 def with_reasoning(messages: Sequence[Message]) -> list[Message]:
-    """Reasoning under all the names that templates read, as transformers does it."""
+    """Adds reasoning under every name that templates read, as transformers does."""
     aliased = []
     for message in messages:
         reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
@@ -154,13 +154,13 @@ def with_reasoning(messages: Sequence[Message]) -> list[Message]:
 
 
 def refusal(error: Exception) -> RowError:
-    """What a template's error says to the user."""
+    """Converts an exception raised during rendering to a `RowError`."""
     name = "" if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: "
     return template_refusal(f"{name}{error}")
 
 
 def template_refusal(words: str) -> RowError:
-    """A row that the template refuses, in its own words."""
+    """The error for a row that the template refuses, quoting the template."""
     return RowError(
         "template",
         f"the chat template refused the conversation: {words}",

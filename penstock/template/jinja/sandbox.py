@@ -1,7 +1,7 @@
-"""transformers' jinja2 environment, with its work bounded.
+"""transformers' jinja2 environment with bounded work.
 
-A template renders to transformers' text, byte for byte, except that the date is fixed, that what is random is refused,
-and that a render ends once its `Budget` is used up. Charging adds about 40% to a usual render.
+A template renders to the same bytes as in transformers, except that the date is fixed, random functions are refused,
+and a render fails once its `Budget` is used up. Charging adds about 40% to the time of a typical render.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from jinja2.utils import _PassArg
 from markupsafe import Markup, escape
 
 from penstock.errors import TemplateError
-from penstock.template.jinja import costs, vocabulary
+from penstock.template.jinja import costs, extensions
 from penstock.template.jinja.budget import Budget
 from penstock.template.jinja.metering import COMPARED, SEARCHED, SLICED, STEP, Metering
 
-CALL_STEPS: Final = 20  # a call takes about as long as so many other nodes
-COMPILER_FUEL: Final = 1 << 20  # constants that take more are made during the render
+CALL_STEPS: Final = 20  # a call takes about as long as 20 other nodes
+COMPILER_FUEL: Final = 1 << 20  # constants that need more are computed during the render
 ITEM_STEPS: Final = 8  # an item of a filter such as `map`
 
 Filter = Callable[..., Any]
 _BUILT_IN = (str, dict, list, tuple, bytes, int)
-_PRINTED_AT_ONCE = (str, int, float, Undefined)
+_CHEAP_TO_PRINT = (str, int, float, Undefined)
 
 
 class _Generator(CodeGenerator):
-    """Lets compiled templates make text with the environment's functions."""
+    """Makes compiled templates produce text with the environment's own functions."""
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -52,23 +52,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, date: datetime.date) -> None:
-        super().__init__(extensions=[vocabulary.GenerationTag, loopcontrols], trim_blocks=True, lstrip_blocks=True)
+        super().__init__(extensions=[extensions.GenerationTag, loopcontrols], trim_blocks=True, lstrip_blocks=True)
         self.budget = Budget()
         self.filters |= {
-            "tojson": vocabulary.tojson,
-            "indent": vocabulary.indent,
-            "random": vocabulary.unpredictable,
+            "tojson": extensions.tojson,
+            "indent": extensions.indent,
+            "random": extensions.refuse_random,
         }
         self.filters |= {name: self.metered(name) for name in self.filters if name not in costs.CHEAP_FILTERS}
         self.tests |= {name: self._metered_test(name, cost) for name, cost in costs.TESTS.items()}
         self.filters |= {STEP: self.step, COMPARED: self.compared, SEARCHED: self.searched, SLICED: self.sliced}
         midnight = datetime.datetime(date.year, date.month, date.day)
         self.globals |= {
-            "raise_exception": vocabulary.raise_exception,
+            "raise_exception": extensions.raise_exception,
             "strftime_now": lambda format: self.strftime(midnight, format),
-            "dict": vocabulary.TemplateDict(),
-            "namespace": vocabulary.TemplateNamespace,
-            "lipsum": vocabulary.unpredictable,
+            "dict": extensions.TemplateDict(),
+            "namespace": extensions.TemplateNamespace,
+            "lipsum": extensions.refuse_random,
         }
 
     # ---- compiling
@@ -83,12 +83,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError("the chat template is not valid: it is nested too deeply") from error
 
     def build(self, tree: nodes.Template) -> jinja2.Template:
-        """Compile a tree, with the nodes that charge for it."""
+        """Compile a tree, adding the nodes that charge for its work."""
         try:
             self.budget.start(None, COMPILER_FUEL)
             self.prepare(tree)
             tree.set_environment(self)
-            tree.set_lineno(1)  # of new nodes
+            tree.set_lineno(1)  # for the added nodes, which have none
             return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"the chat template is not valid: line {error.lineno}: {error.message}") from error
@@ -100,31 +100,31 @@ class Sandbox(ImmutableSandboxedEnvironment):
         Metering().visit(tree)
 
     def render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
-        """The text of one row."""
+        """Render one row."""
         self.budget.start(context)
         return template.render(context)
 
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        """Let errors be as they are: tracebacks that show the template would hold their frames, and these the rows."""
-        raise  # the one that is being handled
+        """Re-raise the error as it is; jinja2's rewritten tracebacks would keep frames, and thereby rows, alive."""
+        raise  # the exception being handled
 
     # ---- text
 
     def text(self, value: Any) -> str:
-        """`str(value)`, for what is printed."""
+        """`str(value)`, for printed expressions."""
         if type(value) is str:
             return value
-        if not isinstance(value, _PRINTED_AT_ONCE):
-            self.budget.make(self.budget.weigh(value))
+        if not isinstance(value, _CHEAP_TO_PRINT):
+            self.budget.allocate(self.budget.estimate(value))
         return str(value)
 
     def escape(self, value: Any) -> Markup:
-        """`escape(value)`, for what is printed inside `{% autoescape true %}`."""
-        self.budget.make(5 * self.budget.weigh(value))
+        """`escape(value)`, for printed expressions inside `{% autoescape true %}`."""
+        self.budget.allocate(5 * self.budget.estimate(value))
         return escape(value)
 
     def concat(self, chunks: Iterable[str]) -> str:
-        """The text of a template, macro or block."""
+        """Joins the output of a template, macro or block."""
         parts = list(chunks)
         self.budget.join(list(map(len, parts)))
         return "".join(parts)
@@ -135,11 +135,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def join_markup(self, values: tuple[Any, ...]) -> str:
         """The operator `~` inside `{% autoescape true %}`."""
-        self.budget.make(5 * self.budget.weigh(values))
+        self.budget.allocate(5 * self.budget.estimate(values))
         return markup_join(values)
 
     def strftime(self, moment: datetime.datetime, format: str) -> str:
-        self.budget.make(256 * len(format))  # no more: C's own limit
+        self.budget.allocate(256 * len(format))  # C's strftime produces no more
         return moment.strftime(format)
 
     # ---- operations
@@ -152,14 +152,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a macro, method or function; the odd names leave all others to keyword arguments."""
+        """Call a macro, method or function; the mangled parameter names can't clash with keyword arguments."""
         budget = __self.budget
         budget.step(CALL_STEPS)
         if isinstance(getattr(__obj, "__self__", None), _BUILT_IN):
             return __self.call_method(__context, __obj, args, kwargs)
         if not isinstance(__obj, (Macro, LoopContext)):
             for arg in args:
-                costs.printed(budget, arg)
+                costs.whole_value(budget, arg)
         budget.enter()
         made = super().call(__context, __obj, *args, **kwargs)
         budget.leave()
@@ -172,14 +172,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
         if name not in costs.CHEAP_METHODS:
             own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
-            charge(costs.method(name), self.budget, method.__self__, *args, **own)
+            charge(costs.method_cost(name), self.budget, method.__self__, *args, **own)
             return self.budget.result(super().call(context, method, *args, **kwargs))
         if args and isinstance(args[0], tuple):
             costs.comparison(self.budget, args[0])
         return super().call(context, method, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` and `str.format_map`, each field charged before it is made."""
+        """`str.format` and `str.format_map`, charging for each field before it is formatted."""
         if not isinstance(value, BuiltinMethodType) or super().wrap_str_format(value) is None:
             return None
         template: str = value.__self__  # type: ignore[assignment]
@@ -199,9 +199,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return format
 
     def metered(self, name: str, function: Filter | None = None) -> Filter:
-        """A filter that is charged. The compiler runs it on constants where it would run the filter itself."""
+        """Wraps a filter to charge for it. The compiler folds it on constants wherever it would fold the filter."""
         function = self.filters[name] if function is None else function
-        cost, lazy, eager = costs.filtered(name), name in costs.LAZY_FILTERS, name in costs.EAGER_FILTERS
+        cost, lazy, eager = costs.filter_cost(name), name in costs.LAZY_FILTERS, name in costs.EAGER_FILTERS
         first = _PassArg.from_obj(function)
 
         def run(context: Context | EvalContext, value: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +210,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if not lazy or name == "batch":
                 charge(cost, self.budget, value, *args, **kwargs)
             if lazy and value:
-                value = self._taken(value, name, args)
+                value = self._charge_items(value, name, args)
             if first is None:
                 made = function(value, *args, **kwargs)
             else:
@@ -219,13 +219,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return jinja2.pass_context(run) if first is _PassArg.context else jinja2.pass_eval_context(run)
 
-    def _taken(self, values: Iterable[Any], name: str, args: tuple[Any, ...]) -> Iterator[Any]:
-        """The items of a lazy filter, charged as they are taken."""
+    def _charge_items(self, values: Iterable[Any], name: str, args: tuple[Any, ...]) -> Iterator[Any]:
+        """Yields the items of a lazy filter, charging for each."""
         steps = ITEM_STEPS + sum(len(arg) for arg in args if isinstance(arg, str)) // 16
         for value in values:
             self.budget.step(steps)
             if name == "unique":
-                costs.printed(self.budget, value)  # it keeps a copy
+                costs.whole_value(self.budget, value)  # `unique` keeps every item
             yield value
 
     def _metered_test(self, name: str, cost: costs.Cost) -> Filter:
@@ -237,7 +237,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return run
 
-    # ---- the nodes that `Metering` adds: as they take the context, the compiler does not run them itself
+    # ---- filters that `Metering` adds; since they take the context, the compiler does not fold them
 
     @jinja2.pass_context
     def step(self, _: Context, count: int) -> bool:
@@ -260,26 +260,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _MeteredFormatter(SandboxedFormatter):
-    """`str.format`, with each field charged before it is made."""
+    """`str.format`, charging for each field before it is formatted."""
 
     _env: Sandbox
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         if conversion is not None:
-            self._env.budget.make(2 * self._env.budget.weigh(value))
+            self._env.budget.allocate(2 * self._env.budget.estimate(value))
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        self._env.budget.make(self._env.budget.weigh(value) + costs.numbers_in(format_spec))
+        self._env.budget.allocate(self._env.budget.estimate(value) + costs.numbers_in(format_spec))
         return super().format_field(value, format_spec)
 
 
 class _MeteredEscapeFormatter(_MeteredFormatter, SandboxedEscapeFormatter):
-    """The same for `Markup`."""
+    """`Markup.format`, charging for each field before it is formatted."""
 
 
 def charge(cost: costs.Cost, budget: Budget, /, *args: Any, **kwargs: Any) -> None:
-    """Charge for an operation, unless its arguments are wrong: then it fails itself, in its own words."""
+    """Charge for an operation. With invalid arguments it costs nothing, since the operation itself will fail."""
     try:
         cost(budget, *args, **kwargs)
     except (TypeError, AttributeError):

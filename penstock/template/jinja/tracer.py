@@ -1,7 +1,7 @@
-"""Renders a template once more with traced messages, to learn which message printed which characters.
+"""Renders a template again with traced messages, to find out which message printed which characters.
 
-The template is the same but for nodes that mark loops, printed expressions and generation blocks. Its text is
-compared with the plain one by the caller; where they differ, nothing is known about the row.
+The template gets additional nodes that mark loops, printed expressions and generation blocks. The caller compares its
+text with the plain one; if they differ, the row's regions are unknown.
 """
 
 # ruff: noqa: N802, N815 (jinja2 finds visitors by name)
@@ -19,10 +19,10 @@ from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.conversation import Message, Role, role_number
+from penstock.template.jinja.extensions import is_generation
 from penstock.template.jinja.metering import call_filter
 from penstock.template.jinja.sandbox import Sandbox
-from penstock.template.jinja.tracing import Traced, concat, trace, traced
-from penstock.template.jinja.vocabulary import is_generation
+from penstock.template.jinja.traced_string import Traced, concat, trace, traced
 from penstock.template.ownership import Buffer, Event, Iteration, Loop, Mark, Piece, claim_statement, pieces_of
 
 ENTER: Final = "penstock_enter"
@@ -30,12 +30,12 @@ ITERATION: Final = "penstock_iteration"
 LEAVE: Final = "penstock_leave"
 PRINTED: Final = "penstock_printed"
 GENERATION: Final = "penstock_generation"
-# These make a new text, yet would keep a part of the spans by the way they are written.
+# These filters produce new text, but their implementations would keep some spans.
 REWRITING_FILTERS: Final = ("format", "indent", "truncate", "wordwrap")
 
 
 class Trace(NamedTuple):
-    """A rendered text and who printed it, in characters."""
+    """A rendered text and its owners; positions are character offsets."""
 
     text: str
     pieces: list[Piece]
@@ -44,7 +44,7 @@ class Trace(NamedTuple):
 
 
 class Tracer(Sandbox):
-    """The sandbox, following the messages of one row at a time."""
+    """A sandbox that traces the messages of one row at a time."""
 
     def __init__(self, date: datetime.date) -> None:
         super().__init__(date)
@@ -68,7 +68,7 @@ class Tracer(Sandbox):
         _Annotating().visit(tree)
 
     def trace(self, template: jinja2.Template, context: Mapping[str, Any]) -> Trace:
-        """Render a row."""
+        """Render a row with traced messages."""
         messages: Sequence[Message] = context["messages"]
         copies = [self._trace_message(message, number) for number, message in enumerate(messages)]
         self._numbers = {id(copy): number for number, copy in enumerate(copies)}
@@ -103,7 +103,7 @@ class Tracer(Sandbox):
         return _plain(made) if operator == "%" else made
 
     def call_method(self, context: Context, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Plain strings join traced ones, and are replaced by them."""
+        """Make `join` and `replace` of plain strings keep the origin of traced arguments."""
         if type(method.__self__) is str and method.__name__ in ("join", "replace"):
             method = getattr(Traced(method.__self__), method.__name__)
         return super().call_method(context, method, args, kwargs)
@@ -120,14 +120,14 @@ class Tracer(Sandbox):
     # ---- messages
 
     def _trace_message(self, message: Message, number: int) -> Message:
-        """A copy with traced strings. Roles stay plain: they name a message and are no text of it."""
+        """Copies a message with traced strings. Its role stays plain, since it is not part of the message's text."""
         return {
             trace(key, number, self.budget): value if key == "role" else trace(value, number, self.budget)
             for key, value in message.items()
         }
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An iteration over integers belongs to the first message that it finds by its integer."""
+        """Look up an item; an iteration over integers belongs to the first message indexed with its integer."""
         found = super().getitem(obj, argument)
         if type(argument) is int and self._loops:
             iteration = self._loops[-1].iteration
@@ -162,10 +162,10 @@ class Tracer(Sandbox):
 
 
 class _Annotating(NodeTransformer):
-    """Adds the nodes that leave marks, in place."""
+    """Adds the marking nodes to a tree, in place."""
 
     def __init__(self) -> None:
-        self._captures = 0  # around the current node
+        self._captures = 0  # how many captures enclose the current node
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
         self._captures += node.recursive

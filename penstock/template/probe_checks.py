@@ -1,8 +1,8 @@
-"""A template is tried on the probes before it is used: do the engines agree, and are the regions right?
+"""Checks a template on the probes before it is used: that the engines agree, and that the regions are right.
 
-Rendered are wrong where a word of a message lies in a piece of another one and one of both is an assistant's; they
-are not certain where a word of an assistant lies in no piece. Either way the template's regions are unknown.
-Costs about 0.1 s per template.
+Regions are wrong if a marker word of one message lies in a piece of another and either of them is an assistant message;
+they are uncertain if a word of an assistant lies in no piece. In both cases the template's regions are unknown. The
+checks take about 0.1 s per template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = tuple[bytes, bool, list[tuple[int, int, int]], list[tuple[int, int]], bool
 
 
 def rows(regions: Rendered) -> Iterator[Row]:
-    """Each row's text, whether its regions are known, its pieces and spans relative to the text, whether it failed."""
+    """Yields each row: its text, whether its regions are known, its pieces and spans in the text, whether it failed."""
     pieces: list[list[tuple[int, int, int]]] = [[] for _ in regions.text_ends]
     spans: list[list[tuple[int, int]]] = [[] for _ in regions.text_ends]
     begins = [0, *regions.text_ends.tolist()]
@@ -32,8 +32,8 @@ def rows(regions: Rendered) -> Iterator[Row]:
         yield text, bool(regions.known[row]), pieces[row], spans[row], row in regions.errors
 
 
-def disagreement(served: Rendered, expected: Rendered) -> str:
-    """Empty where the machine gave what the reference gave on every probe, else what differs first."""
+def first_difference(served: Rendered, expected: Rendered) -> str:
+    """The first difference between the engines on the probes, or an empty string."""
     for number, (one, other) in enumerate(zip(rows(served), rows(expected), strict=True)):
         for what, a, b in zip(("text", "knowledge", "pieces", "spans", "refusal"), one, other, strict=True):
             if a != b:
@@ -44,8 +44,8 @@ def disagreement(served: Rendered, expected: Rendered) -> str:
     return ""
 
 
-def doubt(rendered: Rendered, conversations: Sequence[Conversation]) -> str:
-    """Empty where every word lies in a piece of its own message, else what is wrong first."""
+def first_region_error(rendered: Rendered, conversations: Sequence[Conversation]) -> str:
+    """The first marker word that does not lie in a piece of its own message, or an empty string."""
     for number, (row, conversation) in enumerate(zip(rows(rendered), conversations, strict=True)):
         text, known, pieces, _, failed = row
         if failed or not known:

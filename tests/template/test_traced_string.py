@@ -1,4 +1,4 @@
-"""Laws of traced strings: they are the strings they were, and each character knows where it came from."""
+"""Laws of traced strings: they equal the original strings, and each character knows its origin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from penstock.template.jinja.budget import Budget
-from penstock.template.jinja.tracing import Span, Traced, concat, trace, traced
+from penstock.template.jinja.traced_string import Span, Traced, concat, trace, traced
 
 ALPHABET = "ab \n\té中"
 Owners = list[int | None]
 
 
 def owners(text: str) -> Owners:
-    """Whose each character is."""
+    """The owner of each character."""
     found: Owners = [None] * len(text)
     for start, end, message, _ in text.spans if isinstance(text, Traced) else ():
         assert 0 <= start < end <= len(text)
@@ -35,7 +35,7 @@ def strings(draw: st.DrawFn, alphabet: str = ALPHABET) -> Traced:
 
 
 class Pair:
-    """A string as (character, owner), cut and joined by hand."""
+    """A string as (character, owner) pairs, the model for slicing and joining."""
 
     def __init__(self, text: str) -> None:
         self.items = list(zip(str.__str__(text), owners(text), strict=True))
@@ -101,7 +101,7 @@ def test_pieces_keep_the_origin_of_each_character(name: str, text: Traced) -> No
     pieces, expected = CUTS[name](text), CUTS[name](str.__str__(text))
     assert pieces == expected
     whole, position = Pair(text), 0
-    for piece in pieces:  # in order: each is found behind the one before it
+    for piece in pieces:  # in order: each occurs after the previous one
         starts = (start for start in range(position, len(text) + 1) if whole.holds(piece, start))
         start = next(starts, None)
         assert start is not None
@@ -109,7 +109,7 @@ def test_pieces_keep_the_origin_of_each_character(name: str, text: Traced) -> No
 
 
 @given(strings(), strings(), st.text(ALPHABET, max_size=4))
-def test_sums(left: Traced, right: Traced, plain: str) -> None:
+def test_concatenation(left: Traced, right: Traced, plain: str) -> None:
     for found, parts in ((left + right, (left, right)), (left + plain, (left, plain)), (plain + right, (plain, right))):
         check(found, "".join(map(str.__str__, parts)))
         assert owners(found) == owners(parts[0]) + owners(parts[1])
@@ -126,9 +126,7 @@ def test_joins(separator: Traced, items: list[str]) -> None:
 
 
 @given(strings("ab"), st.text("ab", max_size=2), strings("xy"), st.integers(-1, 4))
-def test_replaced_text_keeps_its_own_origin_and_that_of_the_rest(
-    text: Traced, old: str, new: Traced, count: int
-) -> None:
+def test_replace_keeps_the_origin_of_new_and_remaining_text(text: Traced, old: str, new: Traced, count: int) -> None:
     found = text.replace(old, new, count)
     check(found, str.__str__(text).replace(old, new, count))
     kept = [owner for character, owner in zip(found, owners(found), strict=True) if character in "ab"]
@@ -158,14 +156,14 @@ LOST: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_what_rewrites_text_gives_a_plain_string(name: str) -> None:
+def test_rewriting_text_returns_a_plain_string(name: str) -> None:
     text = trace("a b", 1, Budget())
     found = LOST[name](text)
     assert type(found) is str
     assert found == LOST[name]("a b")
 
 
-def test_values_are_traced_at_any_depth_and_equal_to_what_they_were() -> None:
+def test_nested_values_are_traced_and_compare_equal() -> None:
     value = {"a": ["x", {"b": ("y", 1, None, "")}], 5: True}
     found = trace(value, 3, Budget())
     assert found == value
@@ -184,7 +182,7 @@ def test_printing_and_markup() -> None:
         text + 1
 
 
-def test_neighbouring_spans_of_a_message_are_one() -> None:
+def test_adjacent_spans_of_a_message_are_merged() -> None:
     budget = Budget()
     parts = [trace("a", 1, budget), trace("b", 1, budget), "c", trace("d", 2, budget)]
     assert concat(parts).spans == (Span(0, 2, 1), Span(3, 4, 2))

@@ -45,12 +45,12 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """transformers' filter: no HTML escapes."""
+    """transformers' `tojson` filter, which does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def indent(s: Any, *args: Any, **kwargs: Any) -> str:
-    """jinja2's filter, which appends a newline to a list of the row before it fails on it."""
+    """jinja2's `indent` filter on a copy: given a list, it would modify the row before it fails."""
     text: Any = s.copy() if isinstance(s, list) else s
     return do_indent(text, *args, **kwargs)
 
@@ -60,13 +60,13 @@ def raise_exception(message: str) -> NoReturn:
     raise jinja2.exceptions.TemplateError(message)
 
 
-def unpredictable(*_: Any, **__: Any) -> NoReturn:
-    """The filter `random` and the function `lipsum`."""
+def refuse_random(*_: Any, **__: Any) -> NoReturn:
+    """Stands in for the filter `random` and the function `lipsum`, and refuses."""
     raise SecurityError("`random` and `lipsum` print something else each time; they are not available")
 
 
 class TemplateDict:
-    """`dict(...)` for templates, without the type's attributes."""
+    """`dict(...)` for templates, without the other attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -76,9 +76,9 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """`namespace(...)` for templates, without underscore names."""
+    """`namespace(...)` for templates; refuses attributes with a leading underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=…)` works, as jinja2's own
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=…)` works, as in jinja2
         self, rest = args[0], args[1:]
         attributes = dict(*rest, **kwargs)
         for name in attributes:

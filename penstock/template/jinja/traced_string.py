@@ -1,8 +1,8 @@
 """Strings that know which message each of their characters comes from.
 
-A `Traced` string is an ordinary string to a template. What cuts it up or puts it together keeps the origin of every
-character; what rewrites characters (`upper`, `tojson`, `%`, …) gives a plain string. Cost: about a microsecond for each
-run of characters with one origin, charged to the render's budget.
+To a template, a `Traced` string is an ordinary string. Operations that slice or join it keep the origin of every
+character; operations that rewrite characters (`upper`, `tojson`, `%`, …) return a plain string. Each run of characters
+with one origin costs about a microsecond, which is charged to the render's budget.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from penstock.template.jinja.budget import Budget
 
-SPAN: Final = 128  # what a new span costs, in characters
+SPAN: Final = 128  # cost of a new span, in characters
 _END: Final = 1 << 62
 
 
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Traced(str):
-    """A string with the spans of it that belong to messages: sorted, apart, none empty."""
+    """A string with the spans that belong to messages: sorted, disjoint and never empty."""
 
     __slots__ = ("budget", "spans")
     spans: tuple[Span, ...]
@@ -44,7 +44,7 @@ class Traced(str):
         return self  # so that printing keeps the spans
 
     def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[Span]:
-        """The spans of a part, which is about to stand at `to`."""
+        """The spans of a part, shifted to begin at `to`."""
         shift = to - start
         for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
             first, last, message, looped = self.spans[number]
@@ -58,11 +58,11 @@ class Traced(str):
             return self
         spans = tuple(self.spans_between(start, end))
         if self.budget is not None:
-            self.budget.make(SPAN * (len(spans) + 1))
+            self.budget.allocate(SPAN * (len(spans) + 1))
         return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget)
 
     def _cut_all(self, pieces: Iterable[str], gap: int = 0) -> list[str]:
-        """The pieces, which stand here in this order with gaps between them."""
+        """Cuts out consecutive pieces, with `gap` characters between them."""
         found: list[str] = []
         position = 0
         for piece in pieces:
@@ -76,7 +76,7 @@ class Traced(str):
         if isinstance(key, slice):
             start, end, step = key.indices(len(self))
             return self.cut(start, max(start, end)) if step == 1 else str.__getitem__(self, key)
-        str.__getitem__(self, key)  # where it fails
+        str.__getitem__(self, key)  # raises the usual errors
         index = key.__index__() % len(self)
         return self.cut(index, index + 1)
 
@@ -144,11 +144,11 @@ class Traced(str):
 
     def join(self, iterable: Iterable[str], /) -> str:
         items = list(iterable)
-        str.join(self, items)  # where it fails
+        str.join(self, items)  # raises the usual errors
         return concat(part for number, item in enumerate(items) for part in ((self, item) if number else (item,)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        str.replace(self, old, new, count)  # where it fails
+        str.replace(self, old, new, count)  # raises the usual errors
         times = count.__index__()
         if not old:
             return traced(new).join(self._characters(times))
@@ -161,18 +161,18 @@ class Traced(str):
         return _assemble(parts[:-1])
 
     def _characters(self, count: int) -> list[str]:
-        """The pieces between which replacing `""` inserts: each character, up to the last insertion."""
+        """The pieces between which `replace("", …)` inserts: single characters, then the rest."""
         times = min(count, len(self) + 1) if count >= 0 else len(self) + 1
         return ["", *(self[index] for index in range(times - 1)), self.cut(times - 1, _END)] if times else [self]
 
 
 def concat(parts: Iterable[str]) -> Traced:
-    """The parts joined, with the spans of those that are traced."""
+    """Joins parts, keeping the spans of traced ones."""
     return _assemble([(part, 0, len(part)) for part in parts])
 
 
 def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
-    """Parts (string, start, length) joined; a first part that is whole keeps its spans as they are."""
+    """Joins parts (string, start, length); the spans of a complete first part are reused."""
     spans: list[Span] = []
     texts: list[str] = []
     budget = None
@@ -190,12 +190,12 @@ def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
         size += length
     if budget is not None:
         reused = len(parts[0][0].spans) if isinstance(parts[0][0], Traced) else 0
-        budget.make(len(spans) + max(0, len(spans) - reused) * SPAN)
+        budget.allocate(len(spans) + max(0, len(spans) - reused) * SPAN)
     return Traced("".join(texts), spans, budget)
 
 
 def add_span(spans: list[Span], span: Span) -> None:
-    """Append a span, or lengthen the last one."""
+    """Appends a span, or extends the last one."""
     start, end, message, looped = span
     if start == end:
         return
@@ -208,12 +208,12 @@ def add_span(spans: list[Span], span: Span) -> None:
 
 
 def traced(text: str) -> Traced:
-    """The same text, as a string that can be joined with traced ones."""
+    """Converts a text to a traced string."""
     return text if isinstance(text, Traced) else Traced(text)
 
 
 def trace(value: Any, message: int, budget: Budget) -> Any:
-    """A value made of JSON types, all of its strings traced to a message."""
+    """Copies a JSON value with all of its strings traced to a message."""
     if isinstance(value, str):
         return Traced(value, (Span(0, len(value), message),) if value else (), budget)
     if isinstance(value, dict):
@@ -228,5 +228,5 @@ def _end_of(span: Span) -> int:
 
 
 def _joins(other: object) -> bool:
-    """Whether `+` is a plain join: Markup does it its own way."""
+    """Whether `+` is plain concatenation; `Markup` escapes the other operand."""
     return isinstance(other, str) and not isinstance(other, Markup)
