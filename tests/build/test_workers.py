@@ -23,7 +23,7 @@ from penstock.build.progress import Progress
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.build.slices.state import SliceState
-from penstock.build.workers.overlap import Behind
+from penstock.build.workers.overlap import Overlap
 from penstock.chat.formats_detect import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows
@@ -117,25 +117,25 @@ def test_ends_run_behind_and_are_told_in_order() -> None:
 
         return end
 
-    with Behind[int]() as behind:
+    with Overlap[int]() as overlap:
         for number in range(5):
-            behind.do(partial(begin, number), told.append)
+            overlap.run(partial(begin, number), told.append)
             assert told == list(range(number))
     assert told == list(range(5))
 
 
 def test_what_was_begun_before_an_error_is_told() -> None:
     told: list[int] = []
-    with pytest.raises(ZeroDivisionError), Behind[int]() as behind:
-        behind.do(lambda: lambda: 1, told.append)
-        behind.do(lambda: 1 // 0, told.append)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ZeroDivisionError), Overlap[int]() as overlap:
+        overlap.run(lambda: lambda: 1, told.append)
+        overlap.run(lambda: 1 // 0, told.append)  # type: ignore[arg-type,return-value]
     assert told == [1]
 
 
 def test_the_earlier_error_comes_first() -> None:
-    with pytest.raises(KeyError) as caught, Behind[int]() as behind:
-        behind.do(lambda: lambda: {}["earlier"], print)
-        behind.do(lambda: 1 // 0, print)  # type: ignore[arg-type,return-value]
+    with pytest.raises(KeyError) as caught, Overlap[int]() as overlap:
+        overlap.run(lambda: lambda: {}["earlier"], print)
+        overlap.run(lambda: 1 // 0, print)  # type: ignore[arg-type,return-value]
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
