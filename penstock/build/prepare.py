@@ -29,9 +29,8 @@ from penstock.build.workers.limits import worker_count
 from penstock.build.workers.pool import Setup, lazy_job, run_in_process, run_workers
 from penstock.build.workers.process import Task
 from penstock.build.workers.sharing import Sharing
-from penstock.chat.formats import Format
-from penstock.chat.formats_detect import detect, format_columns
-from penstock.chat.formats_json import parse_row
+from penstock.chat.formats import Format, detect, format_columns
+from penstock.chat.json_rows import parse_row
 from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native

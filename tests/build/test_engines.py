@@ -15,7 +15,7 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import assistant, calls, returns, user

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.chat.notes import Note, of_runs, reason_and_remedy, to_runs, told
+from penstock.chat.notes import Note, describe_note, reason_and_remedy, rows_to_runs, runs_to_rows
 from penstock.errors import RowError
 from tests.cli.test_cli import run
 
@@ -56,10 +56,10 @@ def test_a_weight_of_a_part_is_refused(key: str, write_rows: Any, tokenizer: Pat
 
 def test_every_note_is_told_in_one_line() -> None:
     for note in Note:
-        line = told(note.value, 1234)
+        line = describe_note(note.value, 1234)
         assert line.startswith("1,234 ") and "\n" not in line and note.value + " " not in line.partition(":")[0]
-    assert told("label_false", 1).startswith("1 row: the column 'label' is false")
-    assert told("of another version", 2) == "2 rows: of another version"
+    assert describe_note("label_false", 1).startswith("1 row: the column 'label' is false")
+    assert describe_note("of another version", 2) == "2 rows: of another version"
 
 
 # ---- what templates drop, by both engines alike
@@ -162,7 +162,7 @@ def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Pa
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         (ROWS[1], "rows.jsonl:2: the template never shows the tools. Use one that prints them (--template)"),
         (ROWS[6], "rows.jsonl:2: the template drops the name of a speaker. Use one that prints it"),
@@ -171,7 +171,7 @@ def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Pa
     ],
 )
 def test_what_is_dropped_can_be_an_error(
-    row: dict[str, Any], told: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+    row: dict[str, Any], expected: str, write_rows: Any, tokenizer: Path, tmp_path: Path
 ) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)
@@ -179,14 +179,14 @@ def test_what_is_dropped_can_be_an_error(
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "cache": tmp_path / "c"}
     with pytest.raises(RowError) as caught:
         ps.prepare(source, **options, on_dropped="error")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert len(ps.prepare(source, **options)) == 2  # the slice is reused
     with pytest.raises(RowError) as caught:
         ps.prepare(source, **options, on_dropped="error")  # and refused when the dataset is there
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     done = run("prepare", source, "--tokenizer", tokenizer, "--template", template, "--cache", tmp_path / "c",
                "--on-dropped", "error")  # fmt: skip
-    assert done.returncode == 1 and told.partition(":2: ")[2][:30] in done.stderr
+    assert done.returncode == 1 and expected.partition(":2: ")[2][:30] in done.stderr
     ps.prepare(write_rows([chat()], name="good.jsonl"), **options, on_dropped="error")
 
 
@@ -238,8 +238,8 @@ def test_notes_of_parquet_are_those_of_json_lines(write_rows: Any, tokenizer: Pa
 
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted))
 def test_runs_are_exact(rows: list[int]) -> None:
-    runs = to_runs(np.array(rows, np.int64))
-    assert of_runs(runs).tolist() == rows
+    runs = rows_to_runs(np.array(rows, np.int64))
+    assert runs_to_rows(runs).tolist() == rows
     assert all(a < b for a, b in pairwise(runs)), "runs are as long as they can be"
 
 

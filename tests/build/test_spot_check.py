@@ -17,7 +17,7 @@ from penstock.build.prepare import Builder, Outcome
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Part
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.native import RenderedBatch
 from penstock.sources import SliceRows
 from penstock.template.machine import Machine

@@ -24,7 +24,7 @@ from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.build.slices.state import SliceState
 from penstock.build.workers.overlap import Overlap
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer

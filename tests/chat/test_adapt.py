@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from penstock.chat.adapt import Adapter
 from penstock.chat.adapt_probes import Needs
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 from penstock.template.renderer import TemplateRenderer

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.formats import Format, FormatOptions, Mapping
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import Format, FormatOptions, Mapping, detect
 from penstock.errors import SourceError, UsageError
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chat.conversation import Role
-from penstock.chat.formats import FormatOptions
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import FormatOptions, detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 

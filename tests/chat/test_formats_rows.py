@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.formats import FormatOptions
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import FormatOptions, detect
 from penstock.chat.rows import RowReader
 
 

@@ -16,7 +16,7 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Part
-from penstock.chat.notes import Note, to_runs
+from penstock.chat.notes import Note, rows_to_runs
 from penstock.encode.memory import resident_bytes
 from penstock.regions.modes import TurnsMode
 from penstock.sources import Slice, SliceRows, TextRows, read_rows
@@ -87,7 +87,7 @@ class SliceJob:
             "notes": _counts(result),
             "warnings": self.pipeline.warnings,
         }
-        noted = {note.value: to_runs(rows) for note, rows in sorted(result.noted.items())}
+        noted = {note.value: rows_to_runs(rows) for note, rows in sorted(result.noted.items())}
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}, noted))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
