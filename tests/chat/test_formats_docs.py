@@ -1,4 +1,4 @@
-"""The examples of docs/formats.md are true."""
+"""The examples in docs/formats.md are correct."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shown(conversation: Conversation) -> list[Any]:
 
 
 @pytest.mark.parametrize(("row", "expected"), EXAMPLES)
-def test_an_example_reads_as_shown(row: str, expected: str) -> None:
+def test_examples_read_as_shown(row: str, expected: str) -> None:
     conversations = RowReader(detect([json.loads(row)])).conversations(row.encode())
     assert [shown(conversation) for conversation in conversations] == [
         json.loads(line) for line in expected.splitlines()
