@@ -94,8 +94,8 @@ def test_turns_equal_transformers(prepare: Callable[..., ps.Dataset], oracle: An
     ds = prepare(CHATS, template, regions="structure", dropped_tool_calls="keep", on_bad_row="quarantine")
     result = check(ds, Truth(oracle, template))
     assert result.wrong == []
-    told = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
-    assert result.turns == result.trained or told or ds.ledger["regions_unknown"]
+    noted = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
+    assert result.turns == result.trained or noted or ds.ledger["regions_unknown"]
 
 
 def test_rewritten_turns_get_chains(prepare: Callable[..., ps.Dataset]) -> None:

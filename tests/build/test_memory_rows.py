@@ -137,7 +137,7 @@ def test_a_tokenizer_object_gives_the_ids_of_its_folder(rows: Rows, tokenizer: P
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "told"),
+    ("source", "error", "expected"),
     [
         ([{"text": "a"}, "b"], SourceError, r"<list>:2: a row is a str \('b'\), not a dict"),
         ([{"text": {1, 2}}], SourceError, "<list>:1: the row can't be written as JSON"),
@@ -148,9 +148,9 @@ def test_a_tokenizer_object_gives_the_ids_of_its_folder(rows: Rows, tokenizer: P
     ],
 )
 def test_objects_that_are_not_rows_are_refused(
-    source: Any, error: type[Exception], told: str, tokenizer: Path, tmp_path: Path
+    source: Any, error: type[Exception], expected: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         ps.prepare(source, tokenizer=tokenizer, cache=tmp_path)
 
 
