@@ -29,7 +29,7 @@ from penstock.build.recipe import make_recipe
 from penstock.build.slices import pipeline as pipeline_module
 from penstock.build.slices.batch import encode_texts
 from penstock.build.slices.pipeline import Pipeline
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.regions.segments import Segments
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.chat.formats import FormatOptions, Mapping
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import FormatOptions, Mapping, detect
 
 ROOT: Final = Path(__file__).parent.parent
 

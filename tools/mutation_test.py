@@ -131,8 +131,7 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
 
     from benchmarks.models import trl_templates
     from penstock.chat.adapt import Adapter
-    from penstock.chat.formats import FormatOptions
-    from penstock.chat.formats_detect import detect
+    from penstock.chat.formats import FormatOptions, detect
     from penstock.template.jinja.reference import Reference
     from penstock.template.machine import Machine, can_read, row_layout
 

@@ -1,1 +1,7 @@
-"""Slices in, shards and a manifest out: workers, resume, ledger, spot check."""
+"""Builds datasets: turns slices of the sources into shards, and commits a manifest that lists them.
+
+`prepare.Builder` takes sources and `PrepareOptions`, and returns an `Outcome` with the stored dataset. It reuses the
+shards that are in the cache, prepares the missing slices in this process or in worker processes, and commits the
+manifest last, so a killed build resumes where it stopped. The sub-packages prepare one slice (`slices`), compare
+results with the reference engines (`checks`) and distribute slices over processes (`workers`).
+"""

@@ -1,4 +1,4 @@
-"""The manifest of a finished build: shards in order, the sum of their ledgers, committed last of all."""
+"""Writes the manifest of a finished build: its shards in order and the sum of their ledgers. It is committed last."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.store.manifest import COUNTS, Manifest, ShardTable
 from penstock.store.shard import read_shard
 
 
-class Placed(Protocol):
-    """A slice, as far as a manifest describes it."""
+class SliceEntry(Protocol):
+    """The properties of a slice that a manifest records."""
 
     @property
     def file(self) -> int: ...  # ordinal of the source
@@ -32,15 +32,15 @@ class Placed(Protocol):
     def digest(self) -> str: ...
 
 
-def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Placed]) -> Manifest:
-    """The dataset's manifest, put in place."""
+def commit_dataset(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[SliceEntry]) -> Manifest:
+    """Builds the dataset's manifest and commits it."""
     manifest = manifest_of(cache, key, recipe, names, slices)
     manifest.commit(cache)
     return manifest
 
 
-def manifest_of(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[Placed]) -> Manifest:
-    """The manifest of shards that were prepared by a recipe."""
+def manifest_of(cache: Cache, key: str, recipe: Recipe, names: list[str], slices: Sequence[SliceEntry]) -> Manifest:
+    """Returns the manifest of shards that were prepared with a recipe."""
     preference = recipe.mapping.format is Format.PREFERENCE
     return make_manifest(cache, key, recipe.as_json(), names, slices, preference=preference)
 
@@ -50,14 +50,14 @@ def make_manifest(
     key: str,
     recipe: Mapping[str, Any],
     names: list[str],
-    slices: Sequence[Placed],
+    slices: Sequence[SliceEntry],
     *,
     preference: bool,
 ) -> Manifest:
-    """The manifest of committed shards: their counts in order, and the sum of their ledgers."""
+    """Returns the manifest of committed shards: their counts in order, and the sum of their ledgers."""
     notes = [cache.shard_note(name) for name in names]
     ledgers: list[Any] = []
-    proved = 0
+    checked = 0
     lengths: Counter[int] = Counter()
     first_noted: dict[str, list[int]] = {}
     for name, part in zip(names, slices, strict=True):
@@ -65,9 +65,9 @@ def make_manifest(
         ledgers.append(meta.ledger)
         for note, runs in meta.noted.items():
             first_noted.setdefault(note, [part.file, part.first_row + runs[0]])
-        proved += len(meta.proof["rows"])
-        found, counts = np.unique(sizes(columns), return_counts=True)
-        lengths.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        checked += len(meta.proof["rows"])
+        distinct, counts = np.unique(sizes(columns), return_counts=True)
+        lengths.update(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
     table = ShardTable(
         names=names,
         slices=[s.digest for s in slices],
@@ -80,11 +80,11 @@ def make_manifest(
         tokens=[ledger["tokens"] for ledger in ledgers],
     )
     ledger = _summed(ledgers) | {"lengths": _percentiles(lengths), "first_noted": first_noted}
-    return Manifest(key, recipe, table, ledger, {"rows": proved}, preference)
+    return Manifest(key, recipe, table, ledger, {"rows": checked}, preference)
 
 
 def _summed(ledgers: list[Any]) -> dict[str, Any]:
-    """The ledger of a dataset: the sum of its slices'."""
+    """Sums the ledgers of slices to the ledger of the dataset."""
     total: dict[str, Any] = {name: sum(ledger[name] for ledger in ledgers) for name in COUNTS}
     for name in ("rejected", "notes"):
         total[name] = dict(sorted(sum((Counter(ledger[name]) for ledger in ledgers), Counter()).items()))
@@ -93,11 +93,11 @@ def _summed(ledgers: list[Any]) -> dict[str, Any]:
 
 
 def _percentiles(lengths: Counter[int]) -> dict[str, int]:
-    """How long examples are, in tokens, given how many there are of each length."""
+    """Computes percentiles of example lengths in tokens from the number of examples of each length."""
     if not lengths:
         return {}
-    found = sorted(lengths)
-    upto = np.cumsum([lengths[length] for length in found])
-    places = np.ceil((upto[-1] - 1) * np.array((0.5, 0.9, 0.99, 1.0))).astype(np.int64)
-    shares = [found[number] for number in np.searchsorted(upto, places, side="right").tolist()]
-    return dict(zip(("p50", "p90", "p99", "max"), shares, strict=True))
+    distinct = sorted(lengths)
+    cumulative = np.cumsum([lengths[length] for length in distinct])
+    ranks = np.ceil((cumulative[-1] - 1) * np.array((0.5, 0.9, 0.99, 1.0))).astype(np.int64)
+    values = [distinct[number] for number in np.searchsorted(cumulative, ranks, side="right").tolist()]
+    return dict(zip(("p50", "p90", "p99", "max"), values, strict=True))

@@ -1,9 +1,9 @@
-"""Which date a dated template prints: the one the same data was first prepared with, unless another is asked for.
+"""Remembers the date that a dated template printed when the same data was first prepared.
 
-A small file in the cache, named by the recipe without its date and by the first slice, holds the date. It is written
-before the first shard, so a build that is killed before midnight goes on with its date after it, rows that are
-appended on another day cost their own slices only, and a copy of the data hits. It is honoured as long as the first
-shard with that date is there, or the build may still be under way.
+Without `--date`, that date is used again. A small file in the cache holds it; its name is a digest of the recipe
+without its date and of the first slice. The file is written before the first shard, so a build that is killed before
+midnight resumes with the same date, appending rows on another day only prepares the new slices, and a copy of
+the data is a hit. The date is used as long as the first shard with that date exists, or the build may still be running.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.store.cache import Cache
 from penstock.store.files import digest, read_regular
 from penstock.store.manifest import shard_name
 
-UNDER_WAY = datetime.timedelta(days=1)  # a build without its first shard yet is this young
+MAX_AGE = datetime.timedelta(days=1)  # of a build that has not committed its first shard
 
 
 def earlier_date(cache: Cache, recipe: Recipe, first: Slice) -> datetime.date | None:
-    """The date that data beginning with this slice was prepared with before, if it is another one."""
+    """Returns the date that data starting with this slice was prepared with before, if it differs from the recipe's."""
     if recipe.date is None:
         return None
     try:
@@ -33,16 +33,16 @@ def earlier_date(cache: Cache, recipe: Recipe, first: Slice) -> datetime.date | 
         return None
     if found == recipe.date:
         return None
-    begun = cache.has_shard(shard_name(replace(recipe, date=found).digest, first.digest))
-    return found if begun or abs(recipe.date - found) <= UNDER_WAY else None
+    has_shard = cache.has_shard(shard_name(replace(recipe, date=found).digest, first.digest))
+    return found if has_shard or abs(recipe.date - found) <= MAX_AGE else None
 
 
 def remember_date(cache: Cache, recipe: Recipe, first: Slice, *, overwrite: bool) -> None:
-    """Note the date of a build that begins; an earlier date that still serves stays noted, unless `overwrite`."""
+    """Records the date of a build that starts. An earlier date that is still valid is kept, unless `overwrite`."""
     if recipe.date is None or not (overwrite or earlier_date(cache, recipe, first) is None):
         return
     path = _path(cache, recipe, first)
-    with contextlib.suppress(StoreError, OSError):  # a convenience
+    with contextlib.suppress(StoreError, OSError):  # the build works without it
         given = recipe.date.isoformat().encode()
         if not path.exists() or read_regular(path) != given:
             cache.tree.write(path, given, "date", durable=False)

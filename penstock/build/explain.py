@@ -1,7 +1,7 @@
-"""Why is it not a hit? Finds the dataset nearest to what `prepare` would make, and names what differs.
+"""Explains a cache miss: finds the dataset nearest to what `prepare` would build, and lists the differences.
 
-Reads the sources if they are not known yet, encodes nothing. Slices are compared under the other dataset's recipe:
-a shard's name is a digest of recipe and slice, so the same rows can be told even where the recipe differs.
+Reads sources that were not read before; encodes nothing. Slices are compared under the other dataset's recipe:
+a shard's name is a digest of recipe and slice, so equal rows are recognised even if the recipes differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.store.upkeep.listing import dataset_folders, last_use
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`hit`: the dataset is there, under `key`. Else `nearest` is the most similar one, if there is any."""
+    """Whether the dataset `key` is in the cache; if not, the most similar one (`nearest`) and how it differs."""
 
     hit: bool
     key: str
@@ -38,20 +38,20 @@ class Explanation:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     manifest: Manifest
-    parts: int  # of the recipe that differ
-    shared: int  # slices of ours that it has, whatever the recipe
+    parts: int  # parts of the recipe that differ
+    shared: int  # our slices that it also has, under any recipe
     to_encode: int
     used: float
 
     def distance(self) -> tuple[int, bool, int, int, float]:
-        """What is least work first; then the same rows made differently before other rows made alike."""
+        """Sorts by the slices left to encode; then equal rows with another recipe come before other rows."""
         return self.to_encode, self.shared == 0, self.parts, -self.shared, -self.used
 
 
 def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanation:
-    """Say whether `prepare` would hit, and if not, why."""
+    """Reports whether `prepare` would be a hit, and if not, why."""
     builder = Builder(sources, options, None)
-    slices = builder.look()
+    slices = builder.find_slices()
     recipe = builder.recipe
     key = dataset_key(recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
     names = [shard_name(recipe.digest, s.digest) for s in slices]
@@ -62,21 +62,21 @@ def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanati
         for manifest, used in _manifests(builder.cache)
         if manifest.key != key
     ]
-    here = _whole(builder.cache, key)
-    if here and found == len(slices):
+    has_manifest = _has_manifest(builder.cache, key)
+    if has_manifest and found == len(slices):
         return Explanation(True, key, len(slices), found, notices=notices)
-    if here:
-        what = f"cache: {len(slices) - found} of {len(slices)} shards of this dataset are gone or bad"
+    if has_manifest:
+        what = f"cache: {len(slices) - found} of {len(slices)} shards of this dataset are missing or damaged"
         return Explanation(False, key, len(slices), found, key, (what,), notices)
     if not candidates:
         return Explanation(False, key, len(slices), found, notices=notices)
     nearest = min(candidates, key=_Candidate.distance)
-    said = recipe_differences(nearest.manifest.recipe, recipe.as_json(), partial(_tokenizer, builder))
-    differences = _with_slices(said, nearest, slices)
+    in_recipe = recipe_differences(nearest.manifest.recipe, recipe.as_json(), partial(_tokenizer, builder))
+    differences = _with_slices(in_recipe, nearest, slices)
     return Explanation(False, key, len(slices), found, nearest.manifest.key, tuple(differences), notices)
 
 
-def _whole(cache: Cache, key: str) -> bool:
+def _has_manifest(cache: Cache, key: str) -> bool:
     try:
         return read_manifest(cache.dataset_path(key) / "manifest.json").key == key
     except StoreError:
@@ -89,7 +89,7 @@ def _manifests(cache: Cache) -> list[tuple[Manifest, float]]:
         try:
             found.append((read_manifest(folder / "manifest.json"), last_use(folder)))
         except StoreError:
-            continue  # `cache ls` and `cache verify` name it; here it is just not near
+            continue  # `cache ls` and `cache verify` report it
     return found
 
 
@@ -115,7 +115,7 @@ def _tokenizer(builder: Builder, name: str) -> bytes | None:
 
 
 def _with_slices(recipe: list[str], nearest: _Candidate, slices: Sequence[Slice]) -> list[str]:
-    """What differs, the rows included; "date only" where that is all."""
+    """Adds the differences between the slices; a date that differs alone is reported as "date only"."""
     total, before = len(slices), len(nearest.manifest.shards.names)
     differences = list(recipe)
     if nearest.shared < total:
@@ -124,13 +124,13 @@ def _with_slices(recipe: list[str], nearest: _Candidate, slices: Sequence[Slice]
         differences.append(f"source: {before - total} of {before} slices gone")
     elif total > before:
         differences.append(f"source: {total - before} of {total} slices repeated")
-    elif not _same_places(nearest.manifest, slices):
+    elif not _same_order(nearest.manifest, slices):
         differences.append("source: the same slices in another order, or in other files")
     if len(differences) == 1 and differences[0].startswith("date: "):
         return [f"date only: {differences[0].removeprefix('date: ')}"]
     return differences
 
 
-def _same_places(manifest: Manifest, slices: Sequence[Slice]) -> bool:
+def _same_order(manifest: Manifest, slices: Sequence[Slice]) -> bool:
     theirs = recipe_digest(manifest.recipe)
     return dataset_key(theirs, [(part.file, part.first_row, part.digest) for part in slices]) == manifest.key

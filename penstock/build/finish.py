@@ -1,4 +1,4 @@
-"""The end of a build or hit: the notes beside the dataset, the file of rows set aside, the outcome for machines."""
+"""Finishes a build or hit: writes the dataset's notes and the quarantine file, and the outcome as JSON."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ log = logging.getLogger("penstock")
 
 
 def usable_manifest(cache: Cache, key: str) -> Manifest | None:
-    """The manifest of a dataset, unless it is missing, damaged or not ours to read: then it is to be made again."""
+    """Returns a dataset's manifest, or None if it is missing, damaged or unreadable and must be rebuilt."""
     path = cache.dataset_path(key) / "manifest.json"
     if not is_readable_file(path):
         return None
     try:
         manifest = read_manifest(path)
     except CorruptError as error:
-        log.warning("%s; it is made again", error)
+        log.warning("%s; rebuilding it", error)
         return None
     return manifest if manifest.key == key else None
 
 
 def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Slice], tokenizer: str) -> None:
-    """Keep beside the dataset from where it was last prepared, so that examples can be traced to their rows."""
+    """Records beside the dataset which files it was last prepared from, so that examples can be traced to rows."""
     notes = canonical(
         {
             "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
@@ -51,12 +51,12 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
     with contextlib.suppress(OSError):
         if read_regular(path) == notes:
             return
-    with contextlib.suppress(StoreError):  # a convenience; others' caches may be read-only
+    with contextlib.suppress(StoreError):  # optional: other users' caches may be read-only
         cache.tree.write(path, notes, "notes", durable=False)
 
 
-def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
-    """`file:line` of rows of a slice. Lines are counted in the file, for a shard knows its slice alone."""
+def row_locations(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
+    """Returns `file:line` for rows of a slice. Counts lines in the file, since a shard only knows row numbers."""
     if not rows:
         return []
     if part.first_line is None:  # rows are counted instead of lines
@@ -69,15 +69,15 @@ def row_places(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
 def write_quarantine(
     cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], target: Path | None
 ) -> Path:
-    """The rejected rows as JSON lines: where, why, and the row itself."""
-    from penstock.store.shard import read_shard  # needs pyarrow, which a hit without such rows does without
+    """Writes the rejected rows as JSON lines: location, reason, and the row itself."""
+    from penstock.store.shard import read_shard  # imports pyarrow, which a hit without rejected rows doesn't need
 
     path = (target or cache.dataset_path(manifest.key) / "quarantine.jsonl").absolute()
     lines: list[bytes] = []
     for name, part in zip(manifest.shards.names, slices, strict=True):
         rejected = read_shard(cache.shard_path(name))[1].rejected
-        places = row_places(sources.files[part.file], part, [entry["row"] for entry in rejected])
-        for where, entry in zip(places, rejected, strict=True):
+        locations = row_locations(sources.files[part.file], part, [entry["row"] for entry in rejected])
+        for where, entry in zip(locations, rejected, strict=True):
             lines.append(orjson.dumps({"where": where, **entry, "row": part.first_row + entry["row"]}))
     data = b"\n".join(lines) + b"\n"
     with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def write_quarantine(
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome for machines."""
+    """Returns the outcome as a JSON object."""
     dataset, progress = outcome.dataset, outcome.progress
     counts = {f.name: getattr(progress, f.name) for f in fields(progress) if f.name not in ("started", "waiting")}
     build = {**counts, "engines": {stage: dict(why) for stage, why in progress.engines.items()}}

@@ -1,8 +1,7 @@
-"""Rows that are in no file, kept in the cache by their content: `inputs/ab/b3-….jsonl`.
+"""Stores rows that don't come from a file (in memory, standard input) in the cache: `inputs/ab/b3-….jsonl`.
 
-A worker, a later hit and `Dataset.conversation` read them from there as from any other file. The name is the digest of
-the bytes, which is compared again before a file is used: neither a power failure nor another user can put other rows
-in place of those that were given.
+Workers, later hits and `Dataset.conversation` read them like any other file. The name is the digest of the bytes, and
+it is verified before a file is reused, so neither a power failure nor another user can substitute other rows.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from penstock.build.place import Place, spare_place
+from penstock.build.location import CacheLocation, temporary_cache
 from penstock.errors import UsageError
 from penstock.sources.discover import NamedFile
 from penstock.sources.memory import STDIN, Held, flattened, held
@@ -24,8 +23,8 @@ from penstock.store.files import explain_os_errors, fault, file_digest, is_reada
 from penstock.store.tree import temporary_name
 
 
-def with_inputs(sources: Iterable[object], place: Place) -> list[str | Path | NamedFile]:
-    """The sources, with files in place of rows that are in none."""
+def store_inputs(sources: Iterable[object], location: CacheLocation) -> list[str | Path | NamedFile]:
+    """Returns the sources, after writing rows that are in no file to files in the cache."""
     found: list[str | Path | NamedFile] = []
     given = list(flattened(sources))
     if sum(isinstance(source, str) and source == STDIN for source in given) > 1:
@@ -36,14 +35,14 @@ def with_inputs(sources: Iterable[object], place: Place) -> list[str | Path | Na
             assert isinstance(source, str | os.PathLike)
             found.append(source if isinstance(source, str) else Path(source))
         else:
-            # A cache that can only be read still serves hits; the rows are then kept where a build would move to.
-            cache = place.cache if place.obstacle is None else spare_place(place).cache
-            found.append(NamedFile(kept(cache, rows), rows.name))
+            # A read-only cache still serves hits; the rows are then stored where a build would be redirected to.
+            cache = location.cache if location.obstacle is None else temporary_cache(location).cache
+            found.append(NamedFile(_stored(cache, rows), rows.name))
     return found
 
 
-def kept(cache: Cache, rows: Held) -> Path:
-    """The file that holds these rows."""
+def _stored(cache: Cache, rows: Held) -> Path:
+    """Returns the file that holds these rows, written if it is missing."""
     if rows.repeatable:
         path = _path(cache, _digest(rows.chunks()), rows.suffix)
         if _is_sound(path):
@@ -51,7 +50,7 @@ def kept(cache: Cache, rows: Held) -> Path:
     temporary = cache.tree.tmp / temporary_name()
     with explain_os_errors(temporary, "can't be written"):
         try:
-            digest = _written(cache, temporary, rows.chunks())
+            digest = _write(cache, temporary, rows.chunks())
             path = _path(cache, digest, rows.suffix)
             cache.tree.move(temporary, path, keep_existing=_is_sound(path))
             fault("input.rename")
@@ -69,7 +68,7 @@ def _digest(chunks: Iterator[Any]) -> str:
     return f"b3-{hasher.hexdigest()}"
 
 
-def _written(cache: Cache, path: Path, chunks: Iterator[Any]) -> str:
+def _write(cache: Cache, path: Path, chunks: Iterator[Any]) -> str:
     hasher = blake3()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (

@@ -21,7 +21,7 @@ from penstock.store.trust import Trust
 
 
 class SpecialText(StrEnum):
-    """What to do with special tokens that stand in the text of messages."""
+    """What to do with special tokens that occur in the text of messages."""
 
     AS_TEMPLATE = "as-template"
     REJECT = "reject"
@@ -36,28 +36,28 @@ class Eos(StrEnum):
 
 
 class DroppedCalls(StrEnum):
-    """What to do with a conversation whose tool calls the template leaves out."""
+    """What to do with a conversation whose tool calls the template doesn't print."""
 
     REJECT = "reject"
     KEEP = "keep"
 
 
 class Arguments(StrEnum):
-    """In which form templates are given the arguments of tool calls."""
+    """The form in which templates receive the arguments of tool calls."""
 
-    AUTO = "auto"  # parsed or written as JSON where the template can't print them otherwise
+    AUTO = "auto"  # parsed or written as JSON if the template can't print them otherwise
     AS_GIVEN = "as-given"
 
 
 class OnDropped(StrEnum):
-    """What the build does about rows of which the model sees or learns less than they hold."""
+    """What to do about rows with parts that the model neither sees nor learns."""
 
     WARN = "warn"
     ERROR = "error"
 
 
 class TokenizerAs(StrEnum):
-    """Whose ids a tokenizer gives."""
+    """Which implementation of the tokenizer decides the ids."""
 
     FILE = "file"
     AUTO = "auto"
@@ -78,7 +78,7 @@ class OnUnwritable(StrEnum):
 
 
 class OnBadRow(StrEnum):
-    """What a bad row does to the build."""
+    """What to do with a row that can't be prepared."""
 
     ERROR = "error"
     QUARANTINE = "quarantine"
@@ -173,7 +173,7 @@ class PrepareOptions(FormatOptions):
 
 
 def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
-    """Options from names and values; unknown names and wrong values are errors that name what is accepted."""
+    """Reads options from names and values; the error for an unknown name or a wrong value lists what is accepted."""
     options = read_options(PrepareOptions, prepare_values(values), "prepare")
     if not options.tokenizer:
         raise UsageError("no tokenizer given: name a folder, a tokenizer.json or a hub model with --tokenizer")

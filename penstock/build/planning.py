@@ -1,4 +1,4 @@
-"""The slices of the sources: from memory where files have not changed, by reading them otherwise."""
+"""Finds the slices of the sources: from the plan memo for unchanged files, by reading the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.store.memo import PlanMemo, now
 
 
 class SliceFinder:
-    """Finds slices, and remembers how files were cut."""
+    """Finds slices, and remembers how each file was sliced."""
 
     def __init__(self, sources: SourceSet, memo: PlanMemo, max_row_bytes: int) -> None:
         self._sources = sources
@@ -22,7 +22,7 @@ class SliceFinder:
                 self._known[file.ordinal] = slices
 
     def known(self) -> list[Slice] | None:
-        """All slices, if no file has to be read to find them."""
+        """Returns all slices if no file must be read to find them, else None."""
         files = self._sources.files
         if any(file.ordinal not in self._known for file in files):
             return None
@@ -33,14 +33,14 @@ class SliceFinder:
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
 
     def planned(self) -> list[Slice] | None:
-        """The slices of a split, after reading whole files if that is needed; None without a split."""
+        """Returns the slices of a split, reading whole files if necessary; None without a split."""
         if self._sources.split is None:
             return None
         self._plan_all()
         return self.known()
 
     def find(self, keep: KeepData = KeepData.STREAMED) -> Iterator[Slice]:
-        """All slices in order, found as they are asked for; those that are read for that with data, if it is kept."""
+        """Yields all slices in order and lazily; those read from their file carry its data as `keep` says."""
         if self._sources.split is not None:
             self._plan_all()
         began = now()
@@ -55,7 +55,7 @@ class SliceFinder:
                     self._memo.put(file, before[file.ordinal], began, found[file.ordinal])
 
     def _plan_all(self) -> None:
-        """A split may take part of a file only; what is remembered is always how the whole file is cut."""
+        """Slices every file. A split may use only a part of a file, but the memo always holds the whole file."""
         for file in self._sources.files:
             if file.ordinal not in self._known:
                 began = now()

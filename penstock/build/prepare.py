@@ -1,8 +1,8 @@
-"""Sources in, a dataset out: finds what is there already, has the rest made, and commits the manifest last.
+"""Builds a dataset from sources: reuses shards from the cache, prepares the missing ones, commits the manifest last.
 
-Slices are found while earlier ones are worked on, so work starts at once and memory does not grow with the data.
-Every step leaves only whole files behind: a build that is killed anywhere goes on with the slices that are missing.
-Any number of processes may run it on the same data at once: they share the slices through claims.
+Slices are found while earlier ones are prepared, so work starts immediately and memory doesn't grow with the data.
+Files appear only when they are complete, so a build that is killed at any point resumes with the missing slices.
+Any number of processes may build the same data at the same time: they divide the slices through claims.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.build.checks.auto_tokenizer import AutoCheck, auto_model
 from penstock.build.dates import earlier_date, remember_date
-from penstock.build.finish import note_sources, row_places, usable_manifest, write_quarantine
-from penstock.build.inputs import with_inputs
+from penstock.build.finish import note_sources, row_locations, usable_manifest, write_quarantine
+from penstock.build.inputs import store_inputs
+from penstock.build.location import choose_cache, position, temporary_cache
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
-from penstock.build.place import chosen_place, position, spare_place
 from penstock.build.planning import SliceFinder
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.workers.limits import worker_count
-from penstock.build.workers.pool import Setup, job_here, run_here, run_workers
+from penstock.build.workers.pool import Setup, lazy_job, run_in_process, run_workers
 from penstock.build.workers.process import Task
 from penstock.build.workers.sharing import Sharing
-from penstock.chat.formats import Format
-from penstock.chat.formats_detect import detect, format_columns
-from penstock.chat.formats_json import parse_row
+from penstock.chat.formats import Format, detect, format_columns
+from penstock.chat.json_rows import parse_row
 from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
@@ -54,31 +53,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _LOSSES = frozenset(note.value for note in Note if note.is_loss)
-SMALL_BYTES = 6 << 20  # starting worker processes for less would cost more than it saves
-SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between looks at what other processes have finished
-ATTEMPTS = 8  # at a build whose shards vanish or turn out damaged; pauses included, they take some ten seconds
-SAMPLED_ROWS = 100  # on which both ways of rendering turns are compared
+SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
+ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
+SAMPLED_ROWS = 100  # rows on which the modes of `--turns` are compared
 NOT_COMPILED = (
-    "Penstock was installed without a compiler, so its inner loops run in Python: the result is the same, only slower. "
-    "With a C compiler at hand, install it again."
+    "Penstock was installed without a C compiler, so its inner loops run in Python: slower, with the same result. "
+    "Install a C compiler, then reinstall Penstock."
 )
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn what the system says about a file, and no stage has explained, into an error of ours."""
+def _os_errors_explained() -> Iterator[None]:
+    """Raises StoreError for an OSError that no stage has turned into an error of its own."""
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"{error.filename or 'a file'}: {error.strerror or error}. Look after the disk or file server; "
-            "finished slices stay, the same command goes on from there."
+            f"{error.filename or 'a file'}: {error.strerror or error}. Check the disk or file server, then run the "
+            "same command again: finished slices are kept."
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `prepare` did."""
+    """The result of `prepare`."""
 
     dataset: StoredDataset
     hit: bool
@@ -86,13 +85,13 @@ class Outcome:
     warnings: tuple[str, ...]
     format: str
     quarantine: Path | None
-    tokenizer: str = ""  # how it compares with AutoTokenizer; '' for a hit
+    tokenizer: str = ""  # the result of the comparison with AutoTokenizer; '' for a hit
 
 
 class Builder:
-    """One run of prepare."""
+    """One run of `prepare`."""
 
-    @_told()
+    @_os_errors_explained()
     def __init__(
         self,
         sources: Iterable[object],
@@ -100,12 +99,12 @@ class Builder:
         on_progress: OnProgress | None,
         tokenizer: object = None,
     ) -> None:
-        """`sources` are paths, hub names or rows in memory; `tokenizer` an object in place of the option."""
+        """`sources` are paths, hub names or rows in memory; `tokenizer` is an object that replaces the option."""
         self.options = options
-        self._place = chosen_place(options)
-        self.notices = [*self._place.notices]
+        self._location = choose_cache(options)
+        self.notices = [*self._location.notices]
         self.sources: SourceSet = discover(
-            with_inputs(sources, self._place),
+            store_inputs(sources, self._location),
             split=options.split,
             limit=options.limit,
             config=options.config,
@@ -128,16 +127,16 @@ class Builder:
         self._on_progress = on_progress
         self._slices: list[Slice] = []
         self._checked = CheckedFiles()
-        self._doubted = False  # has the dataset files of other users that this one had not checked before?
+        self._has_unchecked = False  # whether other users wrote files of the dataset that this user never checked
         self._auto: AutoCheck | None = None
 
     @property
     def cache(self) -> Cache:
-        """The cache that is looked into and built in."""
-        return self._place.cache
+        """The cache to search and to build in."""
+        return self._location.cache
 
     def _sample(self) -> list[dict[str, Any]]:
-        """The first rows, to tell the format by; bad ones are reported when their turn comes."""
+        """Returns the first rows, to detect the format; bad ones are reported when their slice is prepared."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
         for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
@@ -151,13 +150,13 @@ class Builder:
 
     def _bytes_total(self) -> int:
         if not self.sources.is_whole:
-            return 0  # known once the split's slices are
+            return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
         return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
 
-    @_told()
+    @_os_errors_explained()
     def run(self) -> Outcome:
-        """Open the dataset, after building what is missing of it."""
+        """Opens the dataset, after building what is missing."""
         for notice in self.notices:
             log.warning("%s", notice)
         clean_orphans(self.cache)
@@ -165,10 +164,10 @@ class Builder:
         if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
                 f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
-                "Prepare it first with `penstock prepare`; `penstock cache explain` says what differs from the nearest."
+                "Prepare it first with `penstock prepare`; `penstock cache explain` shows how the nearest one differs."
             )
-        if found is None and self._place.obstacle is not None:
-            self._move(self._place.obstacle)
+        if found is None and self._location.obstacle is not None:
+            self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
         return self._outcome(found, hit=True) if found is not None else self._built()
 
@@ -176,29 +175,29 @@ class Builder:
         self.notices.append(text)
         log.warning("%s", text)
 
-    def _move(self, obstacle: StoreError) -> None:
-        """The cache can't be written: build in a temporary place, if that is wanted."""
+    def _redirect(self, obstacle: StoreError) -> None:
+        """Switches to a temporary cache if the cache can't be written and the options allow it."""
         if self.options.on_unwritable is OnUnwritable.ERROR:
             raise obstacle
-        self._place = spare_place(self._place)
-        self._notice(*self._place.notices)
+        self._location = temporary_cache(self._location)
+        self._notice(*self._location.notices)
         clean_orphans(self.cache)
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
 
-    def look(self) -> list[Slice]:
-        """All slices, after reading the data if they are not known; settles the date. Encodes nothing."""
+    def find_slices(self) -> list[Slice]:
+        """Returns all slices, reading the data if necessary, and settles the date. Encodes nothing."""
         slices = self._finder.known() or [part.without_data() for part in self._finder.find()]
         self._settle_date(slices[0])
         return slices
 
     def _find(self) -> Manifest | None:
-        """The dataset; without reading the data, unless nothing could be built anyway."""
-        may_build = self.options.on_miss is OnMiss.BUILD and self._place.obstacle is None
+        """Returns the dataset's manifest on a hit. Reads the data only if nothing may be built."""
+        may_build = self.options.on_miss is OnMiss.BUILD and self._location.obstacle is None
         if may_build and self._finder.known() is None:
             return None
-        slices = self.look()
+        slices = self.find_slices()
         manifest = usable_manifest(self.cache, self._key(slices))
         if manifest is None or not self._all_there(manifest.shards.names):
             return None
@@ -215,10 +214,10 @@ class Builder:
     def _all_there(self, names: list[str]) -> bool:
         return all(self.cache.has_shard(name) for name in names)
 
-    # -- what other users wrote -----------------------------------------------------------------------------------
+    # -- checking what other users wrote --------------------------------------------------------------------------
 
     def _unchecked(self, key: str) -> list[Path]:
-        """The dataset's files that others wrote and this user has not checked: shards, and the manifest."""
+        """Returns the shards and the manifest if other users wrote them and this user hasn't checked them."""
         if self.cache.trust is Trust.ALL:
             return []
         paths = [*map(self.cache.shard_path, self._names()), self.cache.dataset_path(key) / "manifest.json"]
@@ -226,39 +225,40 @@ class Builder:
         return [] if not foreign or self._checked.knows(foreign) else foreign
 
     def _are_sound(self, names: list[str]) -> bool:
-        """Are the shards that others wrote what the references make of their rows, by a sample?"""
+        """Whether a sample of rows in the shards of other users agrees with the references."""
         unchecked = self._unchecked(self._key(self._slices))
-        self._doubted = bool(unchecked)
-        doubtful = {path.stem for path in unchecked} & set(names)
-        if not doubtful:
+        self._has_unchecked = bool(unchecked)
+        to_check = {path.stem for path in unchecked} & set(names)
+        if not to_check:
             return True
         from penstock.build.checks.foreign_shards import ForeignCheck
 
         check = ForeignCheck(self.cache, self.recipe, self.model.tokenizer_json, self.sources.files, self.progress)
-        refused = check.refused(self._finder.find(), doubtful, self._notice)
-        if self._place.obstacle is None:
+        refused = check.refused(self._finder.find(), to_check, self._notice)
+        if self._location.obstacle is None:
             for name, why in refused.items():
                 self.cache.mark_bad(name, why)
         return not refused
 
     def _is_sound(self, manifest: Manifest) -> bool:
-        """Is the manifest the one that its shards make? Asked where another user wrote it, or we made a shard."""
+        """Whether the manifest agrees with its shards. Checked if another user wrote it, or we rebuilt a shard."""
         path = self.cache.dataset_path(manifest.key) / "manifest.json"
-        foreign = self._doubted and self.cache.tree.is_foreign(path)
+        foreign = self._has_unchecked and self.cache.tree.is_foreign(path)
         if not foreign and not self.progress.slices_done:
             return True
         from penstock.build.commit import manifest_of
 
-        made = manifest_of(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
-        return made.to_bytes() == manifest.to_bytes()
+        expected = manifest_of(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
+        return expected.to_bytes() == manifest.to_bytes()
 
     def _settle_date(self, first: Slice) -> None:
-        """Without --date, the same data prepared on another day is reused, and this is said."""
+        """Without --date, takes the date of an earlier build of the same data, with a notice."""
         if self.options.date is None and not self.options.force:
             earlier = earlier_date(self.cache, self.recipe, first)
             if earlier is not None:
-                told = f"the template prints the date: reusing what was prepared with {earlier} (--date sets another)"
-                self._notice(told)
+                self._notice(
+                    f"the template prints the date: reusing what was prepared with {earlier} (--date sets another)"
+                )
                 self.recipe = replace(self.recipe, date=earlier)
 
     def _refuse_rejected(self, manifest: Manifest) -> None:
@@ -271,24 +271,24 @@ class Builder:
                 self._refuse_losses(name, part)
 
     def _refuse_losses(self, name: str, part: Slice) -> None:
-        """Raise for the first row of a slice of which the model sees or learns less than it holds."""
+        """Raises RowError for the first row of a slice with a part that the model neither sees nor learns."""
         noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _LOSSES}
         if noted:
             row, note = min((row, note) for note, row in noted.items())
-            (where,) = row_places(self.sources.files[part.file], part, [row])
+            (where,) = row_locations(self.sources.files[part.file], part, [row])
             raise RowError(note, *reason_and_remedy(Note(note)), where)
 
-    # -- making what is missing -----------------------------------------------------------------------------------
+    # -- building what is missing ---------------------------------------------------------------------------------
 
     def _built(self) -> Outcome:
-        """Build and commit; again what vanished meanwhile (a gc that ran beside us) or turned out to be damaged."""
+        """Builds and commits. Retries if shards disappear meanwhile (a concurrent gc) or are damaged."""
         from penstock.build.commit import commit_dataset
 
         if native is None and self.options.fast:
             self._notice(NOT_COMPILED)
         for attempt in range(ATTEMPTS):
             if attempt:
-                time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be under way
+                time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be running
             force = self.options.force and attempt == 0
             try:
                 self._build(force)
@@ -297,21 +297,21 @@ class Builder:
                     if not self.cache.all_present(names) or not self._are_sound(names):
                         continue
                     key = self._key(self._slices)
-                    there = None if force else usable_manifest(self.cache, key)
-                    if there is not None and not self._is_sound(there):
-                        there = None
-                    manifest = there or commit_dataset(self.cache, key, self.recipe, names, self._slices)
-                return self._outcome(manifest, hit=there is not None and not self.progress.slices_done)
+                    existing = None if force else usable_manifest(self.cache, key)
+                    if existing is not None and not self._is_sound(existing):
+                        existing = None
+                    manifest = existing or commit_dataset(self.cache, key, self.recipe, names, self._slices)
+                return self._outcome(manifest, hit=existing is not None and not self.progress.slices_done)
             except CorruptError:
                 if attempt == ATTEMPTS - 1:
                     raise
                 self._mark_damaged()
         raise StoreError(
-            f"{self.cache.root}: shards vanish as soon as they are made. Does something clean this folder?"
+            f"{self.cache.root}: shards disappear as soon as they are written. Does another program clean this folder?"
         )
 
     def _names(self) -> list[str]:
-        """Of the shards of the slices found so far."""
+        """Names of the shards of the slices found so far."""
         return [shard_name(self.recipe.digest, part.digest) for part in self._slices]
 
     def _mark_damaged(self) -> None:
@@ -320,25 +320,25 @@ class Builder:
                 try:
                     self._meta(name)
                 except CorruptError as error:
-                    log.warning("%s; it is made again", error)
+                    log.warning("%s; rebuilding it", error)
                     self.cache.mark_bad(name, str(error))
 
     def _build(self, force: bool) -> None:
-        """Do our share of the slices, then wait for or take over what others have claimed."""
-        here = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
-        if here:
+        """Prepares our share of the slices, then waits for or takes over those that other processes claimed."""
+        in_process = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
+        if in_process:
             self.progress.workers = 1
         if self.sources.limit is None and (known := self._finder.planned()) is not None:
             self.progress.bytes_total = sum(part.size for part in known)
-        found = self._finder.find(KeepData.ALL if here else KeepData.STREAMED)
+        found = self._finder.find(KeepData.ALL if in_process else KeepData.STREAMED)
         first = next(found)
         self._settle_date(first)
         remember_date(self.cache, self.recipe, first, overwrite=force)
         slices = chain((first,), found)
-        del first  # so that its data does not stay
+        del first  # frees its data
         self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
-        job = job_here(setup)
+        job = lazy_job(setup)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
         self._auto.start()
         sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
@@ -346,28 +346,28 @@ class Builder:
         rank, world_size = position(self.options)
         try:
             self._dispatch(setup, job, sharing.own(slices, rank, world_size, self._reuse), sharing)
-            while sharing.left:
+            while sharing.pending:
                 before = self.progress.slices_done
                 self._dispatch(setup, job, sharing.others(self._finished_elsewhere), sharing)
-                self.progress.waiting = bool(sharing.left)
-                self._tell()
-                if sharing.left:
+                self.progress.waiting = bool(sharing.pending)
+                self._report_progress()
+                if sharing.pending:
                     pause = SHORTEST_WAIT if self.progress.slices_done > before else min(pause * 1.5, LONGEST_WAIT)
                     time.sleep(pause)
-            self._auto.look(wait=True)
+            self._auto.poll(wait=True)
         finally:
             self._auto.close()
             sharing.close()
             self.progress.waiting = False
-        clean_orphans(self.cache)  # of processes that were still dying, or died, while we worked
+        clean_orphans(self.cache)  # of processes that died during this build
 
     def _dispatch(self, setup: Setup, job: Callable[[], SliceJob], tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
             sharing.release(task)
             self.progress.add(report)
-            self._tell()
+            self._report_progress()
             if self._auto is not None:
-                self._auto.look()
+                self._auto.poll()
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
                 raise self._first_rejected(task.name, task.slice)
             if report.losses and self.options.on_dropped is OnDropped.ERROR:
@@ -375,10 +375,10 @@ class Builder:
 
         def retry(task: Task, how: str) -> None:
             self.progress.retries += 1
-            log.warning("a worker died on %s: %s; the slice is tried once more", task.place, how)
+            log.warning("a worker died on %s: %s; retrying the slice once", task.location, how)
 
         if self.progress.workers == 1:
-            run_here(job, tasks, done)
+            run_in_process(job, tasks, done)
         else:
             run_workers(setup, tasks, self.progress.workers, done, retry)
 
@@ -392,7 +392,7 @@ class Builder:
 
     def _seen(self, task: Task) -> None:
         self.progress.bytes_seen += task.slice.size
-        self._tell()
+        self._report_progress()
         strict = self.options.on_bad_row is OnBadRow.ERROR, self.options.on_dropped is OnDropped.ERROR
         if not any(strict) or not self.cache.has_shard(task.name):
             return
@@ -402,22 +402,22 @@ class Builder:
         if strict[1] and note.get("losses"):
             self._refuse_losses(task.name, task.slice)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
     def _meta(self, name: str) -> ShardMeta:
-        from penstock.store.shard import read_shard  # needs pyarrow, which a hit does without
+        from penstock.store.shard import read_shard  # imports pyarrow, which a hit doesn't need
 
         return read_shard(self.cache.shard_path(name))[1]
 
     def _first_rejected(self, name: str, part: Slice) -> RowError:
         entry = self._meta(name).rejected[0]
-        (where,) = row_places(self.sources.files[part.file], part, [entry["row"]])
+        (where,) = row_locations(self.sources.files[part.file], part, [entry["row"]])
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
     def _compare_turns(self, manifest: Manifest) -> None:
-        """Say what is lost where the template rewrites turns that the data has reasoning for."""
+        """Adds a notice of what is lost if the template rewrites turns that have reasoning in the data."""
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
@@ -442,7 +442,7 @@ class Builder:
 
     def _outcome(self, manifest: Manifest, *, hit: bool) -> Outcome:
         if not is_readable_file(self.cache.tokenizer_path(self.recipe.tokenizer)):
-            with contextlib.suppress(StoreError):  # only needed to show tokens; others' caches may be read-only
+            with contextlib.suppress(StoreError):  # only needed to show tokens; other users' caches may be read-only
                 self.cache.store_tokenizer(self.model.tokenizer_json)
         note_sources(self.cache, manifest.key, self.sources, self._slices, self.model.name)
         quarantine = None
@@ -458,7 +458,7 @@ class Builder:
             self._compare_turns(manifest)
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
-        dataset.mark_used(now=True)  # `latest` means it
-        if self._doubted and (checked := self._unchecked(manifest.key)):
+        dataset.mark_used(now=True)  # makes it the `latest` dataset
+        if self._has_unchecked and (checked := self._unchecked(manifest.key)):
             self._checked.remember(checked)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

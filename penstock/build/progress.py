@@ -1,4 +1,4 @@
-"""What a build tells while it runs and when it is done."""
+"""Progress of a build: the report of a finished slice, and the totals so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """What the parent learns of a finished slice."""
+    """Counts of one committed slice, sent from a worker to its parent."""
 
     name: str
     rows: int
@@ -19,28 +19,28 @@ class SliceReport:
     tokens: int
     bytes: int  # of rows read
     rejected: int
-    losses: list[str]  # notes of what the model neither sees nor learns
-    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference served -> rows
-    encoder: tuple[str, str]  # the engine that encodes, and why it is not a faster one
-    checked: int  # rows that were redone with the references and compared
-    mismatches: int  # of these, rows that differed; the slice was redone by the references
-    paths: tuple[int, int]  # ways through the template's branches: taken, and compared
+    losses: list[str]  # notes about parts of rows that the model neither sees nor learns
+    engines: Mapping[str, Mapping[str, int]]  # stage -> why the reference engine was used -> rows
+    encoder: tuple[str, str]  # the encoding engine, and why no faster one is used
+    checked: int  # rows that were compared with the references
+    mismatches: int  # compared rows that differed; the slice was redone with the references
+    paths: tuple[int, int]  # paths through the template's branches: taken, and compared
     memory: int  # resident bytes of the process
 
     def as_json(self) -> dict[str, Any]:
-        """For the way from a worker to its parent."""
+        """Returns the report as a worker sends it to its parent."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts so far. `bytes_total` is 0 while it is not known."""
+    """Totals so far. `bytes_total` is 0 while it is unknown."""
 
     workers: int = 1
     bytes_total: int = 0
     slices_done: int = 0
     slices_reused: int = 0
-    slices_elsewhere: int = 0  # made by other processes while this one worked
+    slices_elsewhere: int = 0  # committed by other processes during this build
     rows: int = 0
     examples: int = 0
     tokens: int = 0
@@ -49,35 +49,35 @@ class Progress:
     rejected: int = 0
     checked: int = 0
     mismatches: int = 0
-    paths: tuple[int, int] = (0, 0)  # of the process that has taken most
-    others_checked: int = 0  # shards that other users wrote and whose rows were compared with the references
-    others_rows: int = 0  # rows of them that were
-    others_refused: int = 0  # of these shards, those that differed; they were made again
+    paths: tuple[int, int] = (0, 0)  # of the process that has taken the most
+    others_checked: int = 0  # shards of other users that were compared with the references
+    others_rows: int = 0  # rows compared in these shards
+    others_refused: int = 0  # shards among them that differed and were rebuilt
     retries: int = 0
     memory: int = 0  # of the largest worker
     waiting: bool = False
     started: float = field(default_factory=time.monotonic)
     engines: dict[str, Counter[str]] = field(default_factory=dict)
-    encoder: tuple[str, str] = ("", "")  # the engine that encodes, and why it is not a faster one
+    encoder: tuple[str, str] = ("", "")  # the encoding engine, and why no faster one is used
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
     @property
     def bytes_per_second(self) -> float:
-        """Of rows read."""
+        """Bytes of rows read per second."""
         return self.bytes / max(self.seconds, 1e-9)
 
     @property
     def eta(self) -> float | None:
-        """Seconds left, where that can be told."""
+        """Estimated seconds left, or None while unknown."""
         left = self.bytes_total - self.bytes_seen
         return left / self.bytes_per_second if self.bytes and left >= 0 and self.bytes_total else None
 
     def add(self, report: SliceReport) -> None:
-        """Count a finished slice."""
+        """Adds the counts of a finished slice."""
         self.slices_done += 1
         self.rows += report.rows
         self.examples += report.examples

@@ -1,8 +1,8 @@
-"""The recipe: all that decides the tokens besides the rows, in one place.
+"""The recipe: everything besides the rows that decides the tokens, in one place.
 
-Left out on purpose, because they change no byte of a shard: the sources' paths and names, the split, the cache, the
-number of workers, `fast` (engines are interchangeable), `on_bad_row`, `on_dropped` and the quarantine file (rejected
-and noted rows are kept with their shard either way), and everything a view decides.
+Deliberately excluded, because they change no byte of a shard: the sources' paths and names, the split, the cache, the
+number of workers, `fast` (engines are interchangeable), `on_bad_row`, `on_dropped` and the quarantine file (a shard
+stores its rejected and noted rows either way), and everything that a view decides.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.tokenizer import TokenizerFiles
 
-STAGES_VERSION = 4  # raise it when any stage of ours gives other tokens, segments or ledgers for the same input
-NO_DATE = datetime.date(1970, 1, 1)  # for templates that print none
-REFERENCES = ("jinja2", "tokenizers")  # whose minor versions decide bytes
+STAGES_VERSION = 4  # increment when any stage produces other tokens, segments or ledgers for the same input
+NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date
+REFERENCES = ("jinja2", "tokenizers")  # their minor versions are part of the recipe
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A value; two equal recipes make equal shards of equal slices."""
+    """A value object: equal recipes produce equal shards from equal slices."""
 
     mapping: ColumnMapping
-    templates: dict[str, str]  # empty where no row needs one
+    templates: dict[str, str]  # empty if no row needs one
     template_vars: dict[str, Any]
-    date: datetime.date | None  # None where no template prints it
+    date: datetime.date | None  # None if no template prints it
     regions: RegionsMode
-    end_ids: tuple[int, ...]  # tokens that end a turn by following it; empty but for --stop next-marker
-    eos: Eos  # never, where rows can't be plain text
+    end_ids: tuple[int, ...]  # tokens that end a turn by following it; only with --stop next-marker
+    eos: Eos  # NEVER if rows can't be plain text
     special_tokens_in_text: SpecialText
     dropped_tool_calls: DroppedCalls
     max_row_bytes: int
@@ -48,7 +48,7 @@ class Recipe:
     arguments: Arguments = Arguments.AUTO
 
     def as_json(self) -> dict[str, Any]:
-        """What the manifest shows and the digest covers."""
+        """Returns the recipe as the manifest stores it and the digest covers it."""
         return {
             "format": FORMAT_VERSION,
             "stages": STAGES_VERSION,
@@ -65,7 +65,7 @@ class Recipe:
             "max_row_bytes": self.max_row_bytes,
             "special_tokens": self.special_tokens,
             "tokenizer": self.tokenizer,
-            # Only where it is not the usual: recipes from before there was a choice stay the same.
+            # Only if it differs from the default, so that digests from before these options existed stay the same.
             **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
             **({"turns": "faithful"} if self.turns is TurnsMode.FAITHFUL else {}),
             **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
@@ -73,12 +73,12 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of all of it: part of the name of every shard."""
+        """Digest of the whole recipe; part of the name of every shard."""
         return digest(b"recipe", canonical(self.as_json()))
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Recipe:
-        """The recipe of a manifest, or one sent to a worker."""
+        """Reads the recipe of a manifest, or one that was sent to a worker."""
         return cls(
             mapping=ColumnMapping.from_json(value["mapping"]),
             templates=value["templates"],
@@ -99,7 +99,7 @@ class Recipe:
 
 
 def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:
-    """Resolve options and tokenizer files to a recipe."""
+    """Resolves options and tokenizer files to a recipe."""
     templates = _templates(options, mapping, model)
     dated = any("strftime_now" in text for text in templates.values())
     return Recipe(
@@ -122,7 +122,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: Tokenize
 
 
 def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str, str]) -> TurnsMode:
-    """The option, where a template decides what a turn's context is."""
+    """Returns the `turns` option if a template decides the context of turns, else the default."""
     if options.turns is TurnsMode.CONVERSATION or not templates:
         return TurnsMode.CONVERSATION
     if mapping.format is Format.PREFERENCE:
@@ -149,7 +149,7 @@ def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
 
 
 def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
-    """The option, where it can decide anything."""
+    """Returns the `eos` option if it applies to the row format, else NEVER."""
     if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
     if options.eos is Eos.ALWAYS and not model.special_tokens.get("eos_token"):
@@ -161,7 +161,7 @@ def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles)
 
 
 def _templates(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> dict[str, str]:
-    """Plain text needs no template; prompts and pairs may be strings, so there it may be missing."""
+    """Returns the templates by name. Plain text needs none; prompts and pairs may be strings and do without."""
     match mapping.format:
         case Format.TEXT:
             return {}

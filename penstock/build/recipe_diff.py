@@ -1,4 +1,4 @@
-"""What differs between two recipes, in words: one line each, the old value before the new one."""
+"""Describes the differences between two recipes, one line each: the old value, then the new one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import orjson
 
-Tokenizers = Callable[[str], bytes | None]  # None where it is not known
+Tokenizers = Callable[[str], bytes | None]  # None if it is unknown
 
 _SHORT = 60
 
 
 def differing_parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The names of the parts that differ."""
+    """Returns the names of the parts that differ."""
     return sorted(part for part in {*old, *new} if old.get(part) != new.get(part))
 
 
 def recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any], tokenizer_json: Tokenizers) -> list[str]:
-    """Every part of the recipe that differs, described. `tokenizer_json` gives the bytes behind a digest."""
+    """Describes every part that differs. `tokenizer_json` returns the tokenizer with a digest."""
     found: list[str] = []
     for part in differing_parts(old, new):
         before, after = old.get(part), new.get(part)
@@ -78,7 +78,7 @@ def _templates(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def _lines(old: list[str], new: list[str]) -> str:
-    """Which lines of the new text differ, counted from 1."""
+    """Says which lines of the new text differ, counted from 1."""
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     steps = [step for step in matcher.get_opcodes() if step[0] != "equal"]
     changed = sum(max(step[2] - step[1], step[4] - step[3]) for step in steps)

@@ -1,6 +1,6 @@
-"""What `--turns faithful` would change: both ways of rendering, on a sample of rows.
+"""Previews what `--turns faithful` would change, by rendering a sample of rows in both modes.
 
-Nothing is stored. Costs the making of a pipeline, about half a second, and both ways for each row of the sample.
+Stores nothing. Costs about half a second to set up a pipeline, and two renders of each row of the sample.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from penstock.store.columns import Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way of rendering a sample."""
+class ModeTotals:
+    """Totals of a sample rendered in one mode."""
 
     examples: int
-    tokens: int  # that a training run goes through
+    tokens: int  # in the examples, shared prefixes counted each time
     stored: int
     trained: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsCompared:
-    """Both ways, on the same rows."""
+    """Both modes on the same rows."""
 
     rows: int
-    turns: int  # that are trained in another context, or with other words
-    conversation: Way
-    faithful: Way
+    turns: int  # turns with another context or text in faithful mode
+    conversation: ModeTotals
+    faithful: ModeTotals
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,36 +53,36 @@ class TurnsCompared:
 
 
 def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> TurnsCompared:
-    """Prepare rows both ways; those that are rejected count in neither."""
+    """Prepares rows in both modes; rejected rows count in neither."""
     given = SliceRows(list(rows), [1] * len(rows))
     pipeline = Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json)
     chains = pipeline.run(given).columns
-    pipeline.recipe = replace(recipe, turns=TurnsMode.CONVERSATION)  # the turns that it renders are not looked at
-    ways = _way(pipeline.run(given).columns), _way(chains)
+    pipeline.recipe = replace(recipe, turns=TurnsMode.CONVERSATION)  # ignores the turns that its renderer adds
+    totals = _totals(pipeline.run(given).columns), _totals(chains)
     roots = np.searchsorted(chains.rows, chains.rows, side="right") - 1
     turns = sum(_turns(chains, number) for number in np.flatnonzero(roots != np.arange(len(roots))).tolist())
-    return TurnsCompared(len(np.unique(chains.rows)), turns, *ways)
+    return TurnsCompared(len(np.unique(chains.rows)), turns, *totals)
 
 
 def faithful_columns(recipe: Recipe, tokenizer_json: bytes, row: bytes) -> Columns:
-    """The chains of one row."""
+    """Returns the examples of one row in faithful mode."""
     return Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json).run(SliceRows([row], [1])).columns
 
 
-def _words(columns: Columns) -> Any:
+def _is_trained(columns: Columns) -> Any:
     return (columns.segment_roles == Role.ASSISTANT) & np.isin(columns.segment_parts, (Part.BODY, Part.STOP))
 
 
-def _way(columns: Columns) -> Way:
+def _totals(columns: Columns) -> ModeTotals:
     lengths = np.diff(columns.segment_ends.astype(np.int64), prepend=0)
     firsts = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) > 0]
     filled = np.diff(columns.segment_offsets) > 0
     before = 0 if columns.prefixes is None else columns.prefixes[filled]
     lengths[firsts] = columns.segment_ends[firsts].astype(np.int64) - before
-    trained = int(lengths[_words(columns)].sum())
-    return Way(columns.examples, columns.tokens, int(columns.id_offsets[-1]), trained)
+    trained = int(lengths[_is_trained(columns)].sum())
+    return ModeTotals(columns.examples, columns.tokens, int(columns.id_offsets[-1]), trained)
 
 
 def _turns(columns: Columns, number: int) -> int:
     own = slice(int(columns.segment_offsets[number]), int(columns.segment_offsets[number + 1]))
-    return len(np.unique(columns.segment_messages[own][_words(columns)[own]]))
+    return len(np.unique(columns.segment_messages[own][_is_trained(columns)[own]]))

@@ -1,10 +1,11 @@
 """A worker process: `python -m penstock.build.worker`, driven over its standard streams.
 
-In: one line of JSON with the recipe and the cache, then for each slice a line of JSON and, for streamed sources, its
-bytes; an empty object asks for what has not been reported. Out: a line of JSON for each slice, and one after each
-request when the next may come: a slice is reported once its shard is written, while the next one is being prepared.
-Started as a plain process rather than through multiprocessing, so that a
-user's script needs no `__main__` guard and notebooks work. It ends when its input ends, so it can't outlive its parent.
+The input is one line of JSON with the recipe and the cache, then for each slice a line of JSON and, for streamed
+sources, the slice's bytes; an empty object requests all outstanding reports. The output is one line of JSON for each
+finished slice, and one line after each request when the worker is ready for the next. A shard is written, and then
+reported, while the next slice is being prepared. The worker is a plain process rather than a multiprocessing child, so
+a user's script needs no `__main__` guard and notebooks work. It exits when its input ends, so it can't outlive its
+parent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import orjson
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slices.job import SliceJob
-from penstock.build.workers.overlap import Behind
+from penstock.build.workers.overlap import Overlap
 from penstock.encode.memory import map_large_blocks
 from penstock.errors import PenstockError
 from penstock.sources import Slice, TextRows
@@ -30,9 +31,9 @@ from penstock.store.trust import Trust
 
 
 def main() -> None:
-    """Serve slices until the input ends."""
+    """Prepares slices until the input ends."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever a library prints must not mix with our replies
+    sys.stdout = sys.stderr  # keeps what libraries print out of our replies
     map_large_blocks()
     setup = _read(stdin)
     if setup is None:
@@ -41,19 +42,19 @@ def main() -> None:
     try:
         tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
         job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
-        with Behind[SliceReport]() as behind:
+        with Overlap[SliceReport]() as commits:
             while (task := _read(stdin)) is not None:
                 if task:
                     data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
-                    make = partial(job.make, Slice.from_json(task["slice"]), Path(task["path"]), data)
-                    behind.do(make, lambda report: _reply(stdout, {"report": report.as_json()}))
+                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), Path(task["path"]), data)
+                    commits.run(prepare, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:
-                    behind.settle()
+                    commits.flush()
                 _reply(stdout, {"ready": True})
     except PenstockError as error:
         _reply(stdout, {"error": str(error), "kind": type(error).__name__})
     except BrokenPipeError:
-        return  # nobody is left to tell
+        return  # the parent is gone
     except MemoryError:
         _reply(stdout, {"error": "out of memory", "kind": "MemoryError"})
     except Exception as error:
@@ -72,4 +73,4 @@ def _reply(stream: IO[bytes], value: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # all is written; to take the engines down piece by piece would keep the parent waiting
+    os._exit(0)  # everything is written; tearing down the engines would only keep the parent waiting

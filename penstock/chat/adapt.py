@@ -1,9 +1,9 @@
-"""Conversations to the forms that a template can be given: one enters, the same one or its adapted copy leaves.
+"""Adapts conversations to the forms that a template accepts.
 
-What the template takes is not changed: argument strings are parsed only where the template can't print strings,
-null content becomes "" only where it would fail or print None, and so on (`adapt_probes.Needs`). The forms are a
-function of the template and its variables. Where nothing must change the conversation itself is returned. The machine
-does the same to the rows that it reads.
+Only what the template can't handle is changed: argument strings are parsed only if the template can't print strings,
+null content becomes "" only if it would fail or print `None`, and so on (`adapt_probes.Needs`). The changes are a
+function of the template and its variables. A conversation that needs no change is returned as it is. The C machine
+adapts the rows that it reads in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.chat.adapt_probes import Needs, Plain, context, find_needs
 from penstock.chat.conversation import Conversation, Message
-from penstock.chat.formats_json import parse_text
+from penstock.chat.json_rows import parse_text
 from penstock.chat.notes import Note
 from penstock.errors import RowError
 
@@ -22,13 +22,13 @@ _ABSENT = object()
 
 
 class Adapter:
-    """Adapts conversations to one template, whose reference render is `plain`."""
+    """Adapts conversations to one template. `plain` renders with the reference engine."""
 
     def __init__(self, plain: Plain, *, arguments_as_given: bool = False) -> None:
         self.needs = find_needs(plain)
         if arguments_as_given:
             self.needs = replace(self.needs, object_arguments=False, other_strings_fail=False, string_arguments=False)
-        self._notes: set[Note] = set()  # of the conversation under way
+        self._notes: set[Note] = set()  # of the current conversation
         self._takes_all = self.needs == Needs()
         self._takes_calls = not (
             self.needs.object_arguments
@@ -40,7 +40,7 @@ class Adapter:
         )
 
     def adapt(self, conversation: Conversation) -> Conversation:
-        """The conversation as the template can take it; itself where nothing must change. Raises RowError."""
+        """Returns the conversation as the template accepts it; itself if nothing must change. Raises RowError."""
         if self._takes_all or conversation.pieces is not None:
             return conversation
         self._notes.clear()
@@ -54,32 +54,32 @@ class Adapter:
         return conversation._replace(messages=messages, tools=tools, notes=(*conversation.notes, *sorted(self._notes)))
 
     def _changed(self, conversation: Conversation) -> dict[int, Message]:
-        """The messages that must change, by number."""
+        """Returns adapted copies of the messages that must change, by number."""
         adapted = ((number, self._message(message, number)) for number, message in enumerate(conversation.messages))
         return {number: message for number, message in adapted if message is not conversation.messages[number]}
 
     def _message(self, message: Message, number: int) -> Message:
-        """One message, itself where nothing must change."""
+        """Adapts one message; returns itself if nothing must change."""
         needs = self.needs
         if "tool_calls" in message and not self._takes_calls:
-            message = self._calling(message, number)
+            message = self._adapt_calls(message, number)
         given = content = message.get("content", _ABSENT)
         role = message["role"]
         if type(content) is list and self._must_join(content, role):
             content = "".join(part["text"] for part in content)
         if not content or content is _ABSENT:
-            content = self._nothing(message, content)
+            content = self._empty_content(message, content)
         if type(content) is str and role in needs.no_text:
             content = [{"type": "text", "text": content}]
         return message if content is given else {**message, "content": content}
 
     def _must_join(self, parts: list[Any], role: str) -> bool:
-        if not parts:  # no list of such a template's own making is empty
+        if not parts:  # templates that expect lists don't expect empty ones
             return role in self.needs.no_parts or role in self.needs.no_text
         return role in (self.needs.no_part if len(parts) == 1 else self.needs.no_parts)
 
-    def _nothing(self, message: Message, content: object) -> object:
-        """Content that says nothing, as the template takes it."""
+    def _empty_content(self, message: Message, content: object) -> object:
+        """Returns empty content in the form that the template accepts."""
         where = context(message)
         if where == "calls" and self.needs.null_with_calls:
             return None
@@ -89,7 +89,7 @@ class Adapter:
             return ""
         return content
 
-    def _calling(self, message: Message, number: int) -> Message:
+    def _adapt_calls(self, message: Message, number: int) -> Message:
         calls = message["tool_calls"]
         if not calls:
             if not self.needs.no_empty_calls:
@@ -119,7 +119,7 @@ class Adapter:
         return call if function is call["function"] else {**call, "function": function}
 
     def _parsed(self, text: str, name: str, place: tuple[int, int]) -> object:
-        """The object that an argument string spells; an empty string is a call without arguments."""
+        """Parses an argument string to an object; an empty string is a call without arguments."""
         try:
             value = parse_text(text) if text.strip() else {}
         except ValueError:
@@ -136,7 +136,7 @@ class Adapter:
         )
 
     def adapt_tools(self, given: list[Any]) -> list[Any]:
-        """The tools as the template can take them."""
+        """Returns the tools as the template accepts them."""
         if self.needs.wrapped_tools and any(_is_bare(tool) for tool in given):
             return [_wrapped(tool) if _is_bare(tool) else tool for tool in given]
         if self.needs.bare_tools and any("function" in tool for tool in given):
@@ -149,7 +149,7 @@ def _is_bare(tool: dict[str, Any]) -> bool:
 
 
 def _wrapped(function: dict[str, Any]) -> dict[str, Any]:
-    """A bare function, or a bare call with its id outside, as OpenAI's API writes it."""
+    """Wraps a bare function, or a bare call and its id, as in OpenAI's API."""
     outside = {"id": function["id"]} if "id" in function else {}
     inside = {key: value for key, value in function.items() if key not in ("id", "type")}
     return {**outside, "type": "function", "function": inside}

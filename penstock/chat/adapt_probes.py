@@ -1,8 +1,8 @@
-"""What a chat template can be given: its reference render enters, a `Needs` leaves, found by trying.
+"""Probes which forms of messages, tools and calls a chat template accepts.
 
-Each question is asked with small conversations that differ in one form only: a form is *taken* where the template
-renders it and the marked text comes out as it went in, neither lost nor as a Python or JSON spelling of the
-data structure around it. About 50 renders of a few lines: 5 to 50 ms per template, once.
+Each probe renders small conversations that differ in a single form. A template *accepts* a form if it renders it and
+the marked text comes out unchanged: neither lost nor printed as the Python or JSON notation of the data structure
+around it. Costs about 50 renders of a few lines: 5 to 50 ms per template, once.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Where a template can't take a form as it is. The defaults: it takes everything."""
+    """The forms that a template can't accept as they are. By default, it accepts everything."""
 
     object_arguments: bool = False  # argument strings must be parsed …
-    other_strings_fail: bool = False  # … and strings that are no JSON object can't stay either
+    other_strings_fail: bool = False  # … and strings that aren't JSON objects fail
     string_arguments: bool = False  # argument objects must be dumped
     wrapped_calls: bool = False  # a bare {name, arguments} must become {type, function}
     typed_calls: bool = False  # a {function} must have its type
-    no_empty_calls: bool = False  # `tool_calls` that is null or empty must go
+    no_empty_calls: bool = False  # `tool_calls` that is null or empty must be removed
     null_with_calls: bool = False  # empty content must be null, or the calls are not printed
     wrapped_tools: bool = False
     bare_tools: bool = False
-    text_for_null: frozenset[str] = frozenset()  # of `context()`: null content must be ""
+    text_for_null: frozenset[str] = frozenset()  # values of `context()` where null content must be ""
     text_for_missing: frozenset[str] = frozenset()
     no_part: frozenset[str] = frozenset()  # roles whose content must not be a list of one part
     no_parts: frozenset[str] = frozenset()  # … nor of several
@@ -51,12 +51,12 @@ class Needs:
 
 
 def context(message: Message) -> str:
-    """Where a message without content stands, as far as templates tell such messages apart."""
+    """Returns the kind of a message without content, as templates distinguish them: "calls" or its role."""
     return "calls" if message.get("tool_calls") else str(message["role"])
 
 
 class _Scene(NamedTuple):
-    """What surrounds a tool call; not every template takes the richest."""
+    """The context of a tool call in a probe; some templates accept only a simple one."""
 
     content: object = ""
     has_result: bool = True
@@ -67,16 +67,16 @@ _SCENES = tuple(_Scene(c, r, t) for c in ("", None) for r in (True, False) for t
 
 
 def find_needs(plain: Plain) -> Needs:
-    """What one template needs. It may refuse any conversation by raising RowError."""
+    """Returns the needs of a template, which may refuse any conversation by raising RowError."""
     return _Probe(plain).needs()
 
 
 class _Probe:
-    """Asks one template."""
+    """Probes one template."""
 
     def __init__(self, plain: Plain) -> None:
         self._plain = plain
-        self._no_text: frozenset[str] = frozenset()  # roles known so far to want lists
+        self._no_text: frozenset[str] = frozenset()  # roles known so far to require lists
         self._scene = _SCENES[0]
         self._arguments: object = _OBJECT
 
@@ -120,7 +120,7 @@ class _Probe:
         return message
 
     def _find_scene(self) -> tuple[str | None, str | None]:
-        """The first scene that shows a call, and there the renders of its arguments as object and as string."""
+        """Finds the first scene that shows a call. Returns its renders with arguments as object and as string."""
         refused: tuple[str | None, str | None] = (None, None)
         plain = None
         for scene in _SCENES:
@@ -129,12 +129,12 @@ class _Probe:
                 self._scene = scene
                 return texts
             if plain is None and scene.content == "" and texts != refused:
-                plain = scene, texts  # no call is ever shown: the first scene that is rendered at all
+                plain = scene, texts  # the fallback if no call is ever shown: the first scene that renders at all
         self._scene, texts = plain or (_SCENES[0], refused)
         return texts
 
     def _call(self, scene: _Scene, call: dict[str, Any], result: object = "Sunny") -> str | None:
-        """The render of a conversation with one tool call."""
+        """Renders a conversation with one tool call."""
         calling = _present({"role": "assistant", "content": scene.content, "tool_calls": [call]})
         messages = [_QUESTION, calling]
         if scene.has_result:
@@ -165,7 +165,7 @@ class _Probe:
         return wrapped and not bare, bare and not wrapped
 
     def _empty_forms(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The contexts where null content, and where missing content, must be an empty string."""
+        """Returns the contexts in which null content, and missing content, must be an empty string."""
         renders: dict[str, Callable[[object], str | None]] = {
             "calls": lambda content: self._call(self._scene._replace(content=content), _call(self._arguments)),
             "assistant": self._reasoning,
@@ -181,14 +181,17 @@ class _Probe:
         return self._try([_QUESTION, _present({"role": "assistant", "content": content, "reasoning_content": "Hm."})])
 
     def _content_forms(self, *roles: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """The roles that can't take a list of one part, of several parts, and a string."""
+        """Returns the roles that can't accept a list of one part, a list of several parts, and a string."""
         no_part, no_parts, no_text = set(), set(), set()
         for role in roles:
-            text = self._said(role, _LEFT + _RIGHT)
+            text = self._render_message(role, _LEFT + _RIGHT)
             is_text = _shows(text, _LEFT, _RIGHT)
             is_part, is_parts = (
                 _shows(listed, _LEFT, _RIGHT) and not _spells_more(listed, text, "'type'", '"type"')
-                for listed in (self._said(role, _parts(_LEFT + _RIGHT)), self._said(role, _parts(_LEFT, _RIGHT)))
+                for listed in (
+                    self._render_message(role, _parts(_LEFT + _RIGHT)),
+                    self._render_message(role, _parts(_LEFT, _RIGHT)),
+                )
             )
             if is_text and not is_part:
                 no_part.add(role)
@@ -198,8 +201,8 @@ class _Probe:
                 no_text.add(role)
         return frozenset(no_part), frozenset(no_parts), frozenset(no_text)
 
-    def _said(self, role: str, content: object) -> str | None:
-        """The render of one message of a role among others, these as strings or, if they are not taken, as lists."""
+    def _render_message(self, role: str, content: object) -> str | None:
+        """Renders a message of a role among others, whose content is a string or, if that fails, a list."""
         if role == "tool":
             return self._call(self._scene._replace(has_result=True), _call(self._arguments), content)
         message: Message = {"role": role, "content": content}
@@ -242,7 +245,7 @@ def _shows(text: str | None, *markers: str) -> bool:
 
 
 def _spells_more(text: str | None, than: str | None, *words: str) -> bool:
-    """Whether a render spells out more of some words than another one."""
+    """Whether one of the words occurs more often in a render than in another one."""
     return any((text or "").count(word) > (than or "").count(word) for word in words)
 
 
@@ -252,7 +255,7 @@ def _is_less(text: str | None, usual: str) -> bool:
 
 
 def _is_worse(text: str | None, empty: str | None) -> bool:
-    """Whether a render without content fails, prints the nothing, or loses the call, where "" does not."""
+    """Whether a render without content fails, prints `None` or loses the call, while one with "" doesn't."""
     if empty is None:
         return False
     return text is None or _spells_more(text, empty, "None", "null") or _spells_more(empty, text, _CITY)

@@ -1,4 +1,4 @@
-"""The record that leaves the format stage and enters rendering: one normalised conversation."""
+"""The normalised conversation: the record that is read from a row and rendered by a template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Message = dict[str, Any]
 
 
 class Role(IntEnum):
-    """Who made a run of tokens; stored as uint8 in shards, so numbers never change."""
+    """The role that a segment of tokens belongs to; stored as uint8 in shards, so the numbers never change."""
 
     NONE = 0  # glue: text that no message printed
     SYSTEM = 1
@@ -22,7 +22,7 @@ class Role(IntEnum):
 
 
 class Part(IntEnum):
-    """Which part of a message's region; stored as uint8 in shards, so numbers never change."""
+    """The part of a message's region; stored as uint8 in shards, so the numbers never change."""
 
     GLUE = 0
     HEADER = 1
@@ -41,7 +41,7 @@ ROLE_OF_NAME: dict[str, Role] = {
 
 
 def role_number(name: object) -> Role:
-    """The stored number of a role name as it stands in a message."""
+    """Returns the stored number of a message's role name."""
     return ROLE_OF_NAME.get(name, Role.OTHER) if isinstance(name, str) else Role.OTHER
 
 
@@ -50,8 +50,8 @@ class Conversation(NamedTuple):
 
     `pieces` is set for rows without a template (plain text, string prompt and completion): the text
     is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
-    `weights` has one entry per message (None: not given). `variables` are the row's own template variables. `notes`
-    say what the row has that is not used.
+    `weights` has one entry per message (None if not given). `variables` are the row's own template variables. `notes`
+    record which parts of the row aren't used.
     """
 
     messages: list[Message]
@@ -60,4 +60,4 @@ class Conversation(NamedTuple):
     variables: dict[str, Any] | None = None
     pieces: tuple[tuple[Role, str], ...] | None = None
     notes: tuple[Note, ...] = ()
-    label: bool | None = None  # KTO's: is it a good answer?
+    label: bool | None = None  # KTO: whether the answer is desirable

@@ -1,7 +1,7 @@
-"""Notes: what happened to rows that were kept all the same, counted by name in the ledger and told with a remedy.
+"""Notes on rows that were kept: counted by name in the ledger, and reported with a remedy.
 
-A stage notes rows under a `Note`; the names are those of the ledger and never change. To note something new, add it
-here with its remedy, note it where it happens, in every engine alike, and give it a line in `docs/notes.md`.
+Stages record row numbers under a `Note`, whose value is its name in the ledger and never changes. To add a note, define
+it here with its remedy, record it in every engine, and add a line to `docs/notes.md`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Note(StrEnum):
-    """What is noted, as the ledger names it."""
+    """The kinds of notes, by their names in the ledger."""
 
     TOOLS_DROPPED = "tools_dropped"
     CALLS_DROPPED = "tool_calls_dropped"
@@ -41,7 +41,7 @@ class Note(StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether something of the row is neither seen nor learned by the model: `--on-dropped error` refuses it."""
+        """Whether the model neither sees nor learns some part of the row, which `--on-dropped error` refuses."""
         return self in _LOSSES
 
 
@@ -56,7 +56,7 @@ _LOSSES = (
     Note.COLUMN_UNUSED,
 )
 
-_TOLD = {
+_DESCRIPTIONS = {
     Note.TOOLS_DROPPED: ("the template never shows the tools", "use one that prints them (--template)"),
     Note.CALLS_DROPPED: ("the template drops tool calls", "use one that prints them (--template)"),
     Note.REASONING_DROPPED: (
@@ -123,24 +123,24 @@ _TOLD = {
     Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),
 }
 
-NotedRows: TypeAlias = Mapping[Note, "Int64"]  # note -> numbers of rows, sorted, each once
+NotedRows: TypeAlias = Mapping[Note, "Int64"]  # note -> sorted, unique row numbers
 
 
-def told(note: str, count: int) -> str:
-    """One line for the summary; a note of another version by its name alone."""
+def describe_note(note: str, count: int) -> str:
+    """Describes a note in one line of the summary. Unknown notes, of another version, are shown by name."""
     unit = "field" if note == Note.ARROW_NULLS else "row"
-    what = "; ".join(_TOLD[Note(note)]) if note in set(Note) else note
+    what = "; ".join(_DESCRIPTIONS[Note(note)]) if note in set(Note) else note
     return f"{count:,} {unit if count == 1 else unit + 's'}: {what}"
 
 
 def reason_and_remedy(note: Note) -> tuple[str, str]:
-    """What an error says of a row with this note."""
-    what, remedy = _TOLD[note]
+    """Returns the reason and the remedy of an error for a row with this note."""
+    what, remedy = _DESCRIPTIONS[note]
     return what, remedy[0].upper() + remedy[1:]
 
 
 def joined_notes(*parts: NotedRows) -> NotedRows:
-    """All notes of some parts of a batch, whose rows are numbered alike."""
+    """Merges the notes of parts of a batch that share their row numbers."""
     found: dict[Note, list[Int64]] = {}
     for part in parts:
         for note, rows in part.items():
@@ -151,8 +151,8 @@ def joined_notes(*parts: NotedRows) -> NotedRows:
     return {note: np.unique(np.concatenate(rows)) for note, rows in found.items()}
 
 
-def to_runs(rows: Int64) -> list[int]:
-    """Sorted numbers as the starts and ends of their runs: [2, 3, 4, 9] is [2, 5, 9, 10]."""
+def rows_to_runs(rows: Int64) -> list[int]:
+    """Encodes sorted numbers as starts and ends of runs: [2, 3, 4, 9] becomes [2, 5, 9, 10]."""
     import numpy as np
 
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -161,8 +161,8 @@ def to_runs(rows: Int64) -> list[int]:
     return np.stack((starts, ends), axis=1).reshape(-1).tolist()
 
 
-def of_runs(runs: list[int]) -> Int64:
-    """The numbers that `to_runs` wrote."""
+def runs_to_rows(runs: list[int]) -> Int64:
+    """Decodes the numbers that `rows_to_runs` encoded."""
     import numpy as np
 
     return np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in zip(runs[::2], runs[1::2], strict=True))])

@@ -1,21 +1,22 @@
-"""Rows to conversations: the bytes of one JSON object and a mapping enter, normalised conversations leave.
+"""Reads rows, the bytes of JSON objects, as normalised conversations.
 
-One conversation per row, two of a preference row (chosen, rejected). A row is either read completely or
-refused with a RowError whose `kind` is stable; nothing is guessed and nothing is dropped. A plain row of four
-messages costs about 2 µs besides parsing.
+A row has one conversation; a preference row has two (chosen, rejected). A row is either read completely or refused with
+a RowError whose `kind` is stable; nothing is guessed and nothing is dropped. A plain row of four messages costs about
+2 µs besides parsing.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
+from penstock.chat.extra_columns import Chat, ChatColumns
 from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, label_of
-from penstock.chat.formats_columns import Chat, ChatColumns
-from penstock.chat.formats_json import LargeInteger, a_kind, check_integers, parse_row, parse_row_exactly
-from penstock.chat.formats_messages import MessageReader, NormalizedMessages
-from penstock.chat.formats_preference import shared_text, whole_sides
+from penstock.chat.json_rows import LargeInteger, check_integers, describe_type, parse_row, parse_row_exactly
+from penstock.chat.messages import MessageReader, NormalizedMessages
 from penstock.chat.notes import Note
 from penstock.errors import RowError
 
@@ -25,11 +26,11 @@ _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 
 
 class RowReader:
-    """Reads rows as a mapping says."""
+    """Reads rows according to a mapping."""
 
     def __init__(self, mapping: Mapping, *, exact: bool = False) -> None:
         self._mapping = mapping
-        self._exact = exact  # rows come with integers of any size
+        self._exact = exact  # whether rows are parsed with exact integers
         self._columns = dict(mapping.columns)
         self._reader = MessageReader(mapping)
         self._chat = ChatColumns(mapping)
@@ -37,7 +38,7 @@ class RowReader:
         self._read = self._reader_of(mapping.format)
 
     def conversations(self, row: bytes) -> tuple[Conversation, ...]:
-        """The conversations of one row: one, or two of a preference row. Raises RowError."""
+        """Returns the conversation of a row, or both of a preference row. Raises RowError."""
         record = parse_row(row)
         try:
             found = self._read(record)
@@ -47,7 +48,7 @@ class RowReader:
         return tuple(conversation._replace(notes=notes) for conversation in found) if notes else found
 
     def _notes(self, record: Record) -> tuple[Note, ...]:
-        """What the row has that is not used."""
+        """Returns notes on the parts of the row that aren't used."""
         unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
         label = record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO
         return (Note.LABEL_FALSE,) * label + (Note.COLUMN_UNUSED,) * unused
@@ -94,10 +95,10 @@ class RowReader:
         if type(chosen) is str and "query" not in self._columns and (prompt is None or type(prompt) is str):
             self._refuse_chat(record)
             if prompt is None:
-                prompt = shared_text(chosen, rejected)
+                prompt = _shared_text(chosen, rejected)
                 chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
             return self._pieces(prompt, chosen, "chosen"), self._pieces(prompt, rejected, "rejected")
-        sides = whole_sides(
+        sides = _whole_sides(
             self._prompt(record, prompt),
             self._side(chosen, "chosen"),
             self._side(rejected, "rejected"),
@@ -139,11 +140,13 @@ class RowReader:
     def _text(self, record: Record, purpose: str) -> str:
         value = self._value(record, purpose)
         if type(value) is not str:
-            raise RowError("bad_content", f"column {self._columns[purpose]!r} is {a_kind(value)}; expected a string")
+            raise RowError(
+                "bad_content", f"column {self._columns[purpose]!r} is {describe_type(value)}; expected a string"
+            )
         return value
 
     def _side(self, value: object, purpose: str) -> NormalizedMessages:
-        """An answer: a string, a message or a list of messages."""
+        """Reads an answer: a string, a message or a list of messages."""
         if type(value) is str:
             return NormalizedMessages([{"role": "assistant", "content": value}])
         return self._reader.read(value, self._columns[purpose])
@@ -156,12 +159,12 @@ class RowReader:
         return None if prompt is None else self._reader.read(prompt, self._columns["prompt"])
 
     def _question(self, record: Record) -> list[Message]:
-        """Earlier pairs and the question itself, as messages."""
+        """Returns earlier pairs and the question itself as messages."""
         messages: list[Message] = []
         column = self._columns["history"]
         history = record.get(column) or []
         if type(history) is not list:
-            raise RowError("bad_history", f"column {column!r} is {a_kind(history)}, not a list", _PAIRS)
+            raise RowError("bad_history", f"column {column!r} is {describe_type(history)}, not a list", _PAIRS)
         for number, pair in enumerate(history):
             if type(pair) is not list or len(pair) != 2 or not all(type(text) is str for text in pair):
                 raise RowError("bad_history", f"{column}[{number}] is not a pair of strings", _PAIRS)
@@ -174,14 +177,14 @@ class RowReader:
         return messages
 
     def _pieces(self, prompt: str, answer: str, purpose: str) -> Conversation:
-        """Two texts that no template renders; an empty prompt is none."""
+        """Returns a conversation of plain texts, which no template renders. An empty prompt is omitted."""
         if not answer:
             raise RowError("empty_text", f"column {self._columns[purpose]!r} is an empty string", "Remove the row")
         pieces = ((Role.USER, prompt), (Role.ASSISTANT, answer)) if prompt else ((Role.ASSISTANT, answer),)
         return Conversation([], pieces=pieces)
 
     def _refuse_chat(self, record: Record) -> None:
-        """Plain strings are not rendered, so a system prompt or tools beside them would be lost."""
+        """Refuses a system prompt or tools beside plain strings: no template renders these rows, so they'd be lost."""
         for name, value in zip(("tools", "system", "variables"), self._chat.read(record), strict=True):
             if value:
                 raise RowError(
@@ -213,3 +216,56 @@ class RowReader:
         if not self._exact:
             check_integers([*loose, tools, variables])
         return Conversation(messages, tools, weights, variables)
+
+
+# -- preference rows ----------------------------------------------------------------------------------------------
+
+
+def _whole_sides(
+    prompt: NormalizedMessages | None, chosen: NormalizedMessages, rejected: NormalizedMessages, names: tuple[str, str]
+) -> tuple[NormalizedMessages, NormalizedMessages]:
+    """Returns both sides as whole conversations with a common beginning, each ending in an assistant message.
+
+    A side may be the answer alone or the whole conversation; without a prompt column, the prompt is what both share.
+    """
+    for side, name in ((chosen, names[0]), (rejected, names[1])):
+        role = side.messages[-1]["role"]
+        if role != "assistant":
+            raise RowError("no_assistant", f"{name} ends in a message of role {role}; expected assistant")
+    if prompt is None:
+        if not _shared(chosen.messages, rejected.messages):
+            raise RowError(
+                "prompt_mismatch",
+                f"{names[0]} and {names[1]} have no message in common and the row has no prompt",
+                "Name the prompt's column with --prompt-key, or start both with the same messages",
+            )
+        return chosen, rejected
+    if _starts_with(chosen.messages, prompt.messages) and _starts_with(rejected.messages, prompt.messages):
+        return chosen, rejected
+    for side, name in ((chosen, names[0]), (rejected, names[1])):
+        role = side.messages[0]["role"]
+        if role in ("system", "user"):
+            raise RowError(
+                "prompt_mismatch",
+                f"{name} starts with a message of role {role} that is not the row's prompt",
+                "Give only the answer there, or repeat the prompt exactly in both",
+            )
+    return prompt.then(chosen), prompt.then(rejected)
+
+
+def _shared_text(chosen: str, rejected: str) -> str:
+    """Returns the common prefix of two strings without its last word: an answer never starts inside a word."""
+    most = min(len(chosen), len(rejected))
+    length = bisect_left(range(most), True, key=lambda i: chosen[: i + 1] != rejected[: i + 1])
+    word = len(list(takewhile(lambda character: not character.isspace(), reversed(chosen[:length]))))
+    return chosen[: max(0, length - word - 1)]
+
+
+def _starts_with(messages: list[Message], prompt: list[Message]) -> bool:
+    """Whether a side repeats the prompt, possibly after a system prompt of its own."""
+    skip = int(messages[0]["role"] == "system" and prompt[0]["role"] != "system")
+    return len(messages) > len(prompt) + skip and messages[skip : skip + len(prompt)] == prompt
+
+
+def _shared(chosen: list[Message], rejected: list[Message]) -> bool:
+    return len(chosen) > 1 and len(rejected) > 1 and chosen[0] == rejected[0]

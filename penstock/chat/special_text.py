@@ -1,4 +1,4 @@
-"""Special tokens and turn markers that stand in the text of messages, before any template has seen it."""
+"""Finds special tokens and turn markers in the text of messages, before a template renders it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from penstock.chat.conversation import Conversation
 
 
 class SpecialTextFinder:
-    """Finds texts, the needles, in all strings of conversations: keys and values of messages and tools."""
+    """Searches all strings of conversations, including keys, for a set of texts (the needles)."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        # One-character and white-space tokens (such as "\n") are ordinary text that templates print, too.
+        # One-character and whitespace tokens (such as "\n") are ordinary text that templates also print.
         found = {content for content in contents if len(content) > 1 and not content.isspace()}
         self.needles = sorted(found, key=lambda content: (-len(content.encode()), content))
         self._pattern = re.compile("|".join(map(re.escape, self.needles))) if found else None
 
     def first(self, conversation: Conversation) -> str | None:
-        """The first needle in a conversation's text, if there is one."""
+        """Returns the first needle in a conversation's text, or None."""
         if self._pattern is None:
             return None
         values = [conversation.messages, conversation.tools, [text for _, text in conversation.pieces or ()]]
@@ -29,7 +29,7 @@ class SpecialTextFinder:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in a value made of JSON types, in order; iterative, since rows may be nested deeply."""
+    """Yields all strings in a JSON value in order; iteratively, because rows may be nested deeply."""
     todo = [value]
     while todo:
         item = todo.pop()

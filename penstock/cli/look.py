@@ -156,11 +156,11 @@ def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[in
     """The items of a view whose rows have a note, listed with their places."""
     import numpy as np
 
-    from penstock.chat.notes import told
+    from penstock.chat.notes import describe_note
 
     numbers = dataset.noted(note)
     items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
-    console.print(f"{note}: {told(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
+    console.print(f"{note}: {describe_note(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
     files = dataset.notes.get("files", [])
     for k, item in enumerate(items):
         place = view[item].row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.chat.notes import Note, told
+from penstock.chat.notes import Note, describe_note
 from penstock.look.stats import Stats
 from penstock.view.settings import ViewSettings
 
@@ -70,7 +70,7 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
     found += _of_loss(stats, settings or ViewSettings())
     for note, count in stats.build.get("notes", {}).items():
         level = Level.NOTE if note in _INFORMATIVE else Level.WRONG
-        found.append(Advice(level, f"Prepared: {note.replace('_', ' ')}", f"{told(note, count)}.", count))
+        found.append(Advice(level, f"Prepared: {note.replace('_', ' ')}", f"{describe_note(note, count)}.", count))
     order = list(Level)
     return sorted(found, key=lambda one: (order.index(one.level), -one.rows))
 

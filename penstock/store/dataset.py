@@ -165,7 +165,7 @@ class StoredDataset:
         """Numbers of the examples (of pairs: of the pairs) whose rows have a note, such as `tools_dropped`."""
         import numpy as np
 
-        from penstock.chat.notes import of_runs
+        from penstock.chat.notes import runs_to_rows
 
         if note not in self.ledger["notes"]:
             known = ", ".join(self.ledger["notes"]) or "none"
@@ -175,7 +175,7 @@ class StoredDataset:
             runs = self.shard_meta(shard).noted.get(note)
             if runs:
                 rows = self.columns(shard).rows[::sides]
-                found.append(np.flatnonzero(np.isin(rows, of_runs(runs))) + before)
+                found.append(np.flatnonzero(np.isin(rows, runs_to_rows(runs))) + before)
             before += examples // sides
         return np.concatenate(found)
 

@@ -1,4 +1,4 @@
-"""Ids of tokenizer.json against those of AutoTokenizer: differences are found, named, and the user's choice is kept."""
+"""Compares the ids of tokenizer.json with AutoTokenizer: differences are found and named, and the option decides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder_of(path: Path, tokenizer_json: bytes, config: dict[str, Any], /, **fi
 
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
-    """As GPT-4o's: another splitting rule than GPT2Tokenizer's own."""
+    """Like GPT-4o's tokenizer: its pre-tokenizer differs from GPT2Tokenizer's."""
     tokenizer = Tokenizer(models.BPE())
     rule = pre_tokenizers.Split("\n", "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -57,7 +57,7 @@ def gpt2(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Callable[..., Path]:
-    """As Mistral's first: a normaliser that LlamaTokenizer replaces."""
+    """Like Mistral's first tokenizer: LlamaTokenizer replaces its normaliser."""
     config = {"tokenizer_class": "LlamaTokenizer", "chat_template": TEMPLATE, "eos_token": "</s>"}
 
     def made(**files: Any) -> Path:
@@ -84,22 +84,22 @@ def ids_of_auto(folder: Path) -> list[int]:
     return ids
 
 
-def test_gpt2s_splitting_rule_is_found(gpt2: Path) -> None:
+def test_a_difference_in_the_pre_tokenizer_is_found(gpt2: Path) -> None:
     found = compare(gpt2, load_tokenizer(gpt2).tokenizer_json)
     assert found.name.startswith("GPT2Tokenizer of transformers ")
     assert found.difference.startswith("pre_tokenizer: ")
     assert "for example '" in found.difference and " with the file and " in found.difference
 
 
-def test_llamas_normaliser_is_found(llama: Callable[..., Path]) -> None:
+def test_a_difference_in_the_normaliser_is_found(llama: Callable[..., Path]) -> None:
     folder = llama()
     found = compare(folder, load_tokenizer(folder).tokenizer_json)
     assert found.name.startswith("LlamaTokenizer") and found.difference.startswith("normalizer: ")
 
 
 @pytest.mark.parametrize("files", [{}, {"config": {"model_type": "mistral"}}], ids=["alone", "with config.json"])
-def test_the_comparison_is_right_about_ids(llama: Callable[..., Path], files: dict[str, Any]) -> None:
-    """Whatever the folder's classes do with this release of transformers."""
+def test_the_comparison_agrees_with_the_ids(llama: Callable[..., Path], files: dict[str, Any]) -> None:
+    """Holds for any release of transformers, whatever the tokenizer class does."""
     folder = llama(**files)
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
     theirs = Tokenizer.from_str(load_auto(folder).tokenizer_json.decode())
@@ -108,7 +108,7 @@ def test_the_comparison_is_right_about_ids(llama: Callable[..., Path], files: di
     assert bool(compare(folder, load_tokenizer(folder).tokenizer_json).difference) is not same
 
 
-def test_a_folder_without_a_class_is_taken_as_it_is(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_class_is_used_as_is(tokenizer: Path, tmp_path: Path) -> None:
     data = (tokenizer / "tokenizer.json").read_bytes()
     for number, config in enumerate(({}, {"tokenizer_class": "PreTrainedTokenizerFast"})):
         folder = folder_of(tmp_path / str(number), data, {**config, "eos_token": "<|im_end|>"})
@@ -153,7 +153,7 @@ def test_the_remedies_work(rows: Path, gpt2: Path, tmp_path: Path) -> None:
     assert "goes by tokenizer.json, too" in plain.tokenizer
 
 
-def test_the_result_is_kept(rows: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_is_cached(rows: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("loaded again")
 
@@ -191,8 +191,8 @@ def test_the_comparison_is_quick(deepseek: Path, tmp_path: Path) -> None:
     assert time.process_time() - begin < 0.5
 
 
-def test_a_new_process_compares_beside_the_build(rows: Path, gpt2: Path, tmp_path: Path) -> None:
-    """As from the command line: transformers is not imported into the build's own process."""
+def test_the_comparison_runs_in_another_process(rows: Path, gpt2: Path, tmp_path: Path) -> None:
+    """As from the command line: the process of the build doesn't import transformers."""
     program = (
         "import sys, penstock as ps\n"
         "source, tokenizer, cache = sys.argv[1:]\n"
@@ -206,7 +206,9 @@ def test_a_new_process_compares_beside_the_build(rows: Path, gpt2: Path, tmp_pat
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_training_takes_only_datasets_of_its_tokenizer(rows: Path, gpt2: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_training_accepts_only_datasets_of_its_tokenizer(
+    rows: Path, gpt2: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     for how in ("auto", "file"):
         dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as=how).dataset
         assert _opened(dataset.path, str(gpt2), None).key == dataset.key

@@ -1,4 +1,4 @@
-"""Each kind of bad input: its clear error with file and line, nothing lost, and a ledger that adds up."""
+"""Every kind of bad input gives an error with file and line; nothing is lost, and the ledger adds up."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BAD: dict[str, tuple[object, str, str]] = {
 
 @pytest.fixture
 def picky(tokenizer: Path, tmp_path: Path) -> Path:
-    """The bundled template, but one that refuses a word and knows no tools."""
+    """A variant of the bundled template that refuses a word and doesn't print tools."""
     path = tmp_path / "picky.jinja"
     path.write_text(
         "{% for m in messages %}{% if m.content == 'RAISE' %}{{ raise_exception('RAISE is not allowed') }}{% endif %}"
@@ -74,12 +74,12 @@ def test_error_names_file_line_and_remedy(
     assert caught.value.kind == kind
     assert str(caught.value).startswith(f"{source}:3: ")
     assert text in str(caught.value)
-    # the slice is there with its rejected row: another run says the same
+    # the slice is stored with its rejected row: another run raises the same error
     with pytest.raises(RowError, match=r"rows\.jsonl:3: "):
         ps.prepare(source, tokenizer=tokenizer, template=picky, cache=tmp_path / "c")
 
 
-def test_quarantine_keeps_the_rest_and_everything_that_was_set_aside(
+def test_quarantine_keeps_good_rows_and_stores_bad_ones(
     write_rows: Rows, tokenizer: Path, picky: Path, tmp_path: Path
 ) -> None:
     source = write_rows([GOOD, *(row for row, _, _ in BAD.values()), "", GOOD])
@@ -92,7 +92,7 @@ def test_quarantine_keeps_the_rest_and_everything_that_was_set_aside(
     assert [entry["where"] for entry in aside] == [f"{source}:{n}" for n in range(2, 2 + len(BAD))]
     assert aside[0]["data"] == '{"messages": ['
     assert aside[list(BAD).index("invalid UTF-8")]["data"] == {"base64": "eyJtZXNzYWdlcyI6ICL/In0="}
-    # the same slices under `error` still stop
+    # the same slices still stop a build with `error`
     with pytest.raises(RowError, match=r"rows\.jsonl:2: "):
         ps.prepare(source, **options)
 
@@ -126,7 +126,7 @@ def test_tool_calls_that_the_template_drops(write_rows: Rows, tokenizer: Path, p
         (b'{"foo": 1, "bar": 2}\n', SourceError, "foo"),
     ],
 )
-def test_files_that_say_nothing(
+def test_files_without_rows(
     content: bytes, error: type[PenstockError], text: str, tmp_path: Path, tokenizer: Path
 ) -> None:
     source = tmp_path / "x.jsonl"
@@ -135,7 +135,7 @@ def test_files_that_say_nothing(
         ps.prepare(source, tokenizer=tokenizer, cache=tmp_path / "c")
 
 
-def test_wrong_calls(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_invalid_arguments(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     source = examples / "data" / "chats.jsonl"
     with pytest.raises(UsageError, match="unknown option 'tokeniser'. Did you mean 'tokenizer'?"):
         ps.prepare(source, tokeniser="x")

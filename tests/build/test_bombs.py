@@ -1,4 +1,4 @@
-"""Small files that unpack to much, and long rows: memory stays bounded, and the rows beside them are served."""
+"""Decompression bombs and long rows: memory stays bounded, and the other rows are prepared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps([ds.ledger, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def prepared(source: Path, **options: Any) -> tuple[dict[str, Any], int]:
-    """The ledger of a build in a process of its own, and by how many megabytes the process grew."""
+    """Builds in a new process; returns the ledger and the growth of the process in megabytes."""
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(source), json.dumps({k: str(v) for k, v in options.items()})],
         capture_output=True,
@@ -50,16 +50,16 @@ def repeated(text: str, count: int, *more: str) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays([0] * count + list(range(1, 1 + len(more))), [text, *more])
 
 
-def test_rows_over_the_limit_are_never_unpacked(tmp_path: Path, tokenizer: Path) -> None:
+def test_rows_over_the_limit_are_never_decoded(tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "bomb.parquet"
     pq.write_table(pa.table({"text": repeated("x" * 40_000_000, 20, "a", "b")}), source, compression="zstd")
     assert source.stat().st_size < 10_000
     ledger, grown = prepared(source, tokenizer=tokenizer, cache=tmp_path / "c")
     assert ledger["kept"] == 2 and ledger["rejected"] == {"row_too_large": 20}
-    assert grown < 400  # the dictionary is read as it stands: once packed, once unpacked
+    assert grown < 400  # the dictionary is in memory twice: encoded and decoded
 
 
-def test_columns_that_nobody_reads_are_not_read(tmp_path: Path, tokenizer: Path) -> None:
+def test_unused_columns_are_not_read(tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "bomb.parquet"
     pq.write_table(pa.table({"text": ["a"] * 20, "blob": repeated("x" * 40_000_000, 20)}), source, compression="zstd")
     ledger, grown = prepared(source, tokenizer=tokenizer, cache=tmp_path / "c", max_row_bytes=1000)
@@ -67,7 +67,7 @@ def test_columns_that_nobody_reads_are_not_read(tmp_path: Path, tokenizer: Path)
     assert grown < 150
 
 
-def test_rows_of_lists_are_measured_before_they_are_unpacked(tmp_path: Path, tokenizer: Path) -> None:
+def test_rows_of_lists_are_measured_before_they_are_decoded(tmp_path: Path, tokenizer: Path) -> None:
     turns = [{"role": "user", "content": "x" * 20_000}, {"role": "assistant", "content": "y"}]
     table = pa.table({"messages": [turns * n for n in (1, 100, 2)]})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -81,7 +81,7 @@ def test_rows_of_lists_are_measured_before_they_are_unpacked(tmp_path: Path, tok
     assert ds.ledger["rejected"] == {"row_too_large": 1} and len(ds) == 2
 
 
-def test_a_column_that_unpacks_to_very_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_decompresses_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MAX_UNPACKED_BYTES", 1 << 20)
     pq.write_table(pa.table({"text": ["x" * 4_000_000]}), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(SourceError, match=r"a\.parquet: text in row group 0 unpacks from .* to 4,000,052 bytes"):
@@ -105,7 +105,7 @@ def write_arrow(path: Path, table: pa.Table, compression: str | None = "zstd", r
         writer.write_table(table, rows)
 
 
-def test_a_compressed_batch_that_unpacks_to_very_much_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_batch_that_decompresses_to_too_much_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     table = pa.table({"text": ["x" * 40_000_000] * 10})
     write_arrow(tmp_path / "bomb.arrow", table)
     with pytest.raises(SourceError, match=r"batch unpacks from .* to 400,\d+,\d+ bytes. Write .* smaller record"):
@@ -113,7 +113,7 @@ def test_a_compressed_batch_that_unpacks_to_very_much_is_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compressed_batches_are_the_plain_ones(tmp_path: Path, tokenizer: Path, compression: str) -> None:
+def test_compressed_batches_equal_uncompressed_ones(tmp_path: Path, tokenizer: Path, compression: str) -> None:
     rows = [{"text": f"{'word ' * n}{n}", "blob": b"x" * n, "n": n or None} for n in range(300)]
     for name, codec in (("plain", None), ("packed", compression)):
         write_arrow(tmp_path / f"{name}.arrow", pa.Table.from_pylist(rows), codec, rows=40)
@@ -122,7 +122,7 @@ def test_compressed_batches_are_the_plain_ones(tmp_path: Path, tokenizer: Path, 
     assert [item.input_ids.tolist() for item in packed] == [item.input_ids.tolist() for item in plain]
 
 
-def test_what_a_message_says_of_its_batch(tmp_path: Path) -> None:
+def test_sizes_in_the_header_of_an_arrow_message(tmp_path: Path) -> None:
     table = pa.table({"text": ["x" * 100_000, None], "numbers": [[1, 2], []]})
     write_arrow(tmp_path / "a.arrow", table)
     with pa.memory_map(str(tmp_path / "a.arrow")) as file:
@@ -142,7 +142,7 @@ def test_run_end_encoded_columns_are_refused(tmp_path: Path) -> None:
         discover([tmp_path / "bomb.arrow"]).peek()
 
 
-def test_names_of_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
+def test_unread_columns_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "blob": [b"x"], 'ü"': [1]}), tmp_path / "a.parquet")
     rows = discover([tmp_path / "a.parquet"]).peek(columns=frozenset(["text"]))
     assert [json.loads(row) for row in rows] == [{"text": "a", "blob": True, 'ü"': True}]
@@ -150,7 +150,7 @@ def test_names_of_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
     assert [json.loads(row) for row in rows] == [{"text": True, "blob": True, 'ü"': True}]
 
 
-def test_a_first_row_over_the_limit_is_not_looked_at(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_first_row_over_the_limit_is_skipped_by_detection(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     good = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     source = write_rows([{"unlike": "x" * 5000}, good])
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
@@ -178,7 +178,7 @@ def test_long_texts_are_encoded_in_pieces_to_the_same_tokens(encoder: Encoder) -
     assert encoder.reference([text, b"x", text]).ids.tolist() == [*whole, *encoder._by_reference([b"x"])[0], *whole]
 
 
-def test_a_long_row_takes_a_bounded_multiple_of_its_bytes(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_memory_of_a_long_row_is_bounded(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "some words " * 700_000}, {"role": "assistant", "content": "a"}]
     ledger, grown = prepared(write_rows([{"messages": turns}]), tokenizer=tokenizer, cache=tmp_path / "c")
     assert ledger["kept"] == 1
@@ -186,9 +186,7 @@ def test_a_long_row_takes_a_bounded_multiple_of_its_bytes(write_rows: Any, token
 
 
 @pytest.mark.parametrize("text", ["x" * 4_100_000, " " * 4_100_000, "<|im_end|>" + "é" * 2_100_000])
-def test_text_that_no_tokenizer_can_take_in_parts_is_refused(
-    text: str, write_rows: Any, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_long_text_without_a_safe_cut_is_refused(text: str, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": "a"}]} for c in ("q", text)]
     for fast in (True, False):
         with pytest.raises(RowError, match=r"rows\.jsonl:2: 4,\d+,\d+ bytes of the text have no place where") as caught:
@@ -198,7 +196,7 @@ def test_text_that_no_tokenizer_can_take_in_parts_is_refused(
         ps.prepare(write_rows([{"text": "a"}, {"text": text}]), tokenizer=tokenizer, cache=tmp_path / "plain")
 
 
-def test_a_panic_is_the_error_of_its_row(
+def test_a_panic_rejects_only_its_row(
     write_rows: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oniguruma gives up on a run of 12 million spaces, and tokenizers panics."""
@@ -215,13 +213,13 @@ def test_a_panic_is_the_error_of_its_row(
         ps.prepare(source, fast=False, **options)
 
 
-def test_a_panic_of_the_fast_engine_leaves_the_reference(encoder: Encoder, tokenizer: Path) -> None:
+def test_a_panic_of_the_fast_engine_falls_back_to_the_reference(encoder: Encoder, tokenizer: Path) -> None:
     data = (tokenizer / "tokenizer.json").read_bytes()
     fast = Encoder(data, Vocabulary(data))
     assert fast._start_fast() == ""
 
     class PanicException(BaseException):
-        """What pyo3 raises has no importable name."""
+        """Stands in for pyo3's exception, which can't be imported."""
 
     class Broken:
         name = "gigatoken 1.0"

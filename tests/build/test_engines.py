@@ -1,4 +1,4 @@
-"""What pipelines make of rows is the same with the fast engines and without; why the reference served is told."""
+"""Pipelines give the same results with and without the fast engines, and report why the reference was used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 from tests.regions.splitting import assistant, calls, returns, user
@@ -29,7 +29,7 @@ def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) ->
 
 
 def results(tokenizer: Path, rows: Sequence[Any], **options: Any) -> tuple[Pipeline, SliceResult, SliceResult]:
-    """What becomes of rows, with the fast engines and without."""
+    """Runs rows with and without the fast engines."""
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
     slow = pipeline(tokenizer, lines, False, **options).run(SliceRows(lines, list(range(1, len(lines) + 1))))
     quick = pipeline(tokenizer, lines, True, **options)
@@ -101,7 +101,7 @@ def test_a_mixed_batch_with_options(tokenizer: Path, option: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("place", ["tools", "arguments"])
-def test_rows_that_are_nested_very_deeply_are_refused_and_no_others(tokenizer: Path, place: str) -> None:
+def test_only_rows_nested_too_deeply_are_refused(tokenizer: Path, place: str) -> None:
     tools = [{**TOOL, "x": [5.5]}] if place == "tools" else None
     called = [{"type": "function", "function": {"name": "f", "arguments": {"x": [5.5]}}}]
     messages = TURNS if tools else [user("q"), assistant("", tool_calls=called), *TURNS]
@@ -116,7 +116,7 @@ def test_rows_that_are_nested_very_deeply_are_refused_and_no_others(tokenizer: P
 
 @pytest.fixture(scope="module")
 def two_templates(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled tokenizer with a template of its own for tools."""
+    """The bundled tokenizer with a separate template for tools."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
     text = (tokenizer / "chat_template.jinja").read_text()
@@ -146,7 +146,9 @@ def reasons(source: Path, tokenizer: Path, cache: Path, **options: Any) -> Count
     return Builder([source], chosen, None).run().progress.engines.get("render", Counter())
 
 
-def test_why_the_reference_served_is_told(write_rows: Callable[..., Path], tokenizer: Path, tmp_path: Path) -> None:
+def test_reasons_for_using_the_reference_are_reported(
+    write_rows: Callable[..., Path], tokenizer: Path, tmp_path: Path
+) -> None:
     usual = [{"messages": TURNS}, {"messages": TURNS, "tools": [TOOL], "chat_template_kwargs": {"x": 0.5}}]
     assert reasons(write_rows(usual), tokenizer, tmp_path / "usual") == {}
     big = {"messages": TURNS, "tools": [{**TOOL, "x": 10**30}]}

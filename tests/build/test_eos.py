@@ -26,7 +26,7 @@ END = "<|im_end|>"  # of the bundled tokenizer
         ("never", "Plain.", "Plain."),
     ],
 )
-def test_text_ends_as_told(
+def test_text_ends_as_the_option_says(
     eos: str, text: str, trained: str, tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     dataset = ps.prepare(write_rows([{"text": text}]), tokenizer=tokenizer, eos=eos, cache=tmp_path / "cache")
@@ -37,7 +37,9 @@ def test_text_ends_as_told(
     )
 
 
-def test_both_answers_of_a_pair_end(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_both_answers_of_a_pair_get_an_end_token(
+    tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
     rows = write_rows([{"prompt": "Best?", "chosen": " This.", "rejected": " That."}])
     dataset = ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path / "cache")
     pair = dataset.view()[0]
@@ -57,13 +59,13 @@ def test_without_an_end_token(tokenizer: Path, write_rows: Callable[..., Path], 
         ps.prepare(rows, tokenizer=tmp_path / "bare", eos="always", cache=tmp_path / "cache")
 
 
-def test_conversations_do_not_depend_on_it(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_conversations_ignore_the_option(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
     rows = write_rows([{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}])
     paths = {ps.prepare(rows, tokenizer=tokenizer, eos=eos, cache=tmp_path / "cache").path for eos in ("auto", "never")}
     assert len(paths) == 1
 
 
-def test_ids_and_masks_are_those_of_trl(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_ids_and_masks_equal_trl(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
     rows = [_row(random.Random(number)) for number in range(100)]
     dataset = ps.prepare(write_rows(rows), tokenizer=tokenizer, cache=tmp_path / "cache")
     view = dataset.view(max_length=None)
@@ -78,7 +80,7 @@ def _row(chance: random.Random) -> dict[str, str]:
 
 
 def prepared_by_trl(rows: list[dict[str, str]], tokenizer: Path, folder: Path) -> list[tuple[list[int], list[bool]]]:
-    """The ids and masks that TRL's SFTTrainer makes of rows with prompt and completion."""
+    """Returns the ids and masks of TRL's SFTTrainer for rows with prompt and completion."""
     datasets = pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
     trl = pytest.importorskip("trl")

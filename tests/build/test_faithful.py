@@ -1,4 +1,4 @@
-"""`--turns faithful`: every assistant turn stands in the context that inference shows, on any template."""
+"""`--turns faithful`: every assistant turn has the context of inference, with any template."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def oracle(tokenizer: Path) -> Any:
 
 @pytest.fixture
 def prepare(tokenizer: Path, tmp_path: Path, write_rows: Rows) -> Callable[..., ps.Dataset]:
-    """Prepare conversations with a template, faithfully unless told otherwise."""
+    """Prepares conversations with a template, by default with `turns="faithful"`."""
 
     def run(chats: list[list[dict[str, Any]]], template: str, **options: Any) -> ps.Dataset:
         file = tmp_path / "template.jinja"
@@ -94,8 +94,8 @@ def test_turns_equal_transformers(prepare: Callable[..., ps.Dataset], oracle: An
     ds = prepare(CHATS, template, regions="structure", dropped_tool_calls="keep", on_bad_row="quarantine")
     result = check(ds, Truth(oracle, template))
     assert result.wrong == []
-    told = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
-    assert result.turns == result.trained or told or ds.ledger["regions_unknown"]
+    noted = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
+    assert result.turns == result.trained or noted or ds.ledger["regions_unknown"]
 
 
 def test_rewritten_turns_get_chains(prepare: Callable[..., ps.Dataset]) -> None:
@@ -117,7 +117,7 @@ def test_turns_that_extend_each_other_share_a_chain(prepare: Callable[..., ps.Da
 
 
 def view_messages(ds: ps.Dataset, item: int, **options: Any) -> list[int]:
-    """The messages that an item trains."""
+    """Returns the messages that an item trains."""
     example = ds.view(**options).example(item)
     owners = np.repeat(np.arange(len(example.runs.roles)), example.runs.lengths)
     return np.unique(example.runs.messages[owners[example.loss_mask]]).tolist()
@@ -153,7 +153,7 @@ SPLICED = (
 )
 
 
-def test_where_the_prompt_has_more_it_rules(prepare: Callable[..., ps.Dataset]) -> None:
+def test_a_longer_prompt_takes_precedence(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:1], SPLICED)
     view = ds.view()
     texts = [b"".join(ds.vocabulary.token_bytes[t] for t in view.example(i).input_ids).decode() for i in range(2)]
@@ -161,7 +161,7 @@ def test_where_the_prompt_has_more_it_rules(prepare: Callable[..., ps.Dataset]) 
     assert [view_messages(ds, item) for item in range(2)] == [[1], [3]]
 
 
-def test_an_answer_that_can_not_be_established_is_context(prepare: Callable[..., ps.Dataset]) -> None:
+def test_an_answer_with_an_undetermined_start_is_context(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:2], SPLICED.replace("\n\n</think>\n\n", "\n"))
     assert ds.ledger["notes"]["turn_unsettled"] == 2
     assert ds.view(train_on="all_tokens").ledger.trained > 0
@@ -169,18 +169,18 @@ def test_an_answer_that_can_not_be_established_is_context(prepare: Callable[...,
         ds.view()
 
 
-def test_messages_behind_the_last_answer_may_be_left_out(prepare: Callable[..., ps.Dataset]) -> None:
+def test_messages_after_the_last_answer_may_be_left_out(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare([[user("a"), says("b", "c"), user("d")]], QWEN)
     assert ds.ledger["notes"] == {"trailing_messages": 1} and len(ds) == 1
 
 
-def test_a_conversation_that_an_assistant_opens_has_no_prompt_there(prepare: Callable[..., ps.Dataset]) -> None:
+def test_an_opening_assistant_message_has_no_prompt(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare([[says("hello"), user("a"), says("b")]], QWEN)
     assert ds.ledger["notes"]["turn_refused"] == 1
     assert view_messages(ds, 0) == [2]
 
 
-# -- what a view, a loader and an export make of chains
+# -- chains in views, loaders and exports
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_a_message_is_trained_once(chains: ps.Dataset, policy: str) -> None:
         assert len(found) == wanted
 
 
-def test_a_row_s_chains_stay_on_one_side_of_a_holdout(chains: ps.Dataset) -> None:
+def test_a_holdout_never_splits_the_chains_of_a_row(chains: ps.Dataset) -> None:
     for holdout in (0.5, 3):
         parts = [{p for p, _ in rows_trained(chains, holdout=holdout, part=part)} for part in ("train", "held_out")]
         columns = chains.columns(0)
@@ -256,7 +256,7 @@ def test_loaders_resume_at_every_step_on_any_number_of_ranks(chains: ps.Dataset,
         assert [sorted(item for batch in step for item in batch.items.tolist()) for step in steps] == items
 
 
-def test_exports_hold_the_view_s_examples(chains: ps.Dataset, tmp_path: Path) -> None:
+def test_exports_hold_the_examples_of_the_view(chains: ps.Dataset, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     view = chains.view(max_length=64)
@@ -275,7 +275,7 @@ def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
     assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.examples))
 
 
-def test_prefixes_that_lead_astray_are_damage(chains: ps.Dataset) -> None:
+def test_invalid_prefixes_are_corruption(chains: ps.Dataset) -> None:
     columns = chains.columns(0)
     assert columns.prefixes is not None
     check_prefixes(columns)
@@ -291,7 +291,7 @@ def test_prefixes_that_lead_astray_are_damage(chains: ps.Dataset) -> None:
 # -- the cache
 
 
-def test_appending_workers_and_forcing_change_no_byte(
+def test_shards_are_identical_after_append_force_and_with_workers(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -318,17 +318,17 @@ def test_appending_workers_and_forcing_change_no_byte(
     assert wanted == build("once", len(lines), workers="1", force=True)
 
 
-def test_conversation_recipes_know_nothing_of_it(prepare: Callable[..., ps.Dataset]) -> None:
+def test_recipes_of_conversation_mode_are_unchanged(prepare: Callable[..., ps.Dataset]) -> None:
     assert "turns" not in prepare(CHATS[:1], QWEN, turns="conversation").recipe
     assert prepare(CHATS[:1], QWEN).recipe["turns"] == "faithful"
 
 
-def test_what_can_not_be_faithful_is_refused(tokenizer: Path, write_rows: Rows) -> None:
+def test_unsupported_combinations_are_refused(tokenizer: Path, write_rows: Rows) -> None:
     pair = {"prompt": [user("a")], "chosen": [says("b")], "rejected": [says("c")]}
     with pytest.raises(UsageError, match="preference"):
         ps.prepare(write_rows([pair]), tokenizer=str(tokenizer), turns="faithful")
 
 
-def test_context_is_a_part_of_its_own(chains: ps.Dataset) -> None:
+def test_context_is_a_separate_part(chains: ps.Dataset) -> None:
     view = chains.view()
     assert any(Part.CONTEXT in view.example(k).runs.parts for k in range(len(view)))

@@ -1,4 +1,4 @@
-"""The same rows from every kind of source give the same tokens; named templates and variables are followed."""
+"""Equal rows from every kind of source give equal tokens; named templates and variables are used."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_splits_reuse_the_slices_of_the_whole(
     assert ds.locate(10).row == 50
 
 
-def test_a_tool_use_template_serves_rows_with_tools(
+def test_the_tool_use_template_renders_rows_with_tools(
     rows: list[dict[str, Any]], tokenizer: Path, tmp_path: Path
 ) -> None:
     from transformers import PreTrainedTokenizerFast

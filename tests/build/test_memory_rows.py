@@ -1,4 +1,4 @@
-"""Rows that a program holds: the same tokens as from a file, cached by content, and never a wrong hit."""
+"""Rows in memory: the same tokens as from a file, cached by content, and never a wrong hit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids(dataset: ps.Dataset) -> list[list[int]]:
 
 
 def hit(dataset: ps.Dataset, *sources: Any, **options: Any) -> bool:
-    """Does another call find what there is, having made nothing?"""
+    """Whether another call is a hit that builds nothing."""
     made: list[int] = []
     again = ps.prepare(*sources, on_progress=lambda p: made.append(p.slices_done), **options)
     return again.key == dataset.key and not any(made)
@@ -56,7 +56,7 @@ def test_rows_in_memory_give_the_tokens_of_the_file(
     assert hit(ps.prepare(rows, **options), iter(rows), **options)
 
 
-def test_selections_of_a_dataset_are_other_content(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_selections_of_a_dataset_are_different_content(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     options = {"tokenizer": tokenizer, "cache": tmp_path}
     data = datasets.Dataset.from_list(rows)
     plain, shuffled, few = (ps.prepare(d, **options) for d in (data, data.shuffle(seed=1), data.select(range(9))))
@@ -78,7 +78,7 @@ def test_a_changed_row_is_never_a_hit(rows: Rows, tokenizer: Path, tmp_path: Pat
     assert ids(before)[3] != ids(after)[3]
 
 
-def test_an_input_that_was_damaged_is_written_again(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_damaged_input_is_rewritten(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     data = datasets.Dataset.from_list(rows[:5])
     first = ps.prepare(data, tokenizer=tokenizer, cache=tmp_path)
     (kept,) = (tmp_path / "inputs").glob("*/*.arrow")
@@ -88,8 +88,8 @@ def test_an_input_that_was_damaged_is_written_again(rows: Rows, tokenizer: Path,
     assert ids(ps.prepare(data, tokenizer=tokenizer, cache=tmp_path)) == ids(first) != ids(other)
 
 
-def test_a_hundred_thousand_rows_are_found_within_a_second(tokenizer: Path, tmp_path: Path) -> None:
-    """Not one row of the second call becomes a Python value: the dataset gives Arrow tables alone."""
+def test_a_hit_on_a_hundred_thousand_rows_takes_under_a_second(tokenizer: Path, tmp_path: Path) -> None:
+    """The second call turns no row into Python values: the dataset yields Arrow tables only."""
     options = {"tokenizer": tokenizer, "cache": tmp_path}
     table = pa.table({"text": [f"row {n}" for n in range(100_000)]})
     data = datasets.Dataset(table)
@@ -114,7 +114,7 @@ class Listening(datasets.Dataset):
         raise AssertionError("walked row by row")
 
 
-def test_a_dataset_is_not_walked(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_dataset_is_not_iterated_row_by_row(tokenizer: Path, tmp_path: Path) -> None:
     data = Listening(pa.table({"text": ["a", "b"]}))
     ps.prepare(data, tokenizer=tokenizer, cache=tmp_path)
     assert Listening.asked == 0
@@ -137,7 +137,7 @@ def test_a_tokenizer_object_gives_the_ids_of_its_folder(rows: Rows, tokenizer: P
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "told"),
+    ("source", "error", "expected"),
     [
         ([{"text": "a"}, "b"], SourceError, r"<list>:2: a row is a str \('b'\), not a dict"),
         ([{"text": {1, 2}}], SourceError, "<list>:1: the row can't be written as JSON"),
@@ -147,10 +147,10 @@ def test_a_tokenizer_object_gives_the_ids_of_its_folder(rows: Rows, tokenizer: P
         ([], SourceError, "<list>: .*empty"),
     ],
 )
-def test_what_is_no_row_is_refused(
-    source: Any, error: type[Exception], told: str, tokenizer: Path, tmp_path: Path
+def test_objects_that_are_not_rows_are_refused(
+    source: Any, error: type[Exception], expected: str, tokenizer: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         ps.prepare(source, tokenizer=tokenizer, cache=tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_limit_of_a_split(examples: Path, tokenizer: Path, tmp_path: Path) -> No
         ps.prepare([], limit=0, **options)
 
 
-def test_inputs_go_with_their_datasets(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_inputs_are_removed_with_their_datasets(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     ps.prepare(rows[:3], tokenizer=tokenizer, cache=tmp_path)
     cache = Cache(tmp_path)
     collect_garbage(cache, older_than=-1.0)
@@ -198,7 +198,7 @@ def test_inputs_go_with_their_datasets(rows: Rows, tokenizer: Path, tmp_path: Pa
     assert not list((tmp_path / "inputs").glob("*/*"))
 
 
-def test_a_cache_that_can_only_be_read_serves_rows_in_memory(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_read_only_cache_serves_rows_in_memory(rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")
     first = ps.prepare(rows[:3], tokenizer=tokenizer, cache=tmp_path / "c")
@@ -209,7 +209,7 @@ def test_a_cache_that_can_only_be_read_serves_rows_in_memory(rows: Rows, tokeniz
 
 def test_progress_in_a_script(rows: Rows, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ps.prepare(rows[:3], tokenizer=tokenizer, cache=tmp_path)
-    assert capsys.readouterr() == ("", "")  # nobody watches a pipe
+    assert capsys.readouterr() == ("", "")  # no progress on a pipe
     ps.prepare(rows[:3], tokenizer=tokenizer, cache=tmp_path, progress=True)
     out, err = capsys.readouterr()
     assert out == ""

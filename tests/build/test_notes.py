@@ -1,4 +1,4 @@
-"""What is not used of rows, or dropped by a template, is counted by name and told in one line with its remedy."""
+"""Parts of rows that are unused or dropped by a template are counted by name and reported with a remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.chat.notes import Note, of_runs, reason_and_remedy, to_runs, told
+from penstock.chat.notes import Note, describe_note, reason_and_remedy, rows_to_runs, runs_to_rows
 from penstock.errors import RowError
 from tests.cli.test_cli import run
 
@@ -54,12 +54,12 @@ def test_a_weight_of_a_part_is_refused(key: str, write_rows: Any, tokenizer: Pat
         ps.prepare(write_rows([chat([part])]), tokenizer=tokenizer, cache=tmp_path / "c")
 
 
-def test_every_note_is_told_in_one_line() -> None:
+def test_every_note_is_described_in_one_line() -> None:
     for note in Note:
-        line = told(note.value, 1234)
+        line = describe_note(note.value, 1234)
         assert line.startswith("1,234 ") and "\n" not in line and note.value + " " not in line.partition(":")[0]
-    assert told("label_false", 1).startswith("1 row: the column 'label' is false")
-    assert told("of another version", 2) == "2 rows: of another version"
+    assert describe_note("label_false", 1).startswith("1 row: the column 'label' is false")
+    assert describe_note("of another version", 2) == "2 rows: of another version"
 
 
 # ---- what templates drop, by both engines alike
@@ -150,7 +150,7 @@ def test_notes_have_rows(case: str, fast: bool, write_rows: Any, tokenizer: Path
     assert ds.ledger["first_noted"]["column_unused"] == [0, 10]
 
 
-def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_notes_do_not_depend_on_the_engine(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)
     source = write_rows(ROWS * 40)
@@ -162,7 +162,7 @@ def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Pa
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         (ROWS[1], "rows.jsonl:2: the template never shows the tools. Use one that prints them (--template)"),
         (ROWS[6], "rows.jsonl:2: the template drops the name of a speaker. Use one that prints it"),
@@ -170,23 +170,21 @@ def test_notes_are_the_same_bytes_whatever_engine(write_rows: Any, tokenizer: Pa
         (chat(label=False), "rows.jsonl:2: the column 'label' is false"),
     ],
 )
-def test_what_is_dropped_can_be_an_error(
-    row: dict[str, Any], told: str, write_rows: Any, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_on_dropped_error(row: dict[str, Any], expected: str, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)
     source = write_rows([chat(), row])
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "cache": tmp_path / "c"}
     with pytest.raises(RowError) as caught:
         ps.prepare(source, **options, on_dropped="error")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert len(ps.prepare(source, **options)) == 2  # the slice is reused
     with pytest.raises(RowError) as caught:
         ps.prepare(source, **options, on_dropped="error")  # and refused when the dataset is there
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     done = run("prepare", source, "--tokenizer", tokenizer, "--template", template, "--cache", tmp_path / "c",
                "--on-dropped", "error")  # fmt: skip
-    assert done.returncode == 1 and told.partition(":2: ")[2][:30] in done.stderr
+    assert done.returncode == 1 and expected.partition(":2: ")[2][:30] in done.stderr
     ps.prepare(write_rows([chat()], name="good.jsonl"), **options, on_dropped="error")
 
 
@@ -217,7 +215,7 @@ def test_rows_with_a_note_are_listed_and_shown(write_rows: Any, tokenizer: Path,
     assert done.returncode == 2 and "Notes of this dataset: column_unused" in " ".join(done.stderr.split())
 
 
-def test_notes_of_pairs_and_of_rows_set_aside(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_notes_of_pairs_and_quarantined_rows(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "weight": k % 2 or None} for k in range(5)]
     ds = ps.prepare(write_rows(pairs), tokenizer=tokenizer, cache=tmp_path / "c")
     assert ds.noted("column_unused").tolist() == [1, 3] and len(ds) == 5
@@ -227,7 +225,7 @@ def test_notes_of_pairs_and_of_rows_set_aside(write_rows: Any, tokenizer: Path, 
     assert ds.ledger["notes"] == {"column_unused": 1} and ds.noted("column_unused").tolist() == [0]
 
 
-def test_notes_of_parquet_are_those_of_json_lines(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_notes_of_parquet_equal_those_of_json_lines(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [chat(functions=["f"]), chat(functions=None), chat(functions=["g"])]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
@@ -237,14 +235,14 @@ def test_notes_of_parquet_are_those_of_json_lines(write_rows: Any, tokenizer: Pa
 
 
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted))
-def test_runs_are_exact(rows: list[int]) -> None:
-    runs = to_runs(np.array(rows, np.int64))
-    assert of_runs(runs).tolist() == rows
+def test_runs_round_trip(rows: list[int]) -> None:
+    runs = rows_to_runs(np.array(rows, np.int64))
+    assert runs_to_rows(runs).tolist() == rows
     assert all(a < b for a, b in pairwise(runs)), "runs are as long as they can be"
 
 
-def test_every_note_has_its_place_in_the_docs() -> None:
+def test_every_note_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "notes.md").read_text()
     lines = re.findall(r"^\| `(\w+)` \| (yes|no) \| (.+) \| (.+) \|$", page, re.MULTILINE)
-    told_ones = {note: (note.is_loss, *reason_and_remedy(note)) for note in Note}
-    assert {Note(name): (loss == "yes", what, remedy) for name, loss, what, remedy in lines} == told_ones
+    described = {note: (note.is_loss, *reason_and_remedy(note)) for note in Note}
+    assert {Note(name): (loss == "yes", what, remedy) for name, loss, what, remedy in lines} == described

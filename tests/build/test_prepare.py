@@ -1,4 +1,4 @@
-"""prepare, end to end, on real parts: tokens equal transformers', shards do not depend on workers or engines."""
+"""`prepare` end to end: tokens equal those of transformers, shards don't depend on workers or engines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def build(source: Path, tokenizer: Path, cache: Path, **options: Any) -> Outcome
 
 
 def tree(cache: Path) -> dict[str, bytes]:
-    """Shards and manifests: what must not depend on time, host, path, workers or engine."""
+    """Reads shards and manifests, which must not depend on time, host, path, workers or engine."""
     files = [*cache.glob("shards/*/*.arrow"), *cache.glob("datasets/*/manifest.json")]
     return {str(f.relative_to(cache)): f.read_bytes() for f in files}
 
 
 def many_rows(count: int = 9000) -> list[dict[str, Any]]:
-    """Enough rows for several slices, with everything that makes rows differ."""
+    """Returns enough rows for several slices, of many kinds."""
     rows: list[dict[str, Any]] = []
     for n in range(count):
         text = f"Question {n}: {'größe ' * (n % 7)}{'日本語' * (n % 3)} {n * 7919 % 1013} " * 8
@@ -79,7 +79,7 @@ def test_pairs(examples: Path, tokenizer: Path, tmp_path: Path, reference: Any) 
     assert ds.view()[7].chosen.loss_mask.any()
 
 
-def test_a_hit_and_what_a_view_changes(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_hits_and_views(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     source = examples / "data" / "chats.jsonl"
     first = build(source, tokenizer, tmp_path)
     assert (first.hit, first.progress.slices_done) == (False, 1)
@@ -97,7 +97,7 @@ def test_a_hit_and_what_a_view_changes(examples: Path, tokenizer: Path, tmp_path
     assert tree(tmp_path) == before
 
 
-def test_workers_and_engines_do_not_change_a_byte(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_shards_do_not_depend_on_workers_or_engines(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows(many_rows())
     one = build(source, tokenizer, tmp_path / "one", workers="1")
     assert len(one.dataset.shards) > 1
@@ -135,7 +135,7 @@ def test_keys_with_quotes(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> 
     assert [message["content"] for message in ds.conversation(0)["messages"]] == ["q", "a"]
 
 
-def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_without_the_compiled_module(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows(many_rows(300))
     build(source, tokenizer, tmp_path / "with")
     program = "import sys; sys.modules['penstock.native._native'] = None; from penstock.cli import main; main()"
@@ -146,7 +146,7 @@ def test_without_what_is_compiled(write_rows: Rows, tokenizer: Path, tmp_path: P
     assert tree(tmp_path / "with") == tree(tmp_path / "without")
 
 
-def test_forms_of_the_same_rows_share_shards(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
+def test_equal_rows_in_other_files_share_shards(write_rows: Rows, tokenizer: Path, tmp_path: Path) -> None:
     rows = many_rows(200)
     source = write_rows(rows)
     zipped = tmp_path / "rows.jsonl.gz"
@@ -207,7 +207,7 @@ def test_string_prompts_and_completions(tmp_path: Path, write_rows: Rows, tokeni
     assert b"".join(table[t] for t in example.input_ids[example.loss_mask].tolist()) == b" 4.<|im_end|>"
 
 
-def test_weights_travel(tmp_path: Path, write_rows: Rows, tokenizer: Path) -> None:
+def test_weights_are_stored(tmp_path: Path, write_rows: Rows, tokenizer: Path) -> None:
     turns = [("a", None), ("b", 0.0), ("c", None), ("d", 0.5)]
     messages = [{"role": "assistant" if n % 2 else "user", "content": t, "weight": w} for n, (t, w) in enumerate(turns)]
     ds = ps.prepare(write_rows([{"messages": messages}]), tokenizer=tokenizer, cache=tmp_path / "cache")
@@ -215,7 +215,7 @@ def test_weights_travel(tmp_path: Path, write_rows: Rows, tokenizer: Path) -> No
     assert set(np.unique(weights).tolist()) == {0.0, 0.5}
 
 
-def test_the_example_of_the_issue_works_from_standard_input(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_script_on_standard_input_needs_no_main_guard(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     code = f"""
 import penstock as ps
 chats = {str(examples / "data" / "chats.jsonl")!r}
@@ -229,7 +229,7 @@ print(len(ds.view(max_length=256)))
     assert done.stdout.strip() == "400"
 
 
-def test_importing_is_light() -> None:
+def test_importing_loads_no_large_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets'}"
     code = f"import sys, penstock; penstock.prepare; print(sorted({heavy} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}

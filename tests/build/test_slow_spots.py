@@ -1,4 +1,4 @@
-"""Odd input that costs little to write costs little to read: processor time, with room for slow machines."""
+"""Unusual input that is cheap to write is cheap to read. Limits CPU time, with a margin for slow machines."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from penstock.build.prepare import Builder, Outcome
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Part
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.native import RenderedBatch
 from penstock.sources import SliceRows
 from penstock.template.machine import Machine
@@ -58,7 +58,7 @@ Change = Callable[[SliceResult, int], SliceResult]
 
 
 class Slice:
-    """Rows, the pipeline that they went through, and what became of them."""
+    """Rows, their pipeline, and its result."""
 
     def __init__(self, tokenizer: Path, rows: list[Any], **more: Any) -> None:
         model = load_tokenizer(str(tokenizer))
@@ -72,7 +72,7 @@ class Slice:
         return mismatches(self.pipeline, self.lines, sample, self.result if result is None else result)
 
     def example(self, row: int, side: int = 0) -> int:
-        """The number of a row's example."""
+        """Returns the number of a row's example."""
         return int(np.flatnonzero(self.result.columns.rows == row)[side])
 
 
@@ -82,12 +82,12 @@ def slices(tokenizer: Path) -> Mapping[str, Slice]:
 
 
 def replaced(result: SliceResult, **columns: Any) -> SliceResult:
-    """The result with other columns."""
+    """Returns the result with other columns."""
     return replace(result, columns=result.columns._replace(**columns))
 
 
 def altered(result: SliceResult, column: str, place: int, by: int = 1) -> SliceResult:
-    """The result with one value of a column changed."""
+    """Returns the result with one value of a column changed."""
     values = getattr(result.columns, column).copy()
     values[place] += by
     return replaced(result, **{column: values})
@@ -98,7 +98,7 @@ def changed_id(result: SliceResult, example: int, token: int = 0) -> SliceResult
 
 
 def changed(column: str, run: int) -> Change:
-    """A change to one of the segments of an example."""
+    """Returns a function that changes one segment of an example."""
 
     def change(result: SliceResult, example: int) -> SliceResult:
         offsets = result.columns.segment_offsets
@@ -108,7 +108,7 @@ def changed(column: str, run: int) -> Change:
 
 
 def without(result: SliceResult, example: int) -> SliceResult:
-    """The result without one example."""
+    """Returns the result without one example."""
     columns = result.columns
     ids, id_offsets = _removed(columns.id_offsets, example)
     runs, segment_offsets = _removed(columns.segment_offsets, example)
@@ -130,7 +130,7 @@ def without(result: SliceResult, example: int) -> SliceResult:
 
 
 def _removed(offsets: Any, example: int) -> tuple[Any, Any]:
-    """Which elements stay when one list is taken out, and the offsets of the others."""
+    """Returns the elements that remain without one list, and the new offsets."""
     stays = np.ones(int(offsets[-1]), np.bool_)
     stays[int(offsets[example]) : int(offsets[example + 1])] = False
     return stays, np.concatenate(([0], np.cumsum(np.delete(np.diff(offsets), example))))
@@ -171,7 +171,7 @@ def test_untouched_results(slices: Mapping[str, Slice], name: str) -> None:
 
 
 def assert_found(one: Slice, row: int, result: SliceResult) -> None:
-    """A change of a row is found in it, and in no other."""
+    """Asserts that a change is found in its row and in no other."""
     rows = list(range(len(one.lines)))
     assert one.wrong([row], result) == [row]
     assert one.wrong(rows, result) == [row]
@@ -179,7 +179,7 @@ def assert_found(one: Slice, row: int, result: SliceResult) -> None:
 
 
 @pytest.mark.parametrize(("name", "row", "side", "change"), FOUND)
-def test_changes_are_found_in_the_sampled_row_alone(
+def test_changes_are_found_only_in_the_sampled_row(
     slices: Mapping[str, Slice], name: str, row: int, side: int, change: str
 ) -> None:
     one = slices[name]
@@ -193,8 +193,8 @@ def test_changes_of_several_rows(slices: Mapping[str, Slice]) -> None:
     assert chats.wrong([0, 5], result) == [5]
 
 
-def test_a_row_too_many(slices: Mapping[str, Slice]) -> None:
-    """An example that stands twice is not what the row says."""
+def test_a_duplicate_example(slices: Mapping[str, Slice]) -> None:
+    """An example that is stored twice is a mismatch."""
     chats = slices["chats"]
     rows = chats.result.columns.rows.copy()
     rows[chats.example(1)] = 0
@@ -206,7 +206,7 @@ def test_a_row_that_should_have_been_rejected(slices: Mapping[str, Slice]) -> No
     assert chats.wrong([0, 2, 3], replace(chats.result, rejected=[])) == [2]
 
 
-def test_a_row_that_should_have_been_rejected_otherwise(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_row_rejected_for_another_reason(tokenizer: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ raise_exception('No ' ~ messages[0].content) if messages | length > 2 }}" + MAGIC)
     rows = [{"messages": TURNS}, {"messages": TURNS * 2}, {"messages": TURNS * 3}]
@@ -257,7 +257,7 @@ def test_no_weights_at_all(slices: Mapping[str, Slice]) -> None:
 
 
 def last_compared(one: Slice, row: int) -> tuple[int, int]:
-    """The last token and the last segment that are compared, counted from the example's start."""
+    """Returns the last token and the last segment that are compared, counted from the start of the example."""
     conversation = one.pipeline.reader.conversations(one.lines[row])[0]
     rendering = one.pipeline.renderings["default"]
     segments, _ = rendering.splitter.split(rendering.renderer.render_reference([conversation]))
@@ -279,7 +279,7 @@ def test_changes_before_the_cut_are_found(slices: Mapping[str, Slice]) -> None:
     assert long.wrong([0, 1, 2], without(long.result, example)) == [1]
 
 
-def test_changes_behind_the_cut_are_not_found(slices: Mapping[str, Slice]) -> None:
+def test_changes_after_the_cut_are_not_found(slices: Mapping[str, Slice]) -> None:
     """The price of the window: a sampled long text is checked in part."""
     long = slices["long"]
     example = long.example(1)
@@ -320,7 +320,7 @@ def changed_text(batch: RenderedBatch) -> RenderedBatch:
 
 
 def changed_pieces(batch: RenderedBatch) -> RenderedBatch:
-    """The last piece of a row on the branch is cut short."""
+    """Truncates the last piece of a row on the branch."""
     pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4).copy()
     for row, text in enumerate(batch.texts):
         if b"TRICK" in text:
@@ -336,7 +336,7 @@ def refused(batch: RenderedBatch) -> RenderedBatch:
 
 
 def magic_files(folder: Path, count: int = 1500) -> list[Path]:
-    """Two slices, in each of which one row takes the branch, the last one."""
+    """Writes two slices; in each, only the last row takes the branch."""
     paths = []
     for name in ("one", "two"):
         rows = [{"messages": [{"role": "user", "content": f"{name} {n}"}, TURNS[1]]} for n in range(count)]
@@ -351,7 +351,7 @@ def shards(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("sabotage", [changed_text, changed_pieces, refused])
-def test_a_sabotaged_branch_is_found_where_it_is_taken(
+def test_a_faulty_branch_is_found_when_a_row_takes_it(
     sabotage: Callable[[RenderedBatch], RenderedBatch],
     tokenizer: Path,
     tmp_path: Path,
@@ -379,7 +379,7 @@ def test_a_sabotaged_branch_is_found_where_it_is_taken(
     assert len(shards(tmp_path / "slow")) == 2
 
 
-def test_rows_on_new_paths_are_told(tokenizer: Path) -> None:
+def test_rows_on_new_paths_are_reported(tokenizer: Path) -> None:
     one = Slice(tokenizer, CHATS)
     assert one.result.fresh[0] == 0
     assert {1, 4} <= set(one.result.fresh)  # the first with a system prompt, the first with tools

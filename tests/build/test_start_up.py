@@ -1,4 +1,4 @@
-"""A process that prepares a few rows imports no library that it does not need."""
+"""A process that prepares a few rows imports no library that it doesn't need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that die, shards that are written behind, slices that leave nothing behind."""
+"""Workers that die, shards written while the next slice is prepared, and memory freed after each slice."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.build.progress import Progress
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.build.slices.state import SliceState
-from penstock.build.workers.overlap import Behind
-from penstock.chat.formats_detect import detect
+from penstock.build.workers.overlap import Overlap
+from penstock.chat.formats import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ def conversation(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def source(write_rows: Callable[..., Path]) -> Path:
-    """Enough for some slices."""
+    """Enough rows for several slices."""
     return write_rows([conversation(number) for number in range(ROWS)])
 
 
@@ -53,7 +53,7 @@ def shards(cache: Path) -> dict[str, bytes]:
 
 
 def worker_processes() -> list[int]:
-    """The workers that this process has started and that have begun to work."""
+    """Returns the ids of this process's workers that have started to work."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
@@ -68,7 +68,7 @@ def worker_processes() -> list[int]:
 
 @contextmanager
 def killer(pause: float) -> Iterator[None]:
-    """Kills every worker as soon as it is seen."""
+    """Kills every worker as soon as it appears."""
     over = threading.Event()
 
     def kill() -> None:
@@ -101,14 +101,14 @@ def test_a_killed_worker_is_replaced(source: Path, tokenizer: Path, tmp_path: Pa
     assert shards(tmp_path / "two") == shards(tmp_path / "one")
 
 
-def test_workers_that_always_die_are_told_with_their_slice(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_the_error_names_the_slice_that_kills_workers(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     with killer(0.02), pytest.raises(WorkerError, match=r"died twice on the same slice .*rows.jsonl, rows \d.*SIGKILL"):
         build(source, tokenizer, tmp_path / "cache", 2)
     assert build(source, tokenizer, tmp_path / "cache", 2).progress.rows == ROWS
 
 
-def test_ends_run_behind_and_are_told_in_order() -> None:
-    told: list[int] = []
+def test_second_steps_overlap_and_results_come_in_order() -> None:
+    delivered: list[int] = []
 
     def begin(number: int) -> Callable[[], int]:
         def end() -> int:
@@ -117,32 +117,32 @@ def test_ends_run_behind_and_are_told_in_order() -> None:
 
         return end
 
-    with Behind[int]() as behind:
+    with Overlap[int]() as overlap:
         for number in range(5):
-            behind.do(partial(begin, number), told.append)
-            assert told == list(range(number))
-    assert told == list(range(5))
+            overlap.run(partial(begin, number), delivered.append)
+            assert delivered == list(range(number))
+    assert delivered == list(range(5))
 
 
-def test_what_was_begun_before_an_error_is_told() -> None:
-    told: list[int] = []
-    with pytest.raises(ZeroDivisionError), Behind[int]() as behind:
-        behind.do(lambda: lambda: 1, told.append)
-        behind.do(lambda: 1 // 0, told.append)  # type: ignore[arg-type,return-value]
-    assert told == [1]
+def test_the_result_before_an_error_is_delivered() -> None:
+    delivered: list[int] = []
+    with pytest.raises(ZeroDivisionError), Overlap[int]() as overlap:
+        overlap.run(lambda: lambda: 1, delivered.append)
+        overlap.run(lambda: 1 // 0, delivered.append)  # type: ignore[arg-type,return-value]
+    assert delivered == [1]
 
 
 def test_the_earlier_error_comes_first() -> None:
-    with pytest.raises(KeyError) as caught, Behind[int]() as behind:
-        behind.do(lambda: lambda: {}["earlier"], print)
-        behind.do(lambda: 1 // 0, print)  # type: ignore[arg-type,return-value]
+    with pytest.raises(KeyError) as caught, Overlap[int]() as overlap:
+        overlap.run(lambda: lambda: {}["earlier"], print)
+        overlap.run(lambda: 1 // 0, print)  # type: ignore[arg-type,return-value]
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
-def test_a_slice_is_let_go_without_the_collector(tokenizer: Path) -> None:
-    """Errors that templates raise, and that rows are rejected for, must not hold the slice in a cycle."""
+def test_a_slice_is_freed_without_the_garbage_collector(tokenizer: Path) -> None:
+    """Errors of templates and of rejected rows must not keep the slice alive in a reference cycle."""
     rows: list[Any] = [conversation(number) for number in range(5)]
-    rows.append({"messages": [{"role": "assistant", "content": "I begin."}]})  # its prompt, asked for, is refused
+    rows.append({"messages": [{"role": "assistant", "content": "I begin."}]})  # the template refuses its prompt
     rows.append({"messages": conversation(6)["messages"] * 2})
     model = load_tokenizer(tokenizer)
     template = (

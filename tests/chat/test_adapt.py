@@ -1,4 +1,4 @@
-"""Forms of a conversation that real templates take, and those that must be changed for them."""
+"""Forms of a conversation that real templates accept, and those that must be adapted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from penstock.chat.adapt import Adapter
 from penstock.chat.adapt_probes import Needs
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 from penstock.template.renderer import TemplateRenderer
@@ -131,16 +131,16 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_form_is_taken_as_given_or_becomes_one_that_is(name: str) -> None:
+def test_every_form_is_accepted_as_given_or_after_adapting(name: str) -> None:
     adapter = adapter_of(name)
     expected = render(name, adapter.adapt(CANONICAL))
     for form, conversation in FORMS.items():
         before = copy.deepcopy(conversation)
         adapted = adapter.adapt(conversation)
-        assert conversation == before, form  # never in place
+        assert conversation == before, form  # never changed in place
         assert adapter.adapt(adapted) is adapted, form
         if expected is None:
-            continue  # the template takes no system prompt, or no tools
+            continue  # the template accepts no system prompt, or no tools
         text = render(name, adapted)
         assert text is not None, form
         if adapted is not conversation:
@@ -161,18 +161,18 @@ def arguments_of(name: str, arguments: object) -> object:
     return function_of(conversation.messages)["arguments"]
 
 
-def test_arguments_become_what_the_template_prints_rightly() -> None:
+def test_arguments_are_adapted_to_the_template() -> None:
     text = json.dumps(ARGUMENTS, ensure_ascii=False)
     for name in ("qwen2_5", "qwen3_5_think", "llama3_1", "gptoss"):  # double-encode strings, or fail on them
         assert (arguments_of(name, text), arguments_of(name, ARGUMENTS)) == (ARGUMENTS, ARGUMENTS)
         assert arguments_of(name, " ") == {}
     for name in ("deepseekv3", "deepseek_r1_distill"):  # fail on objects
         assert (arguments_of(name, text), arguments_of(name, ARGUMENTS)) == (text, text)
-    for name in ("qwen3", "qwen2_5_vl", "llama3"):  # take both, or print none
+    for name in ("qwen3", "qwen2_5_vl", "llama3"):  # accept both, or print neither
         assert (arguments_of(name, text), arguments_of(name, ARGUMENTS)) == (text, ARGUMENTS)
 
 
-def test_a_string_that_is_no_object_stays_where_it_can() -> None:
+def test_a_string_that_is_not_an_object_stays_if_the_template_accepts_it() -> None:
     kept = changed(lambda m: function_of(m).update(arguments="[1]"))
     assert adapter_of("qwen2_5").adapt(kept) is kept
     with pytest.raises(RowError) as caught:
@@ -190,14 +190,14 @@ def test_parsed_arguments_keep_their_numbers() -> None:
     assert function_of(adapted.messages)["arguments"] == {"x": 0.5, "n": 2**70}
 
 
-def test_calls_that_show_only_beside_null_content() -> None:
+def test_calls_that_need_null_content() -> None:
     adapted = adapter_of("deepseek_r1_distill").adapt(CANONICAL)
     assert adapted.messages[2]["content"] is None
     assert "look_up" in (render("deepseek_r1_distill", adapted) or "")
     assert "look_up" not in (render("deepseek_r1_distill", CANONICAL) or "")
 
 
-def test_templates_that_want_lists() -> None:
+def test_templates_that_require_lists() -> None:
     adapted = adapter_of("llava_next").adapt(Conversation(CANONICAL.messages[:2] + CANONICAL.messages[4:]))
     assert [message["content"] for message in adapted.messages] == [
         [part("Be kind.")],
@@ -208,7 +208,7 @@ def test_templates_that_want_lists() -> None:
     assert adapter_of("llava_next").adapt(two).messages[1]["content"] == [part("ab")]
 
 
-def test_a_list_of_one_part_stays_where_only_several_fail() -> None:
+def test_a_list_of_one_part_stays_if_only_longer_lists_fail() -> None:
     assert adapter_of("gemma3").needs.no_parts == {"system"}
     assert adapter_of("gemma3").needs.no_part == frozenset()
 
@@ -234,7 +234,7 @@ def test_a_list_of_one_part_stays_where_only_several_fail() -> None:
         ),
     ],
 )
-def test_needs_are_found_by_trying(template: str, needs: Needs) -> None:
+def test_needs_are_found_by_probing(template: str, needs: Needs) -> None:
     assert Adapter(transformers_of(template)).needs == needs
 
 
@@ -260,7 +260,7 @@ ROWS += [
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3", "llama3_1", "deepseekv3", "gptoss", "gemma4", "glm4moe", "llava_next"]
 )
-def test_a_row_read_and_adapted_renders_as_transformers_renders_it(name: str) -> None:
+def test_adapted_rows_render_as_in_transformers(name: str) -> None:
     template = (FOLDER / f"{name}.jinja").read_text()
     renderer = TemplateRenderer(template, special_tokens=TOKENS, variables={}, date=datetime.date.today())
     adapter = renderer.adapter

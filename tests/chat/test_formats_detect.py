@@ -1,4 +1,4 @@
-"""Which format is found from which columns, what is shown of it, and what enters the recipe."""
+"""Detection of formats from columns, their description, and their part of the recipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.formats import Format, FormatOptions, Mapping
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import Format, FormatOptions, Mapping, detect
 from penstock.errors import SourceError, UsageError
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
@@ -42,11 +41,11 @@ SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
             {"prompt": "Hi", "messages": CHAT, "chosen": CHAT, "rejected": CHAT},
             "preference (columns: prompt, chosen, rejected; not used: messages)",
         ),
-        # a column of nulls is none
+        # a column of nulls counts as absent
         ({"messages": None, "text": "a"}, "text (columns: text)"),
     ],
 )
-def test_the_format_is_found_and_shown(row: dict[str, Any], shown: str) -> None:
+def test_the_format_is_detected_and_described(row: dict[str, Any], shown: str) -> None:
     assert detect([row]).describe() == shown
 
 
@@ -66,9 +65,9 @@ def test_a_named_column_narrows_the_choice() -> None:
     assert detect([row], FormatOptions(format="text")).format is Format.TEXT
 
 
-def test_the_recipe_has_all_that_changes_the_output_and_nothing_else() -> None:
+def test_the_recipe_has_exactly_what_changes_the_output() -> None:
     with_label = detect([{"messages": CHAT, "label": 1, "tools": [{}]}])
-    assert with_label == detect([{"messages": CHAT}])  # seen and unused columns are shown, not stored
+    assert with_label == detect([{"messages": CHAT}])  # seen and unused columns are described, not stored
     assert with_label.as_json() == {
         "format": "messages",
         "columns": {"messages": "messages", "tools": "tools", "system": "system", "variables": "chat_template_kwargs"},
@@ -145,7 +144,9 @@ CATALOGUE = (
         ([], FormatOptions(), "there are no rows, so their format can't be found. Check the files and the split."),
     ],
 )
-def test_where_no_format_fits_the_error_helps(rows: list[dict[str, Any]], options: FormatOptions, message: str) -> None:
+def test_the_error_suggests_a_fix_if_no_format_fits(
+    rows: list[dict[str, Any]], options: FormatOptions, message: str
+) -> None:
     with pytest.raises(SourceError) as caught:
         detect(rows, options)
     assert str(caught.value) == message

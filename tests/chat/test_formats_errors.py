@@ -1,4 +1,4 @@
-"""Each kind of bad row: its kind, and its exact wording."""
+"""The kind and the exact wording of every row error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 
@@ -83,7 +83,7 @@ def refusal(kind: str, row: bytes) -> RowError:
         ),
     ],
 )
-def test_rows_that_are_no_json_object(row: bytes, kind: str, text: str) -> None:
+def test_rows_that_are_not_json_objects(row: bytes, kind: str, text: str) -> None:
     error = refusal("messages", row)
     assert (error.kind, str(error)) == (kind, text)
 

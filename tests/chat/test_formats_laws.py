@@ -1,4 +1,4 @@
-"""Laws of reading rows: what goes in comes out, and any bytes are either read or refused."""
+"""Laws of reading rows: content is preserved, and any bytes are either read or refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.chat.conversation import Role
-from penstock.chat.formats import FormatOptions
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import FormatOptions, detect
 from penstock.chat.rows import RowReader
 from penstock.errors import RowError
 
@@ -29,14 +28,14 @@ def reader(sample: dict[str, Any], **options: Any) -> RowReader:
 
 
 @given(messages)
-def test_messages_come_out_as_they_went_in(given: list[dict[str, Any]]) -> None:
+def test_messages_round_trip(given: list[dict[str, Any]]) -> None:
     (conversation,) = reader(SAMPLE).conversations(json.dumps({"messages": given}).encode())
     assert conversation.messages == given
     assert conversation[1:] == (None, None, None, None, (), None)
 
 
 @given(messages, st.dictionaries(texts, values, max_size=3), st.booleans())
-def test_arguments_and_extra_keys_come_out_exactly(
+def test_arguments_and_extra_keys_are_unchanged(
     given: list[dict[str, Any]], value: dict[str, Any], as_text: bool
 ) -> None:
     function = {"name": "f", "arguments": json.dumps(value) if as_text else value}
@@ -48,7 +47,7 @@ def test_arguments_and_extra_keys_come_out_exactly(
 
 
 @given(messages)
-def test_sharegpt_and_messages_say_the_same(given: list[dict[str, Any]]) -> None:
+def test_sharegpt_and_messages_agree(given: list[dict[str, Any]]) -> None:
     names = {"user": "human", "assistant": "gpt", "tool": "observation"}
     renamed = [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in given]
     sample = {"conversations": [{"from": "human", "value": ""}]}
@@ -57,7 +56,7 @@ def test_sharegpt_and_messages_say_the_same(given: list[dict[str, Any]]) -> None
 
 
 @given(texts, texts.filter(bool), texts.filter(bool))
-def test_strings_of_a_preference_pair_come_out_whole(prompt: str, chosen: str, rejected: str) -> None:
+def test_strings_of_a_preference_pair_are_unchanged(prompt: str, chosen: str, rejected: str) -> None:
     row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
     sides = reader({"chosen": "a", "rejected": "b"}).conversations(json.dumps(row).encode())
     assert len(sides) == 2

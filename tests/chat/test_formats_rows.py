@@ -1,4 +1,4 @@
-"""What each row format becomes."""
+"""The conversations that each row format is read as."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.formats import FormatOptions
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import FormatOptions, detect
 from penstock.chat.rows import RowReader
 
 
@@ -38,7 +37,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def test_plain_messages_pass_as_they_are() -> None:
+def test_plain_messages_are_unchanged() -> None:
     messages = [system("S"), {"role": "developer", "content": "D"}, user("Hi"), bot("Ho")]
     assert only({"messages": messages}) == Conversation(messages)
 
@@ -68,11 +67,11 @@ def test_empty_tools_are_none(tools: object) -> None:
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": tools}).tools is None
 
 
-def test_an_empty_list_of_tools_stays() -> None:
+def test_an_empty_list_of_tools_is_kept() -> None:
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": []}).tools == []
 
 
-def test_a_json_string_of_tools_is_read_alike_every_time() -> None:
+def test_a_cached_json_string_of_tools_reads_the_same() -> None:
     row = {"messages": [user("Hi"), bot("Ho")], "tools": json.dumps([TOOL])}
     reader = RowReader(detect([row]))
     assert reader.conversations(json.dumps(row).encode()) == reader.conversations(json.dumps(row).encode())
@@ -111,7 +110,7 @@ def test_a_system_column_comes_first() -> None:
         ({"weight": 0, "masked": True}, 0.0),
     ],
 )
-def test_weights_are_taken_out_of_messages(given: dict[str, Any], weight: float | None) -> None:
+def test_weights_are_removed_from_messages(given: dict[str, Any], weight: float | None) -> None:
     conversation = only({"messages": [user("Hi"), {**bot("Ho"), **given}]})
     assert conversation.messages == [user("Hi"), bot("Ho")]
     assert conversation.weights == (None if weight is None else (None, weight))
@@ -254,7 +253,7 @@ def test_integers_of_any_size_stay_exact(number: int) -> None:
     assert only({"messages": [user("Hi"), bot("Ho")], "tools": text}).tools == [{"n": number}]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_row() -> None:
+def test_a_byte_order_mark_is_ignored() -> None:
     row = {"messages": calling({"x": 2**70})}
     reader = RowReader(detect([row]))
     plain = json.dumps(row).encode()

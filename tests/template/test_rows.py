@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.build.options import prepare_options
 from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.native import native
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.chat.conversation import Conversation, Role
-from penstock.chat.formats_detect import detect
+from penstock.chat.formats import detect
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialTextFinder
 from penstock.template.renderer import TemplateRenderer

@@ -1,9 +1,9 @@
-"""Whether `AutoTokenizer` gives the ids of the tokenizer in use, found out beside the build and kept in the cache.
+"""Compares the ids of the tokenizer in use with those of `AutoTokenizer`, in parallel with the build.
 
-The comparison runs in a process of its own (`penstock.tokenizer.auto`), so that neither the seconds nor the memory that
-transformers takes are the build's. It is kept by the digests of all files that decide it and the versions of the
-libraries, so it is paid once for a tokenizer. A difference stops the build at the next slice, at the latest before the
-manifest is written; with `--tokenizer-as file` given, it is a warning.
+The comparison runs in a separate process (`penstock.tokenizer.auto`), so that importing transformers costs the build
+neither time nor memory. The result is cached under the digests of all files that decide it and the versions of the
+libraries, so each tokenizer is compared once. A difference stops the build at the next slice, at the latest before the
+manifest is written; with `--tokenizer-as file`, it is a warning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VERSION = 1  # of the comparison
 
 
 class AutoCheck:
-    """The comparison of one build."""
+    """The comparison that belongs to one build."""
 
     def __init__(self, cache: Cache, model: TokenizerFiles, given: TokenizerAs | None, *, plain: bool) -> None:
         self._cache, self._model, self._given, self._plain = cache, model, given, plain
@@ -47,7 +47,7 @@ class AutoCheck:
         self.warning = ""
 
     def start(self) -> None:
-        """Begin to compare. The tokenizer is in the cache."""
+        """Starts the comparison. The tokenizer must be in the cache."""
         if self._given is TokenizerAs.AUTO:
             self.summary = "ids of AutoTokenizer"
         elif self._model.is_object:
@@ -59,13 +59,13 @@ class AutoCheck:
         elif not is_installed():
             self.summary = "not compared with AutoTokenizer: transformers is not installed"
         else:
-            self._found = _kept(self._cache, self._model)
+            self._found = _cached(self._cache, self._model)
             if self._found is None:
-                self._begin(self._model.folder)
+                self._launch(self._model.folder)
 
-    def _begin(self, folder: Path) -> None:
+    def _launch(self, folder: Path) -> None:
         if "transformers" in sys.modules:
-            self._keep(compare(folder, self._model.tokenizer_json))
+            self._store(compare(folder, self._model.tokenizer_json))
             return
         file = self._cache.tokenizer_path(bytes_digest(self._model.tokenizer_json))
         command = [sys.executable, "-m", "penstock.tokenizer.auto", str(folder), str(file)]
@@ -73,20 +73,20 @@ class AutoCheck:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
         )
 
-    def look(self, *, wait: bool = False) -> None:
-        """Raise TokenizerError if a difference is known by now; with `wait`, find out."""
+    def poll(self, *, wait: bool = False) -> None:
+        """Raises TokenizerError if the comparison has found a difference; with `wait`, lets it finish first."""
         if self._process is not None and (wait or self._process.poll() is not None):
             data, _ = self._process.communicate()
             failed, self._process = self._process.returncode, None
             if failed:
                 self._found = Comparison("AutoTokenizer", not_compared=f"the comparison ended with exit code {failed}")
             else:
-                self._keep(Comparison(**orjson.loads(data)))
+                self._store(Comparison(**orjson.loads(data)))
         if self._found is not None and not self.summary:
             self._judge(self._found)
 
     def close(self) -> None:
-        """End what is still running."""
+        """Stops the comparison if it is still running."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -112,13 +112,13 @@ class AutoCheck:
             )
         self.summary = f"AutoTokenizer ({found.name}) gives other ids than tokenizer.json, which is used"
 
-    def _keep(self, found: Comparison) -> None:
+    def _store(self, found: Comparison) -> None:
         self._found = found
         _write(self._cache, _memo(self._cache, self._model, "compared"), asdict(found))
 
 
 def auto_model(cache: Cache, model: TokenizerFiles) -> TokenizerFiles:
-    """The tokenizer as AutoTokenizer makes it, from the cache where it is known."""
+    """Returns the tokenizer as AutoTokenizer builds it, from the cache if possible."""
     if model.folder is None:
         raise TokenizerError(
             f"--tokenizer-as auto: {model.name} is not called tokenizer.json, so AutoTokenizer can't load it"
@@ -131,22 +131,22 @@ def auto_model(cache: Cache, model: TokenizerFiles) -> TokenizerFiles:
             if bytes_digest(data) == known["tokenizer"]:
                 return replace(model, tokenizer_json=data, special_tokens=known["special_tokens"])
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
-            pass  # not there, or not readable: it is made
+            pass  # missing or unreadable: build it
     auto = load_auto(model.folder)
-    made = replace(model, tokenizer_json=auto.tokenizer_json, special_tokens=auto.special_tokens)
+    loaded = replace(model, tokenizer_json=auto.tokenizer_json, special_tokens=auto.special_tokens)
     if memo is not None:
         try:
             known = {
-                "tokenizer": cache.store_tokenizer(made.tokenizer_json),
+                "tokenizer": cache.store_tokenizer(loaded.tokenizer_json),
                 "special_tokens": dict(auto.special_tokens),
             }
             _write(cache, memo, known)
         except StoreError:
-            pass  # a convenience, and the cache may be read-only
-    return made
+            pass  # optional: the cache may be read-only
+    return loaded
 
 
-def _kept(cache: Cache, model: TokenizerFiles) -> Comparison | None:
+def _cached(cache: Cache, model: TokenizerFiles) -> Comparison | None:
     try:
         return Comparison(**orjson.loads(read_regular(_memo(cache, model, "compared"))))
     except (OSError, orjson.JSONDecodeError, TypeError):
@@ -157,11 +157,11 @@ def _write(cache: Cache, path: Path, value: dict[str, Any]) -> None:
     try:
         cache.tree.write(path, canonical(value), "memo", durable=False)
     except StoreError:
-        pass  # a convenience; where it can't be kept, it is found out again
+        pass  # optional: without it, the comparison runs again
 
 
 def _memo(cache: Cache, model: TokenizerFiles, what: str) -> Path:
-    """Where a result is kept: named by everything that decides it."""
+    """Returns the path of a cached result. Its name is a digest of everything that decides the result."""
     assert model.folder is not None
     files = {
         n: file_digest(model.folder / n) for n in (*CONFIG_FILES, *VOCABULARY_FILES) if (model.folder / n).is_file()

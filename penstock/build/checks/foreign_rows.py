@@ -1,7 +1,7 @@
-"""Compares rows of a shard that somebody else made with what the reference engines make of them.
+"""Compares rows of a shard that another user wrote with the result of the reference engines.
 
-Nothing that the shard says is taken for granted: first its structure and counts are checked against the slice's rows,
-all of them; then the chosen rows are redone whole.
+Nothing in the shard is trusted: first its structure and counts are checked against all rows of the slice, then the
+sampled rows are prepared again and compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from penstock.build.checks.equality import same_examples
-from penstock.build.slices.job import described
+from penstock.build.slices.job import rejected_entries
 from penstock.build.slices.pipeline import Pipeline
 from penstock.chat.notes import Note
 from penstock.sources import SliceRows
@@ -24,11 +24,11 @@ from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta
 
 SHARE = 0.005  # of a shard's bytes
-LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # a few rows at least, unless they are large
+LEAST_ROWS, MOST_BYTES = 8, 1 << 16  # at least this many rows, unless they are large
 
 
-def surprise_sample(rows: SliceRows) -> list[int]:
-    """Numbers of rows to redo, which nobody can foresee: about 0.5% of the bytes, 8 rows at least if they are small."""
+def unpredictable_sample(rows: SliceRows) -> list[int]:
+    """Returns the row numbers of an unpredictable sample: about 0.5% of the bytes, and at least 8 rows if small."""
     order = list(range(len(rows.rows)))
     secrets.SystemRandom().shuffle(order)
     budget = min(SHARE * sum(map(len, rows.rows)), MOST_BYTES)
@@ -43,13 +43,13 @@ def surprise_sample(rows: SliceRows) -> list[int]:
 
 
 def random_share(rows: SliceRows, share: float) -> list[int]:
-    """Numbers of a share of all rows, at least one of them."""
+    """Returns the row numbers of a random share of the rows, at least one."""
     total = len(rows.rows)
     return sorted(secrets.SystemRandom().sample(range(total), max(1, round(share * total)))) if total else []
 
 
-def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | None:
-    """What can be seen without an engine: a shard that is not of these rows, or does not add up."""
+def inconsistency(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | None:
+    """Returns what is wrong with a shard that doesn't belong to these rows or doesn't add up. Runs no engine."""
     try:
         rejected = [entry["row"] for entry in meta.rejected]
         ledger = (meta.ledger["rows"], meta.ledger["kept"], meta.ledger["examples"], meta.ledger["tokens"])
@@ -70,7 +70,7 @@ def contradictions(rows: SliceRows, columns: Columns, meta: ShardMeta) -> str | 
 
 
 def _counted(runs: list[int], rows: int) -> int:
-    """How many rows some runs have; -1 where they are not runs of a slice with this many rows."""
+    """Counts the rows in runs; -1 if the runs are not valid for a slice with this many rows."""
     in_order = all(a < b for a, b in pairwise(runs)) and len(runs) % 2 == 0
     return sum(runs[1::2]) - sum(runs[::2]) if in_order and runs[0] >= 0 and runs[-1] <= rows else -1
 
@@ -78,12 +78,14 @@ def _counted(runs: list[int], rows: int) -> int:
 def differing_rows(
     pipeline: Pipeline, rows: SliceRows, sample: Sequence[int], columns: Columns, rejected: Sequence[dict[str, Any]]
 ) -> list[int]:
-    """Those of the chosen rows that the pipeline makes anything else of."""
+    """Returns the sampled rows for which the pipeline's result differs from the stored one."""
     numbers = {row: k for k, row in enumerate(sample)}
     oversize = {numbers[row]: size for row, size in rows.oversize.items() if row in numbers}
     picked = SliceRows([rows.rows[row] for row in sample], [rows.lines[row] for row in sample], oversize)
     result = pipeline.run(picked)
-    refused = {sample[entry["row"]]: {**entry, "row": sample[entry["row"]]} for entry in described(result, picked)}
+    refused = {
+        sample[entry["row"]]: {**entry, "row": sample[entry["row"]]} for entry in rejected_entries(result, picked)
+    }
     found = {entry["row"]: entry for entry in rejected}
     return [
         row

@@ -1,8 +1,8 @@
 """Spot-checks the shards that other users wrote before a build or hit relies on them.
 
-A sample of rows of each, which its writer can't foresee, is redone with the references. That makes it unlikely that
-much of a shard is false, not impossible that a little is: `--trust own` reuses nothing of others, `cache verify
---recheck` redoes as many rows as is wanted. What was checked is remembered, so only the first hit costs this.
+A sample of each shard's rows that its writer can't predict is redone with the references. That makes it unlikely that
+much of a shard is wrong, but a few wrong rows may go unnoticed: `--trust own` reuses nothing that others wrote, and
+`cache verify --recheck` redoes any share of the rows. Checked files are remembered, so only the first hit pays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from penstock.build.checks.foreign_rows import contradictions, differing_rows, surprise_sample
+from penstock.build.checks.foreign_rows import differing_rows, inconsistency, unpredictable_sample
 from penstock.build.progress import Progress
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline
@@ -24,7 +24,7 @@ from penstock.store.trust import shard_writer
 
 
 class ForeignCheck:
-    """Compares others' shards of one recipe with their rows."""
+    """Compares other users' shards of one recipe with the rows of their slices."""
 
     def __init__(
         self, cache: Cache, recipe: Recipe, tokenizer_json: bytes, files: Sequence[SourceFile], progress: Progress
@@ -37,7 +37,7 @@ class ForeignCheck:
         return Pipeline(self._recipe, self._tokenizer_json, fast=False)
 
     def refused(self, slices: Iterable[Slice], names: set[str], notice: Callable[[str], None]) -> dict[str, str]:
-        """Those of the named shards that are not to be used, and why; each is told with its writer."""
+        """Returns the named shards that must not be used, with reasons; emits a notice with the writer of each."""
         left, bad = set(names), {}
         for part in slices:
             name = shard_name(self._recipe.digest, part.digest)
@@ -50,7 +50,7 @@ class ForeignCheck:
                 where = f"{file.name}, rows {part.first_row} to {part.first_row + part.rows - 1}"
                 notice(
                     f"{self._cache.shard_path(name)} ({where}), written by {shard_writer(self._cache, name)}: {why}. "
-                    "It is not used, its slice is made again."
+                    "The shard is not used; its slice is rebuilt."
                 )
                 bad[name] = why
         self._progress.others_refused += len(bad)
@@ -65,10 +65,10 @@ class ForeignCheck:
             stored, meta = read_shard(self._cache.shard_path(name))
         except CorruptError:
             return "it can't be read as a shard"
-        wrong = contradictions(rows, stored, meta)
+        wrong = inconsistency(rows, stored, meta)
         if wrong is not None:
             return wrong
-        sample = surprise_sample(rows)
+        sample = unpredictable_sample(rows)
         self._progress.others_checked += 1
         self._progress.others_rows += len(sample)
         differing = differing_rows(self._pipeline, rows, sample, stored, meta.rejected)

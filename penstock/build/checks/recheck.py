@@ -1,7 +1,7 @@
-"""Redoes a share of a prepared dataset's rows from their sources with the references, whoever wrote its shards.
+"""Redoes a share of a dataset's rows from their sources with the references, whoever wrote the shards.
 
 The sources are those that the dataset was last prepared from; they must still hold the same bytes. Costs about a second
-per megabyte redone, and the reading of the sources.
+per megabyte redone, plus reading the sources.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.build.checks.foreign_rows import contradictions, differing_rows, random_share
+from penstock.build.checks.foreign_rows import differing_rows, inconsistency, random_share
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.errors import PenstockError, SourceError, StoreError
@@ -24,7 +24,7 @@ from penstock.store.upkeep.verify import CacheProblem, VerifyReport, mark_bad_sh
 
 
 def recheck(cache: Cache, folder: Path, share: float) -> VerifyReport:
-    """Compare a random share of the rows of each shard. Shards that differ are marked, as `verify` does."""
+    """Compares a random share of the rows of each shard. Shards that differ are marked as bad, as by `verify`."""
     found = VerifyReport()
     try:
         dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
@@ -50,24 +50,24 @@ def _pipeline(dataset: StoredDataset) -> Pipeline:
 
 
 def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, SliceRows]]:
-    """The rows of a source's slices, with the numbers of their shards."""
+    """Yields the shard number and the rows of each slice of a source."""
     table, limit = dataset.manifest.shards, int(dataset.recipe["max_row_bytes"])
     columns = Recipe.from_json(dict(dataset.recipe)).mapping.read_columns
     numbers = [number for number, of in enumerate(table.sources) if of == source]
-    file, parts = _noted(dataset, source, numbers)
+    file, parts = _recorded_source(dataset, source, numbers)
     for number, part, data in zip(numbers, parts, fetch_each(parts, file, max_row_bytes=limit), strict=True):
         yield number, read_rows(part, file.path, data=data, max_row_bytes=limit, columns=columns)
 
 
-def _noted(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[SourceFile, list[Slice]]:
-    """Where a source is and how it was cut: a note's word, which reading it confirms by the slices' digests."""
+def _recorded_source(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[SourceFile, list[Slice]]:
+    """Returns a source's file and slices from the dataset's notes; reading verifies the slices' digests."""
     table, notes = dataset.manifest.shards, dataset.notes
     try:
         entry: Any = notes["files"][source]
         file = SourceFile(source, Path(entry["path"]), FileKind(entry["kind"]), entry["name"])
         parts = [Slice.from_json(notes["slices"][number]) for number in numbers]
     except (KeyError, IndexError, TypeError, ValueError):
-        raise SourceError("it is not known where it is. Run the same prepare again: it notes that.") from None
+        raise SourceError("its location is unknown. Run the same prepare again, which records it.") from None
     if [part.digest for part in parts] != [table.slices[number] for number in numbers]:
         raise SourceError("it was prepared again since, with other rows.")
     return file, parts
@@ -80,8 +80,8 @@ def _compare(
     try:
         columns, meta = read_shard(cache.shard_path(name))
     except StoreError:
-        return  # `verify_cache` has told
-    what = contradictions(rows, columns, meta)
+        return  # `verify_cache` has reported it
+    what = inconsistency(rows, columns, meta)
     if what is None:
         sample = random_share(rows, share)
         found.redone += len(sample)

@@ -1,11 +1,11 @@
-"""The spot check: rows of each slice are redone with the reference engines and compared with what was made of them.
+"""The spot check: redoes rows of each slice with the reference engines and compares the results.
 
 Two kinds of rows are checked: a seeded sample (a function of the slice's digest and row sizes alone; at least one row,
 at most about 0.1% of the bytes, which costs about 3% of the time), and every row that took a branch of the template in
 a direction that this process had not compared yet. A long text is rendered whole, but encoded only up to the first end
-of a turn after `WINDOW` bytes: a special token, across which no token reaches. Of a row over a megabyte both ways are
-run again on a copy with fewer messages and shorter texts. Of a row that
-an engine rejected, the reason is compared; one that can't be read is rejected by the same code in both ways.
+of a turn after `WINDOW` bytes: a special token, which no other token spans. For a row over a megabyte, both engines run
+again on a copy with fewer messages and shorter texts. For a row that an engine rejected, the reasons are compared;
+unreadable rows are rejected by code that both engines share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.store.columns import Columns
 
 SHARE = 0.001
 WINDOW = 8_000
-_BY_ENGINES = ("template", DROPPED, "special_tokens_in_text")  # why engines reject rows
+_BY_ENGINES = ("template", DROPPED, "special_tokens_in_text")  # kinds of rejections that engines decide
 
 
 class _Sampled(NamedTuple):
@@ -42,7 +42,7 @@ class _Sampled(NamedTuple):
 
 
 def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
-    """Numbers of the rows to redo, sorted."""
+    """Returns the sorted numbers of the rows to check."""
     if not sizes:
         return []
     order = np.random.Generator(np.random.PCG64(int(slice_digest.removeprefix("b3-")[:16], 16))).permutation(len(sizes))
@@ -60,7 +60,8 @@ def sampled_rows(slice_digest: str, sizes: Sequence[int]) -> list[int]:
 def chain_mismatches(
     pipeline: Pipeline, reference: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult
 ) -> list[int]:
-    """The same for rows of several examples, which are redone whole by a pipeline of the references alone."""
+    """Like `mismatches`, for `--turns faithful`: rows may have several examples, and are redone whole by a pipeline
+    that uses the references only."""
     rejected = {entry["row"]: (entry["kind"], entry["reason"]) for entry in result.rejected}
     wrong: list[int] = []
     for row in sample:
@@ -80,14 +81,14 @@ def chain_mismatches(
 
 
 def _same_row(found: Columns, row: int, expected: Columns) -> bool:
-    """Whether a row's examples are those expected, but for the hash, which is that of another text if it was cut."""
+    """Whether a row's examples are the expected ones. Ignores the row hash, which differs if the row was shortened."""
     return same_examples(
         found._replace(row_hashes=found.row_hashes * 0), row, expected._replace(row_hashes=expected.row_hashes * 0), 0
     )
 
 
 def mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int], result: SliceResult) -> list[int]:
-    """Those of the sampled rows that the references see differently."""
+    """Returns the sampled rows for which the references' result differs."""
     long = [row for row in sample if len(rows[row]) > LONG_ROW]
     wrong = {row for row in long if _differs_when_short(pipeline, rows[row])}
     return sorted({*wrong, *_mismatches(pipeline, rows, [row for row in sample if row not in long], result)})
@@ -110,17 +111,17 @@ def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int]
             try:
                 found = pipeline.reader.conversations(rows[row])
                 for side, conversation in enumerate(found):
-                    way = pipeline.way(conversation)
-                    adapted = pipeline.renderings[way].renderer.adapter.adapt(conversation) if way else conversation
-                    groups.setdefault(way, []).append(_Sampled(row, side, adapted))
+                    name = pipeline.template_name(conversation)
+                    adapted = pipeline.renderings[name].renderer.adapter.adapt(conversation) if name else conversation
+                    groups.setdefault(name, []).append(_Sampled(row, side, adapted))
             except RowError:
                 wrong.add(row)
                 continue
             if len(found) != np.count_nonzero(result.columns.rows == row):
                 wrong.add(row)
-    for way, members in groups.items():
+    for name, members in groups.items():
         try:
-            expected, shortened = _redone(pipeline, way, [member.conversation for member in members])
+            expected, shortened = _redone(pipeline, name, [member.conversation for member in members])
         except EncoderPanic:  # the reference rejects such a row
             wrong.update(member.row for member in members)
             continue
@@ -133,37 +134,39 @@ def _mismatches(pipeline: Pipeline, rows: Sequence[bytes], sample: Sequence[int]
 def _is_rejected(pipeline: Pipeline, row: bytes, reason: str) -> bool:
     """Whether the references reject a row for this reason."""
     try:
-        found = [(pipeline.way(conversation), conversation) for conversation in pipeline.reader.conversations(row)]
-        for rendering, conversation in ((pipeline.renderings[way], c) for way, c in found if way):
+        found = [
+            (pipeline.template_name(conversation), conversation) for conversation in pipeline.reader.conversations(row)
+        ]
+        for rendering, conversation in ((pipeline.renderings[name], c) for name, c in found if name):
             rendered = rendering.renderer.render_reference([rendering.renderer.adapter.adapt(conversation)])
             dropped = rendering.splitter.split(rendered)[1]
             if reason in (error.reason for error in pipeline.refusals(rendered, dropped).values()):
                 return True
     except RowError:
         return False
-    return not all(way for way, _ in found)  # no engine renders plain text
+    return not all(name for name, _ in found)  # no engine renders plain text
 
 
-def _redone(pipeline: Pipeline, way: str, conversations: list[Conversation]) -> tuple[ExampleBatch, list[bool]]:
-    """The examples of conversations by the reference engines alone, and which of them are only beginnings."""
+def _redone(pipeline: Pipeline, name: str, conversations: list[Conversation]) -> tuple[ExampleBatch, list[bool]]:
+    """Prepares conversations with the reference engines only; also returns which of the texts were cut."""
     stages = (pipeline.encoder, pipeline.normaliser, pipeline.vocabulary)
-    if way == "":
+    if name == "":
         return encode_pieces(conversations, pipeline.ending, *stages, reference=True), [False] * len(conversations)
-    rendering = pipeline.renderings[way]
+    rendering = pipeline.renderings[name]
     rendered = rendering.renderer.render_reference(conversations)
     segments, _ = rendering.splitter.split(rendered)
     whole = rendered.texts
     texts, segments = _beginnings(whole, segments)
     batch = encode_texts(texts, segments, *stages, reference=True)
-    # What counts is the tokenizer on the text as rendered, whatever was normalised ahead of it.
+    # The tokenizer's ids of the text as rendered are authoritative, not those of the text normalised beforehand.
     if not all(is_composed(text.decode()) for text in texts):
         expected = pipeline.encoder.reference(texts)
         batch.ids, batch.offsets = expected.ids, expected.offsets
-    return batch, [len(text) < len(all_of_it) for text, all_of_it in zip(texts, whole, strict=True)]
+    return batch, [len(text) < len(full) for text, full in zip(texts, whole, strict=True)]
 
 
 def _beginnings(texts: list[bytes], segments: Segments) -> tuple[list[bytes], Segments]:
-    """Texts up to the end of a turn beyond the window, and their segments."""
+    """Cuts texts at the first end of a turn beyond the window, and returns them with their segments."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     if not (lengths > WINDOW).any():
         return texts, segments
@@ -177,7 +180,7 @@ def _beginnings(texts: list[bytes], segments: Segments) -> tuple[list[bytes], Se
 
 
 def _differs(expected: ExampleBatch, k: int, columns: Columns, member: _Sampled, shortened: bool) -> bool:
-    """Whether a stored example is another than the k-th expected one, or does not begin like it."""
+    """Whether a stored example differs from the k-th expected one, or from its beginning if that was cut."""
     stored = int(np.searchsorted(columns.rows, member.row)) + member.side
     tokens = slice(int(columns.id_offsets[stored]), int(columns.id_offsets[stored + 1]))
     runs = slice(int(columns.segment_offsets[stored]), int(columns.segment_offsets[stored + 1]))

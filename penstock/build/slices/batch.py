@@ -1,4 +1,4 @@
-"""Encoded examples of a batch as flat arrays: made from rendered text or from plain pieces, joined, cut, stored."""
+"""Encoded examples as flat arrays: encodes rendered or plain texts, and concatenates and selects the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _empty() -> Int64:
 
 @dataclass(slots=True)
 class ExampleBatch:
-    """Examples in order; `rows` and `sides` say where each comes from. Segments as in `Columns`."""
+    """Examples in order, with the row and the side that each comes from. Segments are laid out as in `Columns`."""
 
     ids: npt.NDArray[Any]
     offsets: Int64
@@ -40,11 +40,11 @@ class ExampleBatch:
     weights: npt.NDArray[np.float32] | None = None
     rows: Int64 = field(default_factory=_empty)
     sides: Int64 = field(default_factory=_empty)
-    heads: Int64 = field(default_factory=_empty)  # how many segments of its row's last example each begins with
+    heads: Int64 = field(default_factory=_empty)  # number of leading segments shared with the row's last example
     reference: Counter[str] = field(default_factory=Counter)
 
     def taken(self, order: Int64) -> ExampleBatch:
-        """The examples of these numbers, in this order."""
+        """Returns the examples with these numbers, in this order."""
         tokens, offsets = gathered(self.offsets, order)
         segments, segment_offsets = gathered(self.segment_offsets, order)
         return ExampleBatch(
@@ -63,12 +63,12 @@ class ExampleBatch:
         )
 
     def without(self, rows: Collection[int]) -> ExampleBatch:
-        """The examples whose row is not among these."""
+        """Returns the examples of all other rows."""
         keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
         return self if keep.all() else self.taken(np.flatnonzero(keep))
 
     def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
-        """The shard's columns. A labelled answer is of side 1 where it is a bad one."""
+        """Returns the shard's columns. In KTO data, side 1 marks an undesirable answer."""
         preference = format is Format.PREFERENCE
         ends, prefixes = (self.ends, None) if preference else self._with_prefixes()
         return Columns(
@@ -88,8 +88,8 @@ class ExampleBatch:
         )
 
     def _with_prefixes(self) -> tuple[Int64, npt.NDArray[np.uint32] | None]:
-        """The ends of segments counted from the whole examples' starts, and the lengths of prefixes, if rows have
-        several examples."""
+        """Returns the ends of segments counted from the start of the whole example, and the lengths of shared
+        prefixes if rows have several examples."""
         if not self.heads.any() and len(np.unique(self.rows)) == len(self.rows):
             return self.ends, None
         roots = np.searchsorted(self.rows, self.rows, side="right") - 1
@@ -99,8 +99,8 @@ class ExampleBatch:
         return self.ends + np.repeat(prefixes, np.diff(self.segment_offsets)), prefixes.astype(np.uint32)
 
 
-def joined(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
-    """Batches one after the other. The parts lose their ids, so that those of a slice are never held twice."""
+def concatenate_batches(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
+    """Concatenates batches. Clears the ids of the parts, so that a slice's ids are never in memory twice."""
     weighted = any(p.weights is not None for p in parts)
     return ExampleBatch(
         ids=_moved_ids(parts, dtype),
@@ -122,10 +122,10 @@ def _moved_ids(parts: Sequence[ExampleBatch], dtype: type[Any]) -> npt.NDArray[A
     if len(parts) == 1 and parts[0].ids.dtype == dtype:
         return parts[0].ids
     ids = np.empty(sum(len(p.ids) for p in parts), dtype)
-    at = 0
+    start = 0
     for part in parts:
-        ids[at : at + len(part.ids)] = part.ids
-        at += len(part.ids)
+        ids[start : start + len(part.ids)] = part.ids
+        start += len(part.ids)
         part.ids = ids[:0]
     return ids
 
@@ -143,7 +143,7 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
     return batch.weights if batch.weights is not None else np.full(len(batch.ends), np.nan, np.float32)
 
 
-# -- making them --------------------------------------------------------------------------------------------------
+# -- encoding -----------------------------------------------------------------------------------------------------
 
 
 def encode_texts(
@@ -155,7 +155,7 @@ def encode_texts(
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    """Examples of rendered conversations."""
+    """Encodes rendered conversations."""
     texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
     encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     ends, inexact = segment_token_ends(
@@ -182,18 +182,19 @@ def encode_texts(
 
 
 class Ending(NamedTuple):
-    """The end-of-sequence token of plain texts; '' for none."""
+    """The end-of-sequence token to append to plain texts; '' for none."""
 
     token: str = ""
-    always: bool = False  # even after a text that ends with it
+    always: bool = False  # even if the text ends with it
 
     def after(self, text: str) -> str:
-        """What is appended to a text."""
+        """Returns what to append to a text."""
         return self.token if self.always or not text.endswith(self.token) else ""
 
 
 def _by_offsets(findings: Findings, vocabulary: Vocabulary, checked: Sequence[int]) -> Sequence[int]:
-    """Rows whose lengths may add up by chance (ḿ is as long as its parts); of tokenizers with pieces, those checked."""
+    """Returns the rows to align by offsets, because token lengths may add up by chance (ḿ is as long as its parts).
+    For tokenizers that aren't byte-level, these are the rows that are being checked."""
     if not vocabulary.byte_level:
         return checked
     return findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
@@ -208,14 +209,14 @@ def encode_pieces(
     *,
     reference: bool = False,
 ) -> ExampleBatch:
-    """Examples of plain texts."""
+    """Encodes plain texts."""
     texts, segments = piece_texts(conversations, ending)
     batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
-    return surrounded(batch, encoder.prefix, encoder.suffix)
+    return with_prefix_and_suffix(batch, encoder.prefix, encoder.suffix)
 
 
 def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
-    """The texts of conversations that no template renders, and their segments."""
+    """Returns the texts of conversations that no template renders, and their segments."""
     plain = ["".join(text for _, text in c.pieces or ()) for c in conversations]
     endings = [ending.after(text) for text in plain]
     texts = [(text + end).encode() for text, end in zip(plain, endings, strict=True)]
@@ -223,7 +224,7 @@ def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[
 
 
 def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
-    """A body for each piece; the ending is the last message's stop."""
+    """Makes each piece a body segment, and the ending the stop of the last message."""
     cuts: list[tuple[int, Role, Part, int]] = []  # size in bytes, role, part, message
     counts: list[int] = []
     for conversation, ending in zip(conversations, endings, strict=True):
@@ -247,8 +248,8 @@ def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str
     )
 
 
-def surrounded(batch: ExampleBatch, prefix: list[int], suffix: list[int]) -> ExampleBatch:
-    """Put around each plain text what the tokenizer adds, but never a second BOS: as glue, EOS as the last stop."""
+def with_prefix_and_suffix(batch: ExampleBatch, prefix: list[int], suffix: list[int]) -> ExampleBatch:
+    """Adds the tokenizer's own prefix (as glue) and suffix (as the last stop) to plain texts that lack them."""
     if not prefix and not suffix:
         return batch
     ids: list[npt.NDArray[Any]] = []

@@ -1,4 +1,4 @@
-"""One slice, from reading its rows to its committed shard. What a worker does, and what a build in-process does."""
+"""Prepares one slice, from reading its rows to committing its shard; used by workers and by in-process builds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline, SliceResult
 from penstock.chat.conversation import Part
-from penstock.chat.notes import Note, to_runs
+from penstock.chat.notes import Note, rows_to_runs
 from penstock.encode.memory import resident_bytes
 from penstock.regions.modes import TurnsMode
 from penstock.sources import Slice, SliceRows, TextRows, read_rows
@@ -26,7 +26,7 @@ from penstock.store.shard import ShardMeta, encode_shard
 
 
 class SliceJob:
-    """Makes shards of one recipe."""
+    """Prepares the shards of one recipe."""
 
     def __init__(self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True) -> None:
         self._recipe = recipe
@@ -36,10 +36,10 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lru_cache(1)(lambda: Pipeline(recipe, tokenizer_json, fast=False))
 
-    def make(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
-        """Read, prepare, check. The commit is what the result does when called, from whichever thread.
+    def prepare(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
+        """Reads, prepares and checks a slice. Returns a function that commits the shard, callable from any thread.
 
-        That is files alone: the encoder watches how the process grows while it works.
+        That function only writes files: the encoder watches the memory of the process while it works.
         """
         limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
         rows = read_rows(slice_, path, data=data, max_row_bytes=limit, columns=columns)
@@ -52,11 +52,11 @@ class SliceJob:
             wrong = self._mismatches(rows.rows, checked, result)
         if wrong:
             for rendering in self.pipeline.renderings.values():
-                rendering.renderer.forget_paths()  # they are compared again wherever they are taken
+                rendering.renderer.forget_paths()  # so that each is compared again when a row takes it
             result = self._reference().run(rows)
             result.engines["spot check"] = Counter({"the spot check found a difference": result.rows})
-        rejected = described(result, rows)
-        del rows  # makes room for the shard
+        rejected = rejected_entries(result, rows)
+        del rows  # frees memory for the shard
         return self._encoded(slice_, result, rejected, sample, (len(checked), len(wrong)), sum(sizes))
 
     def _mismatches(self, rows: Sequence[bytes], checked: Sequence[int], result: SliceResult) -> list[int]:
@@ -87,12 +87,12 @@ class SliceJob:
             "notes": _counts(result),
             "warnings": self.pipeline.warnings,
         }
-        noted = {note.value: to_runs(rows) for note, rows in sorted(result.noted.items())}
+        noted = {note.value: rows_to_runs(rows) for note, rows in sorted(result.noted.items())}
         data = encode_shard(columns, ShardMeta(ledger, rejected, {"rows": sample}, noted))
         name = shard_name(self._digest, slice_.digest)
         engines = {stage: dict(why) for stage, why in result.engines.items() if why}
         taken = self.pipeline.paths[0]
-        paths = taken, 0 if check[1] else taken  # a path that no row has taken before is compared, or the slice redone
+        paths = taken, 0 if check[1] else taken  # every new path is compared, unless the slice was redone
         losses = sorted(note.value for note in result.noted if note.is_loss)
         note = {
             "rejected": len(rejected),
@@ -127,20 +127,20 @@ class SliceJob:
 
 
 def _counts(result: SliceResult) -> dict[str, int]:
-    """How many rows have each note (of what Arrow added: fields)."""
+    """Counts the rows with each note; for nulls that Arrow added, the fields."""
     counts = {note.value: len(rows) for note, rows in result.noted.items()}
     if result.nulls_dropped:
         counts[Note.ARROW_NULLS.value] = result.nulls_dropped
     return dict(sorted(counts.items()))
 
 
-def described(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:
-    """The rejected rows as a shard keeps them: with the rows themselves."""
+def rejected_entries(result: SliceResult, rows: SliceRows) -> list[dict[str, Any]]:
+    """Returns the rejected rows as a shard stores them, including their data."""
     return [{**entry, "data": _shown(rows.rows[entry["row"]])} for entry in result.rejected]
 
 
 def _shown(row: bytes) -> str | dict[str, str]:
-    """A rejected row as JSON can hold it: as text, or as base64 where it is not UTF-8."""
+    """Returns a rejected row as a JSON value: as text, or as base64 if it isn't UTF-8."""
     try:
         return row.decode()
     except UnicodeDecodeError:

@@ -1,10 +1,10 @@
-"""One slice through all stages: rows → text and regions → segments → ids → the shard's columns.
+"""Runs a slice through all stages: rows → text and regions → segments → ids → the shard's columns.
 
     rows ──► TemplateRenderer.render_rows ──► Splitter.split ──► encode_texts ──► ExampleBatch.columns
-      └─ those that the machine leaves: RowReader ──► Adapter ──► TemplateRenderer.render ──┘
+      └─ rows the C machine can't read: RowReader ──► Adapter ──► TemplateRenderer.render ──┘
 
-A pipeline belongs to a recipe and to one process. Work goes in batches, so that memory stays bounded whatever the slice
-holds. Every row ends as examples or as a rejected row with its reason: the ledger adds up by construction.
+A pipeline belongs to one recipe and one process. Rows are processed in batches, so memory stays bounded whatever the
+slice holds. Every row ends as examples or as a rejected row with its reason: the ledger adds up by construction.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ import xxhash
 
 from penstock.build.options import Arguments, DroppedCalls, Eos, SpecialText
 from penstock.build.recipe import NO_DATE, Recipe
-from penstock.build.slices.batch import Ending, ExampleBatch, encode_texts, joined, piece_texts, surrounded
-from penstock.build.slices.seams import Seams, reseamed, unseamed
+from penstock.build.slices.batch import (
+    Ending,
+    ExampleBatch,
+    concatenate_batches,
+    encode_texts,
+    piece_texts,
+    with_prefix_and_suffix,
+)
+from penstock.build.slices.seams import Seams, merge_parts, split_at_seams
 from penstock.build.slices.state import (
     SliceState,
+    batch_ranges,
     encoder_panic,
     no_template,
     special_text,
-    stretches,
     too_large,
     unbroken,
 )
@@ -55,19 +62,19 @@ DROPPED = "tool_calls_dropped"
 
 @dataclass(slots=True)
 class SliceResult:
-    """What became of a slice."""
+    """The columns, rejected rows and notes of a slice."""
 
     columns: Columns
     rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
     noted: NotedRows  # of the rows that were kept
     nulls_dropped: int  # fields that Arrow added
     rows: int
-    engines: dict[str, Counter[str]]  # stage -> why the reference served -> rows
+    engines: dict[str, Counter[str]]  # stage -> why the reference engine was used -> rows
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
 
 
 class _Read(NamedTuple):
-    """A conversation that was read in Python, and where it comes from."""
+    """A conversation that was read in Python, with its row and side."""
 
     row: int
     side: int
@@ -76,14 +83,14 @@ class _Read(NamedTuple):
 
 @dataclass(slots=True)
 class _Examples:
-    """Rendered examples on their way to the encoder."""
+    """Rendered examples to be encoded."""
 
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
-    heads: list[int] = field(default_factory=list)  # how many segments of its row's last example each begins with
-    seams: list[int] = field(default_factory=list)  # where a text is encoded in two parts; 0: nowhere
+    heads: list[int] = field(default_factory=list)  # number of leading segments shared with the row's last example
+    seams: list[int] = field(default_factory=list)  # the byte at which a text is encoded in two parts; 0 for none
 
     def add(
         self,
@@ -102,7 +109,7 @@ class _Examples:
         self.seams += [0] * len(rows) if seams is None else seams
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Only these examples are left."""
+        """Drops all other examples."""
         self.rows = [self.rows[k] for k in numbers]
         self.sides = [self.sides[k] for k in numbers]
         self.texts = [self.texts[k] for k in numbers]
@@ -112,7 +119,7 @@ class _Examples:
 
 
 class Rendering:
-    """Everything that one template needs."""
+    """The renderer, splitter and arranger of one template."""
 
     def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, encoder: Encoder, fast: bool) -> None:
         self.renderer = TemplateRenderer(
@@ -137,11 +144,11 @@ class Rendering:
         cuts = [token for token in vocabulary.cuts if token in template or token in recipe.special_tokens.values()]
         self.seams = Seams(encoder, cuts)
         self.arranger = Arranger(self.splitter.boundaries, cuts, self.seams.straddles, may_tear=vocabulary.byte_level)
-        self.renderer.forget_paths()  # those that the probes took
+        self.renderer.forget_paths()  # paths taken by the probes don't count
 
 
 class Pipeline:
-    """The stages of a recipe, ready to take slices."""
+    """The stages of a recipe, ready to run slices."""
 
     def __init__(self, recipe: Recipe, tokenizer_json: bytes, *, fast: bool = True) -> None:
         self.recipe = recipe
@@ -157,18 +164,18 @@ class Pipeline:
             name: Rendering(recipe, text, self.vocabulary, self.encoder, fast)
             for name, text in recipe.templates.items()
         }
-        # With a second template for tools, a row must be read to know which one renders it.
+        # With a separate template for tools, a row must be read to choose between them.
         self._usual = self.renderings.get("default") if "tool_use" not in self.renderings else None
         if self._usual is not None and not self._usual.renderer.reads_rows:
             self._usual = None
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know about this recipe."""
+        """Warnings about the templates of this recipe."""
         return [w for r in self.renderings.values() for w in r.splitter.warnings]
 
     def _ending(self) -> Ending:
-        """What follows plain texts."""
+        """Returns the token to append to plain texts."""
         token = self.recipe.special_tokens.get("eos_token", "")
         if self.recipe.eos is Eos.NEVER or not token:
             return Ending()
@@ -179,22 +186,22 @@ class Pipeline:
 
     @property
     def paths(self) -> tuple[int, int]:
-        """How many ways through the templates' branches have been taken and compared, and how many there are."""
+        """Number of paths through the templates' branches that were taken and compared, and of all paths."""
         found = [r.renderer.paths for r in self.renderings.values()]
         return sum(taken for taken, _ in found), sum(total for _, total in found)
 
-    def way(self, conversation: Conversation) -> str:
-        """Which template renders a conversation; '' for plain text."""
+    def template_name(self, conversation: Conversation) -> str:
+        """Returns the name of the template that renders a conversation; '' for plain text."""
         if conversation.pieces is not None:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
     def run(self, rows: SliceRows) -> SliceResult:
-        """Take a slice through all stages."""
+        """Runs a slice through all stages."""
         state = SliceState()
         with _collector_off():
-            parts = [self._examples(rows, stretch, state) for stretch in stretches(rows.rows)]
-        batch = joined([p for p in parts if len(p.rows)], self.vocabulary.dtype)
+            parts = [self._examples(rows, batch_range, state) for batch_range in batch_ranges(rows.rows)]
+        batch = concatenate_batches([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         columns = batch.columns(hashes, format=self.recipe.mapping.format)
         rejected = [state.rejected[row] for row in sorted(state.rejected)]
@@ -202,10 +209,10 @@ class Pipeline:
         fresh = sorted(set(state.fresh))
         return SliceResult(columns, rejected, state.notes, rows.nulls_dropped, len(rows.rows), engines, fresh)
 
-    def _examples(self, rows: SliceRows, stretch: range, state: SliceState) -> ExampleBatch:
-        """All examples of a stretch of rows, in order; rows with an error are rejected whole."""
-        left = list(stretch)
-        for number in [number for number in rows.oversize if number in stretch]:
+    def _examples(self, rows: SliceRows, batch_range: range, state: SliceState) -> ExampleBatch:
+        """Returns all examples of a range of rows, in order; rejects rows with an error as a whole."""
+        left = list(batch_range)
+        for number in [number for number in rows.oversize if number in batch_range]:
             state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
             left.remove(number)
         examples = _Examples()
@@ -216,12 +223,12 @@ class Pipeline:
         if examples.rows:
             parts.append(self._encode(examples, state))
         if plain.rows:
-            parts.append(surrounded(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
-        places = examples.rows + plain.rows, examples.sides + plain.sides, examples.heads + plain.heads
+            parts.append(with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
+        origins = examples.rows + plain.rows, examples.sides + plain.sides, examples.heads + plain.heads
         if not parts:
-            return joined([])
-        batch = parts[0] if len(parts) == 1 else joined(parts)
-        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in places)
+            return concatenate_batches([])
+        batch = parts[0] if len(parts) == 1 else concatenate_batches(parts)
+        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in origins)
         if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
             order = np.lexsort((batch.sides, batch.rows))
             batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
@@ -229,7 +236,7 @@ class Pipeline:
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
-        """Encode texts, but for those that can't be: their rows are rejected, and they leave the examples."""
+        """Encodes texts. Rejects the rows of those that can't be encoded, and removes them from the examples."""
         sizes = self.encoder.oversized_pieces(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         try:
@@ -240,13 +247,13 @@ class Pipeline:
         return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
 
     def _encoded(self, examples: _Examples) -> ExampleBatch:
-        texts, segments, counts = unseamed(examples.texts, examples.segments, examples.seams)
+        texts, segments, counts = split_at_seams(examples.texts, examples.segments, examples.seams)
         batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
-        return reseamed(batch, counts)
+        return merge_parts(batch, counts)
 
     def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
-        """Turns whose answers do not begin behind the tokens of their prompts become context."""
-        for example, message in self.seams.torn(examples.texts, examples.segments, batch):
+        """Turns answers that don't start right after the tokens of their prompt into context."""
+        for example, message in self.seams.mismatches(examples.texts, examples.segments, batch):
             own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
             parts, messages = batch.parts[own], batch.messages[own]
             parts[messages == message] = Part.CONTEXT
@@ -254,7 +261,7 @@ class Pipeline:
         return batch
 
     def _panics(self, examples: _Examples) -> dict[int, RowError]:
-        """Which texts an engine panics at, found one by one."""
+        """Finds the texts on which an engine panics, by encoding them one by one."""
         found: dict[int, RowError] = {}
         for k, text in enumerate(examples.texts):
             try:
@@ -271,25 +278,25 @@ class Pipeline:
             examples.keep([k for k in range(len(examples.texts)) if k not in errors])
 
     def _end_notes(self, read: _Read) -> list[Note]:
-        """Whether plain text was given an end, or could not be."""
+        """Returns the notes on the end-of-sequence token of a plain text: appended, or missing."""
         if self.recipe.eos is Eos.AUTO and not self.recipe.special_tokens.get("eos_token"):
             return [Note.NO_EOS]
         text = "".join(text for _, text in read.conversation.pieces or ())
         return [Note.EOS_APPENDED] if self.ending.after(text) else []
 
-    # ---- rows that the machine reads
+    # ---- rows that the C machine reads
 
     def _render_rows(
         self, rendering: Rendering, rows: Sequence[bytes], numbers: list[int], examples: _Examples, state: SliceState
     ) -> list[int]:
-        """Render usual rows from their bytes; the rows that are left."""
+        """Renders rows from their bytes. Returns those that the C machine can't read."""
         found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
-        places = [numbers[k] for k in found.rows]
+        row_numbers = [numbers[k] for k in found.rows]
         if self.recipe.turns is TurnsMode.FAITHFUL:
-            self._add_chains(rendering, found.rendered, places, examples, state)
+            self._add_chains(rendering, found.rendered, row_numbers, examples, state)
         else:
-            segments = self._split(rendering, found.rendered, places, state)
-            examples.add(places, [0] * len(places), found.texts, segments)
+            segments = self._split(rendering, found.rendered, row_numbers, state)
+            examples.add(row_numbers, [0] * len(row_numbers), found.texts, segments)
         state.fresh += [numbers[k] for k in found.fresh]
         return [numbers[k] for k in found.left]
 
@@ -301,37 +308,37 @@ class Pipeline:
     def _render_read(
         self, rows: Sequence[bytes], numbers: Sequence[int], examples: _Examples, state: SliceState
     ) -> _Examples:
-        """Read rows, and render those that need a template; the others are the answer."""
-        ways: dict[str, list[_Read]] = {}
+        """Reads rows and renders those that need a template. Returns the examples of plain text."""
+        by_template: dict[str, list[_Read]] = {}
         for number in numbers:
             try:
                 found = self._adapted(rows[number])
             except RowError as error:
                 state.reject(number, error.with_traceback(None))  # its frames hold the rows
                 continue
-            if any(way == "" and self._is_rejected(number, conversation, state) for way, conversation in found):
+            if any(name == "" and self._is_rejected(number, conversation, state) for name, conversation in found):
                 continue
-            for side, (way, conversation) in enumerate(found):
+            for side, (name, conversation) in enumerate(found):
                 side = side if conversation.label is None else int(not conversation.label)
-                ways.setdefault(way, []).append(_Read(number, side, conversation))
+                by_template.setdefault(name, []).append(_Read(number, side, conversation))
         plain = _Examples()
-        if without := ways.pop("", []):
+        if without := by_template.pop("", []):
             state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
             texts = piece_texts([e.conversation for e in without], self.ending)
             plain.add([e.row for e in without], [e.side for e in without], *texts)
-        for way, members in ways.items():
-            rendering = self.renderings[way]
+        for name, members in by_template.items():
+            rendering = self.renderings[name]
             rendered = rendering.renderer.render([e.conversation for e in members])
-            places = [e.row for e in members]
+            row_numbers = [e.row for e in members]
             if self.recipe.turns is TurnsMode.FAITHFUL:
-                self._add_chains(rendering, rendered, places, examples, state)
+                self._add_chains(rendering, rendered, row_numbers, examples, state)
                 continue
-            segments = self._split(rendering, rendered, places, state)
-            examples.add(places, [e.side for e in members], rendered.texts, segments)
+            segments = self._split(rendering, rendered, row_numbers, state)
+            examples.add(row_numbers, [e.side for e in members], rendered.texts, segments)
         return plain
 
     def _is_rejected(self, number: int, plain: Conversation, state: SliceState) -> bool:
-        """Whether a row of plain text has a special token and must not have one."""
+        """Rejects or notes a row of plain text with a special token; returns whether it was rejected."""
         token = self._special_text.first(plain)
         if token is None:
             return False
@@ -342,19 +349,19 @@ class Pipeline:
         return False
 
     def _adapted(self, row: bytes) -> list[tuple[str, Conversation]]:
-        """The conversations of a row in the form that their template takes, with the template's name."""
+        """Returns the conversations of a row as their template accepts them, with the template's name."""
         found: list[tuple[str, Conversation]] = []
         for conversation in self.reader.conversations(row):
-            way = self.way(conversation)
-            if way and not self.renderings:
+            name = self.template_name(conversation)
+            if name and not self.renderings:
                 raise no_template()
-            found.append((way, self.renderings[way].renderer.adapter.adapt(conversation) if way else conversation))
+            found.append((name, self.renderings[name].renderer.adapter.adapt(conversation) if name else conversation))
         return found
 
-    # ---- both
+    # ---- all rows
 
     def refusals(self, rendered: Rendered, dropped: dict[int, RowError]) -> dict[int, RowError]:
-        """The conversations of a batch that are rejected, given those whose messages the template drops."""
+        """Returns the errors of a batch's rejected conversations, given those whose messages the template drops."""
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             dropped = {k: error for k, error in dropped.items() if error.kind != DROPPED}
         special: dict[int, RowError] = {}
@@ -363,23 +370,23 @@ class Pipeline:
         return {**special, **dropped, **rendered.errors}
 
     def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
-        """Cut the rendered texts of rows into segments, and reject what must be."""
+        """Splits the rendered texts of rows into segments, and records notes and rejections."""
         segments, dropped = rendering.splitter.split(rendered)
-        self._tell(rendered, segments, dropped, rows, state)
+        self._record(rendered, segments, dropped, rows, state)
         return segments
 
     def _add_chains(
         self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], examples: _Examples, state: SliceState
     ) -> None:
-        """Add the examples of rows in which every assistant turn has the context that inference shows."""
+        """Adds the examples of rows in which every assistant turn has the context of inference."""
         found = split_chains(rendering.arranger, rendering.splitter, rendered)
-        self._tell(rendered, found.segments, found.errors, rows, state)
-        places = [rows[row] for row in found.rows.tolist()]
+        self._record(rendered, found.segments, found.errors, rows, state)
+        row_numbers = [rows[row] for row in found.rows.tolist()]
         examples.add(
-            places, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
+            row_numbers, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
         )
 
-    def _tell(
+    def _record(
         self,
         rendered: Rendered,
         segments: Segments,
@@ -387,14 +394,14 @@ class Pipeline:
         rows: Sequence[int],
         state: SliceState,
     ) -> None:
-        """Note what happened to conversations, and reject what must be."""
+        """Records notes and rejections of rendered conversations."""
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
         if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
             state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
-        places = np.array(rows, np.int64)
-        state.note_rows(rendered.notes, places)
-        state.note_rows(segments.notes, places)
+        row_numbers = np.array(rows, np.int64)
+        state.note_rows(rendered.notes, row_numbers)
+        state.note_rows(segments.notes, row_numbers)
         for k, error in self.refusals(rendered, dropped).items():
             state.reject(rows[k], error)
         state.render += rendered.reference
@@ -402,7 +409,8 @@ class Pipeline:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Batches are many small objects without cycles; walking them again and again would take 5% of the time."""
+    """Disables the cyclic garbage collector: batches are many small objects without cycles, and scanning them
+    repeatedly would take 5% of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""Seams: where a prompt ends and an answer begins, in tokens.
+"""Seams: the token boundaries between a prompt and its answer.
 
-A server encodes the prompt by itself, so the tokens before an answer must be those of the prompt alone. Encoded as one
-text with it, the answer's first token may take in the end of the prompt (a newline, where the answer begins with one).
-Such turns are found before they are encoded, and encoded in two parts; whatever is left is found by comparing the
-tokens, and not trained. Costs some microseconds a turn.
+A server encodes the prompt by itself, so the tokens before an answer must be those of the prompt alone. If both are
+encoded as one text, the answer's first token may absorb the end of the prompt (a newline, if the answer starts with
+one). Such turns are detected before encoding, and encoded in two parts; the remaining ones are found by comparing
+tokens, and are not trained. Costs a few microseconds per turn.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.chat.conversation import Part, Role
 from penstock.encode.encoder import Encoder
 from penstock.regions.segments import Segments
 
-_LOOK = 64  # bytes before a seam in which a prompt's last marker is looked for first
-_HEAD = 200  # bytes of an answer that decide about its first token
-_KEPT = 4096
+_MARKER_WINDOW = 64  # bytes before a seam that are searched first for the prompt's last marker
+_HEAD = 200  # bytes of an answer that decide its first token
+_MAX_CACHED = 4096
 
 
 class Seams:
@@ -36,33 +36,33 @@ class Seams:
         self._known: dict[bytes, npt.NDArray[Any]] = {}
 
     def straddles(self, prompt: bytes, answer: bytes) -> bool:
-        """Whether the first token of an answer would take in the end of its prompt."""
+        """Whether the first token of an answer would absorb the end of its prompt."""
         tail = self._tail(prompt)
         alone = self._ids(tail)
         joined = self._encoder.reference([(tail + answer[:_HEAD]).decode(errors="ignore").encode()]).ids
         return not np.array_equal(joined[: len(alone)], alone)
 
-    def torn(self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch) -> list[tuple[int, int]]:
-        """Examples and messages whose answer does not begin behind the tokens of its prompt."""
+    def mismatches(self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch) -> list[tuple[int, int]]:
+        """Returns (example, message) of answers that don't start right after the tokens of their prompt."""
         found: list[tuple[int, int]] = []
-        examples, places = _openings(segments)
-        for example, place in zip(examples.tolist(), places.tolist(), strict=True):
-            first = place == int(segments.offsets[example])
-            end = 0 if first else int(segments.ends[place - 1])
-            tokens = 0 if first else int(batch.ends[place - 1])
+        examples, starts = _answer_starts(segments)
+        for example, segment in zip(examples.tolist(), starts.tolist(), strict=True):
+            first = segment == int(segments.offsets[example])
+            end = 0 if first else int(segments.ends[segment - 1])
+            tokens = 0 if first else int(batch.ends[segment - 1])
             expected = self._ids(self._tail(texts[example][:end]))
             start = int(batch.offsets[example])
             if tokens < len(expected) or not np.array_equal(
                 batch.ids[start + tokens - len(expected) : start + tokens], expected
             ):
-                found.append((example, int(segments.messages[place])))
+                found.append((example, int(segments.messages[segment])))
         return found
 
     def _tail(self, prompt: bytes) -> bytes:
-        """A prompt from its last marker on, or all of it."""
+        """Returns the prompt from its last marker on, or all of it if it has none."""
         if self._markers is None:
             return prompt
-        for text in (prompt[-_LOOK:], prompt):
+        for text in (prompt[-_MARKER_WINDOW:], prompt):
             starts = [found.start() for found in self._markers.finditer(text)]
             if starts:
                 return text[starts[-1] :]
@@ -72,28 +72,30 @@ class Seams:
         known = self._known.get(tail)
         if known is None:
             known = self._encoder.reference([tail]).ids
-            if len(self._known) >= _KEPT:
+            if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[tail] = known
         return known
 
 
-def _openings(segments: Segments) -> tuple[Int64, Int64]:
-    """Examples and segments with which the trained words of assistants begin."""
+def _answer_starts(segments: Segments) -> tuple[Int64, Int64]:
+    """Returns the example and the number of each segment that starts the trained part of an assistant message."""
     examples = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
-    words = (segments.roles == Role.ASSISTANT) & ((segments.parts == Part.BODY) | (segments.parts == Part.STOP))
-    places = np.flatnonzero(words)
-    fresh = np.ones(len(places), np.bool_)
-    if len(places) > 1:
-        same = (examples[places[1:]] == examples[places[:-1]]) & (
-            segments.messages[places[1:]] == segments.messages[places[:-1]]
+    is_trained = (segments.roles == Role.ASSISTANT) & ((segments.parts == Part.BODY) | (segments.parts == Part.STOP))
+    trained = np.flatnonzero(is_trained)
+    is_first = np.ones(len(trained), np.bool_)
+    if len(trained) > 1:
+        same = (examples[trained[1:]] == examples[trained[:-1]]) & (
+            segments.messages[trained[1:]] == segments.messages[trained[:-1]]
         )
-        fresh[1:] = ~same
-    return examples[places[fresh]], places[fresh]
+        is_first[1:] = ~same
+    return examples[trained[is_first]], trained[is_first]
 
 
-def unseamed(texts: list[bytes], segments: Segments, seams: Sequence[int]) -> tuple[list[bytes], Segments, list[int]]:
-    """The texts cut at their seams (0: none), the segments of the parts, and how many parts each text has."""
+def split_at_seams(
+    texts: list[bytes], segments: Segments, seams: Sequence[int]
+) -> tuple[list[bytes], Segments, list[int]]:
+    """Splits texts at their seams (0 for none). Returns the parts, their segments, and the number of parts per text."""
     if not any(seams):
         return texts, segments, [1] * len(texts)
     parts: list[bytes] = []
@@ -120,8 +122,8 @@ def unseamed(texts: list[bytes], segments: Segments, seams: Sequence[int]) -> tu
     return parts, cut, counts
 
 
-def reseamed(batch: ExampleBatch, counts: list[int]) -> ExampleBatch:
-    """The examples of texts that were encoded in parts."""
+def merge_parts(batch: ExampleBatch, counts: list[int]) -> ExampleBatch:
+    """Merges the parts of each text into one example again."""
     if max(counts, default=1) == 1:
         return batch
     last = np.cumsum(counts)

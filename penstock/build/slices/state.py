@@ -1,4 +1,4 @@
-"""What a slice collects on its way through the pipeline, and how its rows are cut into batches."""
+"""State of a slice in the pipeline (rejected rows, notes, engine counts), and how its rows are split into batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class SliceState:
-    """What became of the rows so far."""
+    """Rejections, notes and engine counts of the rows so far."""
 
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
     noted: dict[Note, list[Int64]] = field(default_factory=dict)  # numbers of rows, not yet sorted
@@ -31,7 +31,7 @@ class SliceState:
     fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
 
     def note(self, found: Iterable[tuple[int, Note]]) -> None:
-        """Note rows one by one."""
+        """Adds notes, given as pairs of row and note."""
         rows: dict[Note, list[int]] = {}
         for row, note in found:
             rows.setdefault(note, []).append(row)
@@ -39,24 +39,24 @@ class SliceState:
             self.noted.setdefault(note, []).append(np.array(own, np.int64))
 
     def note_rows(self, found: NotedRows, rows: Int64) -> None:
-        """Note rows of a batch, which has these rows of the slice."""
-        for note, places in found.items():
-            self.noted.setdefault(note, []).append(rows[places])
+        """Adds the notes of a batch; `rows` are the slice's numbers of the batch's rows."""
+        for note, numbers in found.items():
+            self.noted.setdefault(note, []).append(rows[numbers])
 
     @property
     def notes(self) -> NotedRows:
-        """The noted rows that were kept."""
+        """The noted rows that were not rejected."""
         refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
         kept = joined_notes(*({note: np.concatenate(rows)} for note, rows in self.noted.items()))
-        return {note: left for note, rows in kept.items() if len(left := np.setdiff1d(rows, refused))}
+        return {note: remaining for note, rows in kept.items() if len(remaining := np.setdiff1d(rows, refused))}
 
     def reject(self, row: int, error: RowError) -> None:
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
         self.rejected.setdefault(row, known)
 
 
-def stretches(rows: Sequence[bytes]) -> Iterator[range]:
-    """Numbers of consecutive rows, as many as make a batch."""
+def batch_ranges(rows: Sequence[bytes]) -> Iterator[range]:
+    """Yields the ranges of row numbers that form batches."""
     ends = [0, *accumulate(map(len, rows))]
     first = 0
     while first < len(rows):

@@ -1,4 +1,4 @@
-"""How many workers this process may use: CPU affinity, cgroup CPU quota and memory, not the machine's totals."""
+"""Computes how many workers this process may use, from CPU affinity, cgroup CPU quota and available memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def worker_count(asked: str) -> tuple[int, str]:
-    """The number behind `--workers`, and a word where it is not the one that was asked for."""
+    """Resolves `--workers` to a number; also returns a notice if the requested number was reduced."""
     cores, fitting = _limits()
     most = min(cores, fitting)
     if asked == "auto" or int(asked) <= most:
         return (most if asked == "auto" else int(asked)), ""
-    why = "cores this process may use" if cores <= fitting else "workers that the free memory has room for"
+    why = "cores this process may use" if cores <= fitting else "workers that fit in the free memory"
     return most, f"--workers {asked} is capped at {most}, the number of {why}"
 
 
 def _limits() -> tuple[int, int]:
-    """Cores, and how many workers the memory has room for."""
+    """Returns the number of usable cores, and of workers that fit in the free memory."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()
     if quota is not None:
@@ -31,7 +31,7 @@ def _limits() -> tuple[int, int]:
 
 
 def _folders() -> list[Path]:
-    """The cgroup folders of this process, from its own one up to the root."""
+    """Returns the cgroup folders of this process, from its own up to the root."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -61,16 +61,16 @@ def _cpu_quota() -> float | None:
 
 
 def _memory_left() -> int | None:
-    """Bytes this process's cgroup and the machine still have to give."""
-    left: list[int] = []
+    """Returns the free bytes, limited by this process's cgroups and the machine."""
+    free: list[int] = []
     for folder in _folders():
         limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
         if limit and limit.isdigit() and used and used.isdigit():
-            left.append(int(limit) - int(used))
+            free.append(int(limit) - int(used))
     limit, used = _read(_CGROUP / "memory/memory.limit_in_bytes"), _read(_CGROUP / "memory/memory.usage_in_bytes")
     if limit and limit.isdigit() and used and used.isdigit():
-        left.append(int(limit) - int(used))
+        free.append(int(limit) - int(used))
     for line in (_read(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith("MemAvailable:"):
-            left.append(int(line.split()[1]) << 10)
-    return min(left, default=None)
+            free.append(int(line.split()[1]) << 10)
+    return min(free, default=None)

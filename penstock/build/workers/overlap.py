@@ -1,6 +1,6 @@
-"""One thing after another, where the end of each is done in a thread while the next has begun.
+"""Overlaps two-step tasks: the second step of each runs in a thread while the first step of the next runs.
 
-For shards: they are written, and waited for, while the next slice is being prepared.
+A build writes each shard this way while it prepares the next slice.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
-Tell = Callable[[T], None]
+OnResult = Callable[[T], None]
 
 
-class Behind(Generic[T]):
-    """Tells the results in order, from the calling thread: each before the next one's end begins."""
+class Overlap(Generic[T]):
+    """Runs tasks in order. Results are delivered on the calling thread, each before the next second step starts."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "penstock-behind")
-        self._pending: tuple[Future[T], Tell[T]] | None = None
+        self._thread = ThreadPoolExecutor(1, "penstock-overlap")
+        self._pending: tuple[Future[T], OnResult[T]] | None = None
 
-    def do(self, begin: Callable[[], Callable[[], T]], tell: Tell[T]) -> None:
-        """Begin something, which gives its end. Whatever goes wrong, what was begun before is told first."""
+    def run(self, begin: Callable[[], Callable[[], T]], on_result: OnResult[T]) -> None:
+        """Runs `begin` and submits the function it returns. The previous result is delivered even if `begin` fails."""
         try:
             end = begin()
         finally:
-            self.settle()
-        self._pending = self._thread.submit(end), tell
+            self.flush()
+        self._pending = self._thread.submit(end), on_result
 
-    def settle(self) -> None:
-        """Wait for what is pending, and tell its result or raise its error."""
+    def flush(self) -> None:
+        """Waits for the pending task, and delivers its result or raises its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            result, tell = pending
-            tell(result.result())
+            result, on_result = pending
+            on_result(result.result())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with self._thread:
-            self.settle()
+            self.flush()

@@ -1,7 +1,7 @@
-"""Workers that take slices one by one: in this process, or separate ones driven by a thread each.
+"""Runs slices one by one in this process, or in worker processes that are each driven by a thread.
 
-Whatever goes wrong in one of them stops the others after their slice; a worker that dies is replaced and its slices
-are tried once more. Nothing is returned but counts. A shard is written while the next slice is being prepared.
+An error in one worker stops the others after their current slice; a worker that dies is replaced, and its slices are
+retried once. Workers return only counts. A shard is written while the next slice is being prepared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
-from penstock.build.workers.overlap import Behind
+from penstock.build.workers.overlap import Overlap
 from penstock.build.workers.process import DiedError, Task, Worker
 from penstock.errors import WorkerError
 from penstock.store.cache import Cache
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every worker of a build needs."""
+    """The settings that all workers of a build share."""
 
     recipe: Recipe
     cache: Cache
@@ -39,20 +39,20 @@ OnReport = Callable[[Task, SliceReport], None]
 OnRetry = Callable[[Task, str], None]
 
 
-def run_here(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
-    """Do all tasks in this process, with one job that is made when it is first needed."""
-    with Behind[SliceReport]() as behind:
+def run_in_process(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
+    """Runs all tasks in this process, with a job that is created on first use."""
+    with Overlap[SliceReport]() as commits:
         for task in tasks:
-            kept = replace(task, slice=task.slice.without_data())
-            behind.do(partial(_make, job, task), partial(on_report, kept))
+            reported = replace(task, slice=task.slice.without_data())
+            commits.run(partial(_prepare, job, task), partial(on_report, reported))
 
 
-def _make(job: Callable[[], SliceJob], task: Task) -> Callable[[], SliceReport]:
-    return job().make(task.slice, task.path, task.slice.data)
+def _prepare(job: Callable[[], SliceJob], task: Task) -> Callable[[], SliceReport]:
+    return job().prepare(task.slice, task.path, task.slice.data)
 
 
-def job_here(setup: Setup) -> Callable[[], SliceJob]:
-    """Makes the job of `run_here`, once. Imports the engines only then: a hit does without them."""
+def lazy_job(setup: Setup) -> Callable[[], SliceJob]:
+    """Returns a function that creates the job of `run_in_process` once. The engines are imported only then."""
 
     @cache
     def job() -> SliceJob:
@@ -64,7 +64,7 @@ def job_here(setup: Setup) -> Callable[[], SliceJob]:
 
 
 def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnReport, on_retry: OnRetry) -> None:
-    """Do all tasks with worker processes; the callbacks and the iterator are used under one lock."""
+    """Runs all tasks in worker processes; the callbacks and the iterator are used under one lock."""
     lock = threading.Lock()
     failures: list[BaseException] = []
 
@@ -82,10 +82,10 @@ def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnRe
 
     def drive() -> None:
         try:
-            with closing(_Seat(setup, report, retry)) as seat:
+            with closing(_WorkerSlot(setup, report, retry)) as slot:
                 while (task := next_task()) is not None:
-                    seat.do(task)
-                seat.settle()
+                    slot.run(task)
+                slot.flush()
         except BaseException as error:
             failures.append(error)
 
@@ -95,60 +95,60 @@ def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnRe
     try:
         for thread in threads:
             thread.join()
-    except BaseException as error:  # an interrupt: let no worker go on
+    except BaseException as error:  # an interrupt: stop all workers
         failures.append(error)
         raise
     if failures:
         raise failures[0]
 
 
-class _Seat:
-    """A worker process, and another in its place when it dies, which does once more what that one left undone."""
+class _WorkerSlot:
+    """A worker process that is replaced when it dies; the replacement retries the unfinished slices once."""
 
     def __init__(self, setup: Setup, on_report: OnReport, on_retry: OnRetry) -> None:
         self._setup, self._on_report, self._on_retry = setup, on_report, on_retry
         self._worker: Worker | None = None
 
-    def do(self, task: Task) -> None:
-        """Have a task done; it may be reported only with the next one."""
-        self._worker = self._worker or self._new()
-        self._have(self._worker.do(task))
+    def run(self, task: Task) -> None:
+        """Runs a task. Its report may arrive only with the next task."""
+        self._worker = self._worker or self._start()
+        self._collect(self._worker.submit(task))
 
-    def settle(self) -> None:
-        """Have all tasks reported."""
+    def flush(self) -> None:
+        """Collects all outstanding reports."""
         if self._worker is not None:
-            self._have(self._worker.settle())
+            self._collect(self._worker.flush())
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.stop()
 
-    def _new(self) -> Worker:
+    def _start(self) -> Worker:
         setup, cache = self._setup, self._setup.cache
-        where = {"cache": str(cache.root), "trust": cache.trust.value}
-        return Worker({"recipe": setup.recipe.as_json(), **where, "fast": setup.fast})
+        location = {"cache": str(cache.root), "trust": cache.trust.value}
+        return Worker({"recipe": setup.recipe.as_json(), **location, "fast": setup.fast})
 
-    def _have(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
+    def _collect(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:
             for task, report in reports:
                 self._on_report(task, report)
         except DiedError as death:
-            self._begin_again(death)
+            self._retry(death)
 
-    def _begin_again(self, death: DiedError) -> None:
+    def _retry(self, death: DiedError) -> None:
         assert self._worker is not None
-        left = self._worker.left  # nothing, if it died with its last word
+        pending = self._worker.pending  # empty if it died after its last report
         self._worker.stop()
         self._worker = None
-        if left:
-            self._on_retry(left[-1], str(death))
-        for task in left:  # one by one, so that it is clear of what a worker dies
-            self._worker = self._worker or self._new()
+        if pending:
+            self._on_retry(pending[-1], str(death))
+        for task in pending:  # one by one, to identify the slice that kills the worker
+            self._worker = self._worker or self._start()
             try:
-                for _, report in chain(self._worker.do(task), self._worker.settle()):
+                for _, report in chain(self._worker.submit(task), self._worker.flush()):
                     self._on_report(task, report)
             except DiedError as again:
                 raise WorkerError(
-                    f"a worker died twice on the same slice ({task.place}): {again}. Finished slices stay. "
+                    f"a worker died twice on the same slice ({task.location}): {again}. Finished slices are kept. "
                     "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
                 ) from None

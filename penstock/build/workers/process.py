@@ -1,4 +1,4 @@
-"""The near end of a worker process: tasks in, reports out, and how it died."""
+"""Starts a worker process, sends it tasks, receives its reports, and detects how it died."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from penstock.sources import Slice
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A slice to do, and where it is."""
+    """A slice to prepare, and the file it is in."""
 
     name: str  # of its shard
     slice: Slice
     path: Path
 
     @property
-    def place(self) -> str:
-        """Where the slice is, for people."""
+    def location(self) -> str:
+        """File and rows of the slice, for messages."""
         return f"{self.path}, rows {self.slice.first_row} to {self.slice.first_row + self.slice.rows - 1}"
 
 
 class DiedError(Exception):
-    """The process is gone; the text says how."""
+    """The worker process died; the message says how."""
 
 
 def environment() -> dict[str, str]:
-    """For processes of ours: this checkout's code, and one thread each."""
+    """Returns the environment of our subprocesses: the same code as this process, and one thread each."""
     root = str(Path(penstock.__file__).parent.parent)
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     one = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -51,9 +51,9 @@ class Worker:
     """One worker process and the pipe to it."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.left: deque[Task] = deque()  # sent, and not yet reported
-        # Ctrl-C reaches the whole process group. The parent answers it; a worker, which inherits the mask, goes when
-        # its input ends, without a traceback.
+        self.pending: deque[Task] = deque()  # sent, but not reported yet
+        # Ctrl-C reaches the whole process group. The parent handles it; a worker inherits the mask and exits without
+        # a traceback when its input ends.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
@@ -66,24 +66,24 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._first = orjson.dumps(setup) + b"\n"
 
-    def do(self, task: Task) -> Iterator[tuple[Task, SliceReport]]:
-        """Send a task. Gives what is reported until the worker is ready for the next one: usually the one before."""
-        self.left.append(task)
+    def submit(self, task: Task) -> Iterator[tuple[Task, SliceReport]]:
+        """Sends a task. Yields reports until the worker is ready for the next task: usually the previous one's."""
+        self.pending.append(task)
         data = b"\n".join(task.slice.data.rows if task.slice.data else ())
         header = {"slice": task.slice.to_json(), "path": str(task.path), "bytes": len(data)}
-        yield from self._ask(orjson.dumps(header) + b"\n" + data)
+        yield from self._request(orjson.dumps(header) + b"\n" + data)
 
-    def settle(self) -> Iterator[tuple[Task, SliceReport]]:
-        """Have it report all that is left."""
-        if self.left:
-            yield from self._ask(b"{}\n")
+    def flush(self) -> Iterator[tuple[Task, SliceReport]]:
+        """Requests all outstanding reports."""
+        if self.pending:
+            yield from self._request(b"{}\n")
 
-    def _ask(self, request: bytes) -> Iterator[tuple[Task, SliceReport]]:
+    def _request(self, request: bytes) -> Iterator[tuple[Task, SliceReport]]:
         try:
             self._send(self._first + request)
             self._first = b""
             while "report" in (reply := self._receive()):
-                yield self.left.popleft(), SliceReport(**reply["report"])
+                yield self.pending.popleft(), SliceReport(**reply["report"])
         except (BrokenPipeError, ConnectionResetError):
             raise DiedError(self._how()) from None
 
@@ -112,13 +112,13 @@ class Worker:
         return f"exit code {code}"
 
     def stop(self) -> None:
-        """End the process; its input ends, so a healthy one goes by itself."""
+        """Stops the process. A healthy worker exits by itself when its input is closed."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 try:
                     stream.close()
                 except OSError:
-                    continue  # the other end is gone already
+                    continue  # the other end is closed already
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

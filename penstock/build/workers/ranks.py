@@ -1,4 +1,4 @@
-"""Rank and world size as the launcher says them: torch's process group, torchrun or accelerate, Slurm."""
+"""Reads rank and world size from the launcher: torch's process group, torchrun or accelerate, Slurm."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from penstock.errors import UsageError
 
 
 class Ranks(NamedTuple):
-    """One process among several that share the work, and who says so."""
+    """Rank and world size of this process, and the launcher that set them."""
 
     rank: int
     world_size: int
     said_by: str
-    is_outer: bool = False  # of Slurm alone, which knows tasks rather than what they start
+    is_outer: bool = False  # True for Slurm, which counts tasks rather than the processes they start
 
 
 def launched() -> Ranks | None:
-    """This process's place; None where no launcher says any.
+    """Returns this process's rank and world size, or None without a launcher.
 
     The innermost launcher decides: inside a Slurm task, torchrun may start several processes. Any other disagreement is
-    an error, for ranks that are mistaken about their place would take the same rows.
+    an error, because processes with wrong ranks would take the same rows.
     """
     slurm = _named("SLURM_PROCID", "SLURM_NTASKS", is_outer=True)
     inner = [found for found in (_process_group(), _named("RANK", "WORLD_SIZE")) if found is not None]
@@ -34,7 +34,7 @@ def launched() -> Ranks | None:
 
 
 def _process_group() -> Ranks | None:
-    """torch's process group, where it is in use; torch is not imported for it."""
+    """Returns the ranks of torch's process group if it is initialized; never imports torch."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -1,7 +1,8 @@
-"""Which slices are ours to make, when any number of processes work on the same data: decided through claims.
+"""Divides the slices among any number of processes that build the same data, through claims in the cache.
 
-First our own share, then whatever others have neither finished nor claimed. Slices are found, and claimed, only when
-a worker is ready for them, so processes that started at once end at once, whoever never starts or dies.
+A process first takes its own share, then any slices that others have neither finished nor claimed. Slices are found and
+claimed only when a worker is ready for them, so processes that start together finish together, even if some never start
+or die.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from penstock.store.manifest import shard_name
 OnTask = Callable[[Task], None]
 
 
-class _Answer(Enum):
+class _Status(Enum):
     OURS = auto()
-    DONE = auto()  # the shard is there
+    DONE = auto()  # the shard exists
     BUSY = auto()  # another process has claimed it
 
 
 class Sharing:
-    """The slices of one build, as this process sees them. `slices` fills up during the first pass."""
+    """The slices of one build from the view of this process. `slices` is filled during the first pass."""
 
     def __init__(
         self, cache: Cache, finder: SliceFinder, files: Sequence[SourceFile], recipe: str, *, force: bool
@@ -41,35 +42,35 @@ class Sharing:
         self._force = force
         self._claims = Claims(cache.tree)
         self._seen: set[str] = set()
-        self._before: dict[str, tuple[int, int] | None] = {}  # with `force`: what was there when we first looked
+        self._before: dict[str, tuple[int, int] | None] = {}  # with `force`: the files that existed at the start
         self.slices: list[Slice] = []
-        self.left: list[Task] = []  # what other ranks or processes should do
+        self.pending: list[Task] = []  # slices of other ranks or processes
 
     def own(self, found: Iterator[Slice], rank: int, world_size: int, reused: OnTask) -> Iterator[Task]:
-        """Our share of the slices, as they are found; what is neither there nor ours goes to `left`."""
+        """Yields our share of the slices as they are found; unfinished slices of others go to `pending`."""
         for number, part in enumerate(found):
             task = Task(shard_name(self._recipe, part.digest), part, self._files[part.file].path)
             self.slices.append(part.without_data())
-            if task.name in self._seen:  # the same bytes stand elsewhere in the data; one shard serves both
+            if task.name in self._seen:  # the same bytes occur twice in the data; one shard serves both
                 reused(task)
                 continue
             self._seen.add(task.name)
-            answer = self._ask(task, ours=number % world_size == rank)
-            if answer is _Answer.OURS:
+            status = self._claim(task, ours=number % world_size == rank)
+            if status is _Status.OURS:
                 yield task
-            elif answer is _Answer.DONE:
+            elif status is _Status.DONE:
                 reused(task)
             else:
-                self.left.append(replace(task, slice=part.without_data()))
+                self.pending.append(replace(task, slice=part.without_data()))
 
     def others(self, finished: OnTask) -> Iterator[Task]:
-        """What is left and nobody works on."""
-        waiting, self.left = self.left, []
+        """Yields the pending slices that no other process has claimed."""
+        waiting, self.pending = self.pending, []
         for number, task in enumerate(waiting):
-            answer = self._ask(task)
-            if answer is _Answer.BUSY:
-                self.left.append(task)
-            elif answer is _Answer.DONE:
+            status = self._claim(task)
+            if status is _Status.BUSY:
+                self.pending.append(task)
+            elif status is _Status.DONE:
                 finished(task)
             elif not task.slice.kind.is_streamed:
                 yield task
@@ -78,7 +79,7 @@ class Sharing:
                 return
 
     def _streamed(self, first: Task, rest: Sequence[Task], finished: OnTask) -> Iterator[Task]:
-        """Slices of streamed sources are read again for their bytes, in one pass."""
+        """Yields slices of streamed sources, after reading their bytes again in one pass."""
         wanted = {(task.slice.file, task.slice.first_row): task for task in (first, *rest)}
         for part in self._finder.find():
             task = wanted.pop((part.file, part.first_row), None)
@@ -86,41 +87,41 @@ class Sharing:
                 continue
             if task.slice.digest != part.digest:
                 break
-            answer = _Answer.OURS if task is first else self._ask(task)
-            if answer is _Answer.OURS:
+            status = _Status.OURS if task is first else self._claim(task)
+            if status is _Status.OURS:
                 yield replace(task, slice=part)
-            elif answer is _Answer.DONE:
+            elif status is _Status.DONE:
                 finished(task)
             else:
-                self.left.append(task)
+                self.pending.append(task)
             if not wanted:
                 return
         raise SourceError(
             f"{first.path}: changed while it was read. Run again once nothing writes to it; finished slices are kept."
         )
 
-    def _ask(self, task: Task, *, ours: bool = True) -> _Answer:
-        if self._is_there(task.name):
-            return _Answer.DONE
+    def _claim(self, task: Task, *, ours: bool = True) -> _Status:
+        if self._is_done(task.name):
+            return _Status.DONE
         if not ours or not self._claims.take(task.name):
-            return _Answer.BUSY
-        if self._is_there(task.name):  # finished by another process since we looked
+            return _Status.BUSY
+        if self._is_done(task.name):  # finished by another process in the meantime
             self._claims.release(task.name)
-            return _Answer.DONE
-        return _Answer.OURS
+            return _Status.DONE
+        return _Status.OURS
 
-    def _is_there(self, name: str) -> bool:
+    def _is_done(self, name: str) -> bool:
         if not self._force:
             return self._cache.has_shard(name)
         stamp = _stamp(self._cache.shard_path(name))
         return self._before.setdefault(name, stamp) != stamp
 
     def release(self, task: Task) -> None:
-        """The task is done."""
+        """Releases the claim of a finished task."""
         self._claims.release(task.name)
 
     def close(self) -> None:
-        """Give all claims back."""
+        """Releases all claims."""
         self._claims.close()
 
 

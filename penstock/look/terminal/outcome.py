@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from penstock.chat.notes import told
+from penstock.chat.notes import describe_note
 from penstock.look.terminal.live import amount, duration
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def dataset_facts(dataset: StoredDataset) -> list[Fact]:
     if ledger["regions_unknown"]:
         found.append(("regions", f"{ledger['regions_unknown']:,} examples with unknown regions"))
     notes = ledger["notes"].items()
-    return found + [("note", f"{note}: {told(note, count)}{_first_noted(dataset, note)}") for note, count in notes]
+    return found + [
+        ("note", f"{note}: {describe_note(note, count)}{_first_noted(dataset, note)}") for note, count in notes
+    ]
 
 
 def _first_noted(dataset: StoredDataset, note: str) -> str:

@@ -1,4 +1,4 @@
-"""All rows set aside, an empty view, an empty hold-out: an error that names the cause, with exit code 1."""
+"""No rows left, an empty view, an empty hold-out: an error that names the cause, with exit code 1."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "co
 UNANSWERED = {"messages": [{"role": "user", "content": "q"}]}
 
 
-def test_all_rows_set_aside(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_all_rows_quarantined(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     source = write_rows([UNANSWERED, UNANSWERED, {"messages": []}])
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
     for _ in range(2):  # the second time it is a hit
         with pytest.raises(SourceError) as caught:
             ps.prepare(source, **options)
-        told = str(caught.value)
-        assert "no row is left: on_bad_row=quarantine set all 3 of them aside (2 no_assistant, 1 no_messages)" in told
-        assert f"The first: {source}:1: no message has the role assistant" in told
-        assert Path(told.rpartition("All are in ")[2].rstrip(".")).read_text().count("\n") == 3
+        expected = str(caught.value)
+        assert (
+            "no row is left: on_bad_row=quarantine set all 3 of them aside (2 no_assistant, 1 no_messages)" in expected
+        )
+        assert f"The first: {source}:1: no message has the role assistant" in expected
+        assert Path(expected.rpartition("All are in ")[2].rstrip(".")).read_text().count("\n") == 3
     done = run("prepare", source, "--tokenizer", tokenizer, "--cache", tmp_path / "c", "--on-bad-row", "quarantine")
     assert done.returncode == 1 and "no row is left" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (
             {"max_length": 2, "overlong": "drop"},
@@ -41,13 +43,15 @@ def test_all_rows_set_aside(write_rows: Any, tokenizer: Path, tmp_path: Path) ->
         ({"holdout": 1 - 1e-9}, "nothing is left to train on: holdout=0.999999999 holds out all 4 rows"),
     ],
 )
-def test_an_empty_view(options: dict[str, Any], told: str, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+def test_an_empty_view(
+    options: dict[str, Any], expected: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
     dataset = ps.prepare(
         write_rows([{**CHAT, "id": number} for number in range(4)]), tokenizer=tokenizer, cache=tmp_path / "c"
     )
     with pytest.raises(ViewError) as caught:
         dataset.view(**options)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     with pytest.raises(ViewError, match="part 'a' of the mixture: "):
         ps.mix({"a": (dataset, 1.0)}).view(**options)
 

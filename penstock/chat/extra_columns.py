@@ -1,7 +1,7 @@
-"""The columns beside the messages: tools, system prompt, template variables. Media columns are refused.
+"""Reads the columns besides the messages: tools, system prompt, template variables. Refuses media columns.
 
-A parsed row enters, a `Chat` leaves. Tools may be a list, the JSON of one, or a list of JSON strings; empty
-means none. Tools given as strings are few and long, so each distinct string is parsed once.
+Tools may be a list, a JSON string of one, or a list of JSON strings; an empty value means none. Datasets that store
+tools as strings have few distinct ones, and they are long, so each is parsed once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
 from penstock.chat.formats import MEDIA_COLUMNS, Mapping
-from penstock.chat.formats_json import a_kind, parse_text
+from penstock.chat.json_rows import describe_type, parse_text
 from penstock.errors import RowError
 
 _RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
@@ -19,7 +19,7 @@ _TOOL = 'Tools are a list such as [{"type": "function", "function": {"name": "f"
 
 
 class Chat(NamedTuple):
-    """What a template gets beside the messages."""
+    """The template's inputs besides the messages."""
 
     tools: list[Any] | None = None
     system: str | None = None
@@ -30,7 +30,7 @@ NO_CHAT = Chat()
 
 
 class ChatColumns:
-    """Reads the columns beside the messages as a mapping says."""
+    """Reads the columns besides the messages according to a mapping."""
 
     def __init__(self, mapping: Mapping) -> None:
         columns = dict(mapping.columns)
@@ -42,7 +42,7 @@ class ChatColumns:
         self.names = frozenset((self._tools, self._system, self._variables, *self._media))
 
     def read(self, record: dict[str, Any]) -> Chat:
-        """What the row has beside its messages."""
+        """Reads a parsed row's tools, system prompt and template variables."""
         if self.names.isdisjoint(record):
             return NO_CHAT
         for column in self._media:
@@ -54,7 +54,7 @@ class ChatColumns:
                 )
         system = record.get(self._system)
         if system is not None and type(system) is not str:
-            raise RowError("bad_content", f"column {self._system!r} is {a_kind(system)}; expected a string")
+            raise RowError("bad_content", f"column {self._system!r} is {describe_type(system)}; expected a string")
         return Chat(
             self._read_tools(record.get(self._tools)),
             system or None,
@@ -64,7 +64,7 @@ class ChatColumns:
     def with_system(
         self, messages: list[Message], weights: tuple[float | None, ...] | None, system: str
     ) -> tuple[list[Message], tuple[float | None, ...] | None]:
-        """The messages with the system prompt of its own column in front."""
+        """Returns the messages and weights with the system prompt of the system column in front."""
         if messages[0]["role"] != "system":
             return [{"role": "system", "content": system}, *messages], (None, *weights) if weights else weights
         if messages[0].get("content") == system:
@@ -76,19 +76,19 @@ class ChatColumns:
         )
 
     def _read_tools(self, value: object) -> list[Any] | None:
-        if type(value) is str:  # text that says "no tools" has none; an empty list is what transformers would be given
+        if type(value) is str:  # an empty string means no tools; an empty list is passed on, as in transformers
             value = self._parse(value, f"column {self._tools!r}") if value.strip() else None
             value = value or None
         if value is None:
             return None
         if type(value) is not list:
-            raise RowError("bad_tools", f"column {self._tools!r} is {a_kind(value)}, not a list of tools", _TOOL)
+            raise RowError("bad_tools", f"column {self._tools!r} is {describe_type(value)}, not a list of tools", _TOOL)
         for number, tool in enumerate(value):
             where = f"{self._tools}[{number}]"
             if type(tool) is str:
                 tool = value[number] = self._parse(tool, where)
             if type(tool) is not dict:
-                raise RowError("bad_tools", f"{where} is {a_kind(tool)}, not an object", _TOOL)
+                raise RowError("bad_tools", f"{where} is {describe_type(tool)}, not an object", _TOOL)
         return value
 
     def _parse(self, text: str, where: str) -> Any:
@@ -113,7 +113,7 @@ class ChatColumns:
         if not value or type(value) is str:
             return None
         if type(value) is not dict:
-            raise RowError("bad_variables", f"column {column!r} is {a_kind(value)}; expected an object")
+            raise RowError("bad_variables", f"column {column!r} is {describe_type(value)}; expected an object")
         for name in _RESERVED_VARIABLES:
             if name in value:
                 raise RowError(

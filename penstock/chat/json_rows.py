@@ -1,8 +1,8 @@
-"""JSON as rows carry it: bytes or strings enter, Python values leave, with integers of any size kept exact.
+"""Parses the JSON of rows, with exact integers of any size.
 
-`orjson` reads everything; it turns integers beyond 64 bits into floats, so a float that large is read again
-by the standard library. What can't be read leaves as a RowError that tells invalid UTF-8, lone surrogates and
-invalid JSON apart, with the byte where it happened.
+Rows are parsed with `orjson`, which turns integers beyond 64 bits into floats; a row with such a large float is parsed
+again by the standard library. Errors are RowErrors that distinguish invalid UTF-8, lone surrogates and invalid JSON,
+and give the byte offset.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LARGE = 2**63
 
 
 class LargeInteger(Exception):
-    """A float so large that it may have been an integer in the text: read the text again, exactly."""
+    """A parsed float is so large that it may be an integer in the text, which must be parsed again exactly."""
 
 
 def parse_row(row: bytes) -> dict[str, Any]:
-    """The JSON object that a row's bytes hold."""
+    """Parses the bytes of a row to a JSON object."""
     try:
         value = orjson.loads(row)
     except orjson.JSONDecodeError as error:
@@ -35,14 +35,14 @@ def parse_row(row: bytes) -> dict[str, Any]:
     if type(value) is not dict:
         raise RowError(
             "not_an_object",
-            f"the row is {a_kind(value)}, not a JSON object",
+            f"the row is {describe_type(value)}, not a JSON object",
             'Each row must be an object such as {"messages": […]}',
         )
     return value
 
 
 def with_huge_integers(row: bytes) -> Any:
-    """The value of a row whose integers are larger than any float, or None where something else is wrong with it."""
+    """Parses a row whose integers are larger than any float; None if something else is wrong with it."""
     try:
         value = json.loads(row, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -56,13 +56,13 @@ def _refuse(name: str) -> None:
 
 
 def parse_row_exactly(row: bytes) -> dict[str, Any]:
-    """As `parse_row`, for a row that it has read already, with integers of any size."""
+    """Parses a row that `parse_row` has accepted again, with integers of any size."""
     value: dict[str, Any] = json.loads(row.removeprefix(BYTE_ORDER_MARK))
     return value
 
 
 def parse_text(text: str) -> Any:
-    """The value of JSON inside a string. Raises ValueError where it is not JSON."""
+    """Parses JSON inside a string. Raises ValueError if it isn't JSON."""
     value = orjson.loads(text)
     try:
         check_integers(value)
@@ -72,9 +72,9 @@ def parse_text(text: str) -> Any:
 
 
 def check_integers(value: object) -> None:
-    """Raise LargeInteger where a parsed value holds a float that may have been an integer in the text."""
+    """Raises LargeInteger if a parsed value holds a float that may be an integer in the text."""
     todo = [value]
-    for item in todo:  # grows while it is walked: a row may be nested more deeply than calls can be
+    for item in todo:  # the list grows during iteration: rows may be nested too deeply for recursion
         if type(item) is dict:
             todo.extend(item.values())
         elif type(item) is list:
@@ -83,8 +83,8 @@ def check_integers(value: object) -> None:
             raise LargeInteger
 
 
-def a_kind(value: object) -> str:
-    """What a JSON value is, in words for an error."""
+def describe_type(value: object) -> str:
+    """Describes the type of a JSON value for an error."""
     match value:
         case None:
             return "null"

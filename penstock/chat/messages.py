@@ -1,7 +1,7 @@
-"""Lists of messages as rows carry them: parsed JSON enters, messages for a template leave, checked.
+"""Normalises and validates the lists of messages in parsed rows.
 
-Roles get their template's names, weight keys are taken out, all other keys stay as they are; the parsed
-objects are changed in place, never copied, except where keys must be renamed.
+Roles are renamed to those of templates, weight keys are removed, and all other keys stay as they are. The parsed
+objects are changed in place, and copied only if keys must be renamed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.chat.conversation import Message
 from penstock.chat.formats import CALLS, INVERSE_WEIGHT_KEY, REASONING_KEYS, ROLES, Mapping
-from penstock.chat.formats_json import a_kind, parse_text
+from penstock.chat.json_rows import describe_type, parse_text
 from penstock.errors import RowError
 
 _MEDIA = ("image", "audio", "video")
@@ -28,7 +28,7 @@ class NormalizedMessages(NamedTuple):
     loose: tuple[object, ...] = ()
 
     def then(self, more: NormalizedMessages) -> NormalizedMessages:
-        """These messages, followed by more."""
+        """Returns these messages followed by more."""
         weights = None
         if self.weights is not None or more.weights is not None:
             unknown = (None,)
@@ -37,7 +37,7 @@ class NormalizedMessages(NamedTuple):
 
 
 class MessageReader:
-    """Reads lists of messages as a mapping says."""
+    """Reads lists of messages according to a mapping."""
 
     def __init__(self, mapping: Mapping) -> None:
         self._role_key = mapping.role_key or "role"
@@ -51,13 +51,13 @@ class MessageReader:
             self._expected = "system, human, gpt, tool, observation or function_call"
 
     def read(self, value: object, column: str) -> NormalizedMessages:
-        """The messages of a column: a list, or one message by itself."""
+        """Reads the messages of a column: a list, or a single message."""
         if type(value) is dict:
             value = [value]
         if type(value) is not list:
             raise RowError(
                 "no_messages",
-                f"column {column!r} is {a_kind(value)}, not a list of messages",
+                f"column {column!r} is {describe_type(value)}, not a list of messages",
                 'Messages are a list such as [{"role": "user", "content": "Hi"}, …]',
             )
         if not value:
@@ -65,13 +65,15 @@ class MessageReader:
         return self._read(value, column)
 
     def _read(self, given: list[Any], column: str) -> NormalizedMessages:
-        messages: list[Message] = given  # parsed for us: changed in place
+        messages: list[Message] = given  # we own the parsed objects, so they are changed in place
         weights: list[float | None] = [None] * len(given)
         loose: list[object] = []
         for number, message in enumerate(given):
             where = f"{column}[{number}]"
             if type(message) is not dict:
-                raise RowError("bad_message", f"{where} is {a_kind(message)}, not a message", "Make it an object")
+                raise RowError(
+                    "bad_message", f"{where} is {describe_type(message)}, not a message", "Make it an object"
+                )
             role = self._role(message, where)
             if not self._weight_names.isdisjoint(message):
                 weights[number] = self._take_weight(message, where)
@@ -100,7 +102,7 @@ class MessageReader:
                 "Name the keys with --role-key and --content-key",
             )
         if type(role) is not str:
-            raise RowError("unknown_role", f"the role of {where} is {a_kind(role)}; expected {self._expected}")
+            raise RowError("unknown_role", f"the role of {where} is {describe_type(role)}; expected {self._expected}")
         raise RowError(
             "unknown_role",
             f"role {role!r} is unknown; expected {self._expected}",
@@ -108,7 +110,7 @@ class MessageReader:
         )
 
     def _renamed(self, message: Message, where: str) -> Message:
-        """The message with the template's key names, in the order they were given."""
+        """Returns the message with the template's key names, in the given order."""
         names = {self._role_key: "role", self._content_key: "content"}
         renamed = {names.get(key, key): value for key, value in message.items()}
         if len(renamed) != len(message):
@@ -141,17 +143,17 @@ def _weight(value: object, key: str, where: str) -> float | None:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if type(value) in (int, float, str) else a_kind(value)
+    return repr(value) if type(value) in (int, float, str) else describe_type(value)
 
 
 def _likely(role: str) -> str:
-    """What an unknown role name probably means."""
+    """Guesses the meaning of an unknown role name, for the error's remedy."""
     near = get_close_matches(role, ROLES, 1, 0.75)
     return near[0] if near else _USUAL_TARGETS.get(role, "assistant")
 
 
 def check_message(message: Message, where: str, weight_keys: Collection[str] = ()) -> None:
-    """Content and tool calls are of a kind that templates can be given."""
+    """Raises RowError unless content and tool calls have a type that templates can render."""
     calls = message.get("tool_calls")
     if calls:
         check_calls(calls, f"{where}.tool_calls")
@@ -166,7 +168,7 @@ def check_message(message: Message, where: str, weight_keys: Collection[str] = (
     if content is not None:
         raise RowError(
             "bad_content",
-            f"{where}.content is {a_kind(content)}; expected a string or a list of text parts",
+            f"{where}.content is {describe_type(content)}; expected a string or a list of text parts",
             "Give it as text, for example as its JSON",
         )
     if role == "assistant" and (calls or any(message.get(key) for key in REASONING_KEYS)):
@@ -190,7 +192,9 @@ def _check_parts(parts: list[Any], where: str, weight_keys: Collection[str]) -> 
                     )
             continue
         if type(part) is not dict:
-            raise RowError("bad_content", f"{where}[{number}] is {a_kind(part)}; expected a text part", _TEXT_PART)
+            raise RowError(
+                "bad_content", f"{where}[{number}] is {describe_type(part)}; expected a text part", _TEXT_PART
+            )
         name = str(part.get("type"))
         if any(media in name for media in _MEDIA) or any(media in key for media in _MEDIA for key in part):
             raise RowError(
@@ -205,9 +209,9 @@ _TEXT_PART = 'A text part is {"type": "text", "text": "…"}'
 
 
 def check_calls(calls: object, where: str) -> None:
-    """Tool calls are a list of {function: {name, arguments}} or of {name, arguments}."""
+    """Raises RowError unless tool calls are a list of {function: {name, arguments}} or of {name, arguments}."""
     if type(calls) is not list:
-        raise RowError("bad_tool_calls", f"{where} is {a_kind(calls)}, not a list", _CALL)
+        raise RowError("bad_tool_calls", f"{where} is {describe_type(calls)}, not a list", _CALL)
     for number, call in enumerate(calls):
         function = call.get("function", call) if type(call) is dict else call
         if type(function) is not dict or type(function.get("name")) is not str:
@@ -216,7 +220,7 @@ def check_calls(calls: object, where: str) -> None:
         if arguments is not None and type(arguments) not in (dict, str):
             raise RowError(
                 "bad_tool_calls",
-                f"the arguments of {where}[{number}] ({function['name']}) are {a_kind(arguments)}",
+                f"the arguments of {where}[{number}] ({function['name']}) are {describe_type(arguments)}",
                 "Give them as an object or as a JSON string",
             )
 
@@ -225,7 +229,7 @@ _CALL = 'A tool call is {"type": "function", "function": {"name": "f", "argument
 
 
 def _set_calls(message: Message, where: str) -> None:
-    """Turn a message whose text is the JSON of its calls into one with `tool_calls`."""
+    """Turns a message whose text is the JSON of its calls into one with `tool_calls`."""
     text = message.pop("content", None)
     try:
         calls = parse_text(text) if type(text) is str else text
@@ -244,7 +248,7 @@ def _set_calls(message: Message, where: str) -> None:
 
 
 def _wrapped(call: object) -> object:
-    """A bare {name, arguments} in the form that templates expect; anything else as it is, to be refused."""
+    """Wraps a bare {name, arguments} as templates expect it; returns anything else as it is, to be refused later."""
     if type(call) is dict and "function" not in call:
         return {"type": "function", "function": call}
     return call

@@ -1,4 +1,4 @@
-"""Where a build happens: which cache folder, and which share of the work among several processes."""
+"""Chooses the cache folder of a build, and this process's share of the work."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from penstock.store.files import digest, explain_os_errors
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A cache folder. `obstacle`: it can only be read, and why; it still serves hits."""
+class CacheLocation:
+    """A cache folder. `obstacle` says why it can't be written, if so; it still serves hits."""
 
     cache: Cache
     notices: tuple[str, ...] = ()
     obstacle: StoreError | None = None
 
 
-def chosen_place(options: PrepareOptions) -> Place:
-    """Where to look for the dataset, and to build it if the folder can be written."""
+def choose_cache(options: PrepareOptions) -> CacheLocation:
+    """Returns the cache folder in which to find the dataset, and to build it if the folder can be written."""
     if options.no_cache:
         cache = Cache(tempfile.mkdtemp(prefix="penstock-"), trust=options.trust)
         cache.prepare_root()
-        return Place(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
+        return CacheLocation(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
     cache = Cache(options.cache, trust=options.trust)
-    cache.check_marker()  # a folder of other files is refused, even where building elsewhere is wanted
+    cache.check_marker()  # refuses a folder of other files, whatever --on-unwritable says
     try:
         cache.prepare_root()
     except StoreError as obstacle:
-        return Place(cache, obstacle=obstacle)
-    return Place(cache)
+        return CacheLocation(cache, obstacle=obstacle)
+    return CacheLocation(cache)
 
 
-def spare_place(place: Place) -> Place:
-    """Where to build instead: a folder per host, user and cache, which all processes that meet the obstacle share."""
-    name = f"penstock-{os.getuid()}-{digest(str(place.cache.root).encode())[3:15]}"
+def temporary_cache(location: CacheLocation) -> CacheLocation:
+    """Returns the folder to build in if the cache can't be written: one per host, user and cache, so that all
+    processes with the same obstacle share it."""
+    name = f"penstock-{os.getuid()}-{digest(str(location.cache.root).encode())[3:15]}"
     folder = Path(tempfile.gettempdir()) / name
     with explain_os_errors(folder, "can't be created"), contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -51,13 +52,13 @@ def spare_place(place: Place) -> Place:
         raise StoreError(
             f"{folder} belongs to another user, so nothing is built there. Choose another folder with --cache."
         )
-    spare = Cache(folder, trust=place.cache.trust)
-    spare.prepare_root()
-    return Place(spare, (f"{place.obstacle} Building in {spare.root} instead.",))
+    temporary = Cache(folder, trust=location.cache.trust)
+    temporary.prepare_root()
+    return CacheLocation(temporary, (f"{location.obstacle} Building in {temporary.root} instead.",))
 
 
 def position(options: PrepareOptions) -> tuple[int, int]:
-    """Rank and world size: as given, or as the launcher says."""
+    """Returns rank and world size: from the options, or from the launcher."""
     rank, size = options.rank, options.world_size
     if rank is None and size is None and (found := launched()) is not None:
         return found.rank, found.world_size
