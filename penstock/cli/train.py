@@ -26,7 +26,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value …", help="Values that override the file's", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
 
 @train_app.command()
@@ -43,7 +43,7 @@ def dpo(config: Config, overrides: Overrides = None, json: Json = False) -> None
 
 @train_app.command()
 def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None:
-    """KTO on answers that are labelled as good or bad."""
+    """KTO on answers labelled as good or bad."""
     _run("kto", config, overrides or [], json)
 
 

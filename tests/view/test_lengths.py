@@ -95,7 +95,7 @@ def test_pairs_are_truncated_together() -> None:
 
 def test_pairs_are_never_split() -> None:
     dataset = MemoryExamples.of(pair(4, (1,), (5,)), pairs=True)
-    with pytest.raises(UsageError, match="tear pairs apart"):
+    with pytest.raises(UsageError, match="would split pairs"):
         dataset.view(overlong="split")
 
 

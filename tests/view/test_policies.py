@@ -64,7 +64,7 @@ def test_weights_that_rows_give(policy: str, weights: dict[int, float]) -> None:
 
 
 def test_customized_without_any_weight_is_refused() -> None:
-    with pytest.raises(ViewError, match=r"needs per-message weights, and none of the 1 rows gives any\. Give"):
+    with pytest.raises(ViewError, match=r"needs per-message weights, but none of the 1 rows has any\. Give"):
         MemoryExamples.of([tool_chat()]).view(train_on="customized")
 
 
@@ -73,9 +73,9 @@ def test_unknown_regions_are_refused_by_name() -> None:
     with pytest.raises(RegionsUnknown) as caught:
         dataset.view()
     assert str(caught.value) == (
-        "7 of 8 rows have regions that are not certain, and train_on='all_assistant_messages' needs them: "
+        "7 of 8 rows have unknown regions, but train_on='all_assistant_messages' needs them: "
         "row 1 of source 0, row 2 of source 0, row 3 of source 0, row 4 of source 0, row 5 of source 0, …. "
-        "Leave them out with regions_unknown='drop', or train on all_tokens."
+        "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
     )
 
 
@@ -111,7 +111,7 @@ def test_every_policy_is_served() -> None:
         ({"holdout": 1.0}, "holdout=1.0 is not possible. Use a fraction"),
         ({"holdout": 0}, "holdout=0 is not possible"),
         ({"holdout": float("nan")}, "holdout=nan"),
-        ({"part": "held_out"}, "nothing holds out"),
+        ({"part": "held_out"}, "needs a hold-out"),
         ({"holdout_seed": -1}, "holdout_seed=-1"),
     ],
 )
