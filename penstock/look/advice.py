@@ -1,4 +1,4 @@
-"""Warnings worth acting on, drawn from statistics: what is wrong, how many rows, which ones first, and the remedy."""
+"""Warnings derived from statistics: what is wrong, the number of rows, the first of them, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MUCH_LOST = 0.01  # of the tokens
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a warning."""
 
-    WRONG = "wrong"  # trains something that was not meant
-    LOSS = "loss"  # data is lost or counts twice
+    WRONG = "wrong"  # trains on unintended tokens
+    LOSS = "loss"  # data is lost or counted twice
     NOTE = "note"
 
 
 class Advice(NamedTuple):
-    """One warning; `flag` is the viewer's filter that lists its rows, where there is one."""
+    """One warning; `flag` is the viewer's filter that lists its rows, if there is one."""
 
     level: Level
     title: str
@@ -58,7 +58,7 @@ _INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note
 
 
 def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
-    """All warnings, the worst first."""
+    """All warnings, most severe first."""
     found = [
         Advice(level, title, text, stats.flags[name].rows, stats.flags[name].first, name)
         for name, (level, title, text) in _FLAGS.items()

@@ -1,6 +1,6 @@
-"""The ledgers as a flow: from rows in the sources to trained tokens, each step with what leaves there.
+"""The ledgers as a flow chart, from source rows to trained tokens, with the losses at each step.
 
-Steps of a stage add up: what enters is what leaves plus what goes on. The last step is what is trained.
+The steps of a stage add up: input equals losses plus what is passed on. The last step is the trained tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOLD = {
 
 
 class Step(NamedTuple):
-    """A bar of the flow: `amount` of `whole`, beginning after `before`. A total starts and ends a stage."""
+    """A bar of the flow: `amount` of `whole`, starting at `before`. Totals start and end a stage."""
 
     kind: str  # total, lost, masked, trained
     label: str
@@ -39,7 +39,7 @@ Lost = tuple[str, str, int]  # kind, label, count
 
 
 def flow(stats: Stats) -> list[Stage]:
-    """Rows from the sources to the view, then tokens from the rows of the view to those that are trained."""
+    """Rows from the sources to the view, then tokens from the view's rows to the trained ones."""
     ledger = stats.ledger
     prepared = ledger.rows + ledger.other_part
     not_served = [("lost", f"not served: {_told(reason)}", count) for reason, count in ledger.dropped_rows.items()]
@@ -62,7 +62,7 @@ def flow(stats: Stats) -> list[Stage]:
 
 
 def _steps(parts: list[tuple[str, list[Lost]]], whole: int, last: str, label: str) -> tuple[Step, ...]:
-    """A total before each part, what leaves in it, and what is left in the end."""
+    """A total before each part, the losses in the part, and the final total."""
     steps, left = list[Step](), whole
     for total, lost in parts:
         steps.append(Step("total", total, left, 0, whole))

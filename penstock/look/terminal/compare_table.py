@@ -10,7 +10,7 @@ from penstock.look.compare import DatasetDiff, Difference
 
 
 def print_comparison(compared: DatasetDiff, console: Console) -> None:
-    """What changed: recipe, totals, then the first changed rows, each at its first differing token."""
+    """Print the changes: recipe, totals, then the first changed rows, each with its first differing token."""
     if compared.equal:
         console.print(f"no difference: {compared.before.rows:,} rows, {compared.before.tokens:,} tokens")
         return

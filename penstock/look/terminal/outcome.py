@@ -1,4 +1,4 @@
-"""What a build did, in words: the facts that a terminal, a notebook and a script show."""
+"""The summary of a build, as facts for a terminal, a notebook or a script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.store.dataset import StoredDataset
 
 WARNING = "warning"
-Fact = tuple[str, str]  # a label, '' where the one above goes on, and what is told
+Fact = tuple[str, str]  # (label, text); the label is '' if the line continues the one above
 
 
 def facts(outcome: Outcome) -> list[Fact]:
-    """What was done, what was left out, and how fast."""
+    """Rows and tokens processed, rows left out, and speed."""
     progress = outcome.progress
     found = [*dataset_facts(outcome.dataset), ("slices", _slices(outcome))]
     if outcome.tokenizer:
@@ -40,7 +40,7 @@ def facts(outcome: Outcome) -> list[Fact]:
 
 
 def dataset_facts(dataset: StoredDataset) -> list[Fact]:
-    """What is in a dataset, by its ledger."""
+    """The contents of a dataset, according to its ledger."""
     ledger = dataset.ledger
     rejected = sum(ledger["rejected"].values())
     found = [("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {rejected:,} rejected")]
@@ -55,7 +55,7 @@ def dataset_facts(dataset: StoredDataset) -> list[Fact]:
 
 
 def _first_noted(dataset: StoredDataset, note: str) -> str:
-    """Where the first row with a note is; rows are counted from 0."""
+    """The location of the first row with a note; rows are counted from 0."""
     place = dataset.ledger.get("first_noted", {}).get(note)
     files = dataset.notes.get("files", [])
     if place is None or place[0] >= len(files):
@@ -64,7 +64,7 @@ def _first_noted(dataset: StoredDataset, note: str) -> str:
 
 
 def one_line(outcome: Outcome) -> str:
-    """The same in a line."""
+    """The same facts on one line."""
     dataset, progress = outcome.dataset, outcome.progress
     how = "found in the cache" if outcome.hit else f"prepared in {duration(progress.seconds)}"
     rejected = sum(dataset.ledger["rejected"].values())
@@ -109,7 +109,7 @@ def _engines(outcome: Outcome) -> str:
 
 
 def _checks(outcome: Outcome) -> str:
-    """What was compared with the references."""
+    """The checks against the references."""
     progress = outcome.progress
     text = f"{progress.checked:,} rows compared with the reference engines"
     if progress.mismatches:
