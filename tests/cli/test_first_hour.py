@@ -24,7 +24,7 @@ from penstock.look.stats import stats
 from penstock.look.terminal.show import show
 from penstock.train.config import TrainConfig
 from penstock.train.config_reader import flat, plain, read_config
-from penstock.verify.targets import TargetSpec, _factory
+from penstock.verify.targets.target import TargetSpec, _factory
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
