@@ -30,7 +30,7 @@ def main() -> None:
         run("show", str(ds.path), "--row", "0")
         run("stats", str(ds.path))
 
-        print("\nThe same tokens, seen differently (nothing is encoded again):")
+        print("\nThe same tokens under other views (nothing is encoded again):")
         for options in (
             {},
             {"train_on": "last_assistant_message"},
@@ -39,8 +39,8 @@ def main() -> None:
         ):
             view = ds.view(**options)
             trained = sum(int(view[i].loss_mask.sum()) for i in range(len(view)))
-            said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            print(f"  view({said}): {len(view)} rows, {trained} trained tokens")
+            options_text = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            print(f"  view({options_text}): {len(view)} rows, {trained} trained tokens")
 
         print("\nA few steps on a tiny model with random weights, packed rows, prefetched batches:")
         run("train", "sft", "examples/sft.yaml", f"output={cache}/run", f"data.prepare.cache={cache}", "feed.epochs=2")

@@ -62,7 +62,7 @@ class View(view.BaseView):
         return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
-        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        """A `datasets.Dataset` over the mapped shards: it stores row numbers and reads rows on access."""
         return _to_hf(self, capacity)
 
 
@@ -86,7 +86,7 @@ class Mixture(mixture.BaseMixture):
         return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
-        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        """A `datasets.Dataset` over the mapped shards: it stores row numbers and reads rows on access."""
         return _to_hf(self, capacity)
 
 

@@ -186,9 +186,9 @@ def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> st
 
 def _expected(record: type[Any], name: str) -> str:
     """What an option accepts, in words; '' if its type says nothing helpful."""
-    said = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
-    if said:
-        return str(said)
+    described = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
+    if described:
+        return str(described)
     hint = _hints(record)[name]
     kind = bare_type(hint)
     if kind not in (int, float):

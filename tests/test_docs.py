@@ -74,7 +74,7 @@ def test_a_recipe_runs(workplace: Path, title: str, language: str, code: str) ->
         "Try another loss policy, length or packing": "packed",
         "Prepare on a node with many cores, train on others": "nothing to do",
         "Data with bad rows": "nobody answers",
-        "Append rows and encode only what is new": "made",
+        "Append rows and encode only what is new": "encoded",
     }
     assert expected.get(title, "") in done.stdout
 

@@ -167,7 +167,7 @@ def verify(
 def _print_verified(found: VerifyReport) -> None:
     for finding in found.findings:
         print(finding)
-    redone = f", {found.redone:,} rows redone from their sources" if found.redone else ""
+    redone = f", {found.redone:,} rows recomputed from their sources" if found.redone else ""
     verdict = f"{len(found.findings)} problems" if found.findings else "no problems"
     print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes{redone}: {verdict}")
 
@@ -211,7 +211,7 @@ def _print_collected(found: GcReport, dry_run: bool) -> None:
     verb = "would delete" if dry_run else "deleted"
     print(
         f"{verb} {len(found.datasets)} datasets, {found.shards} shards ({found.bytes:,} bytes), "
-        f"{found.tokenizers} tokenizers, {found.leftovers} leftovers; {found.kept_bytes:,} bytes of shards stay"
+        f"{found.tokenizers} tokenizers, {found.leftovers} leftovers; {found.kept_bytes:,} bytes of shards remain"
     )
     for key in found.datasets:
         print(f"  {key}")

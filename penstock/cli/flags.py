@@ -28,9 +28,9 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
     def decorate(command: Command) -> Command:
         hints = typing.get_type_hints(record)
         options = {f.name: f for f in fields(record) if f.name not in leave_out}
-        said = typing.get_type_hints(command, include_extras=True)  # in the command's own module
+        annotations = typing.get_type_hints(command, include_extras=True)  # in the command's own module
         parameters = inspect.signature(command).parameters.values()
-        own = [p.replace(annotation=said[p.name]) for p in parameters if p.name != "given"]
+        own = [p.replace(annotation=annotations[p.name]) for p in parameters if p.name != "given"]
         usual_first = sorted(options.values(), key=lambda option: bool(option.metadata.get("panel")))
         added = [_parameter(option, hints[option.name]) for option in usual_first]
 
@@ -66,17 +66,17 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _value(hint: Any, said: Any) -> Any:
+def _value(hint: Any, value: Any) -> Any:
     """A command-line value converted towards the option's type; None if the flag was not given."""
-    if said is None or said == []:
+    if value is None or value == []:
         return None
     plain = bare_type(hint)
     origin = typing.get_origin(plain)
     if origin is Mapping:
-        return dict(_entry(text, typing.get_args(plain)[1]) for text in said)
+        return dict(_entry(text, typing.get_args(plain)[1]) for text in value)
     if origin in (tuple, list):
-        return tuple(part for text in said for part in text.split(","))
-    return said  # validated with the other options, where the error can name it
+        return tuple(part for text in value for part in text.split(","))
+    return value  # validated with the other options, where the error can name it
 
 
 def _entry(text: str, kind: Any) -> tuple[str, Any]:

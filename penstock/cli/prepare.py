@@ -47,7 +47,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("penstock: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        print("penstock: stopped; the same command resumes from here", file=sys.stderr, flush=True)
         os._exit(130)  # committed shards are complete, so there is no need to wait for the threads
 
 

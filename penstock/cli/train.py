@@ -85,7 +85,7 @@ def _finish(outcome: TrainResult, json: bool) -> None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
     elif outcome.model is not None:
-        console.print(f"all {outcome.steps} steps were done already; the model is written again", highlight=False)
+        console.print(f"all {outcome.steps} steps are already done; the model is written again", highlight=False)
     if outcome.model is not None:
         finished = f"finished: {outcome.steps} steps; the model is in {outcome.model}"
         console.print(finished, highlight=False, soft_wrap=True, markup=False)

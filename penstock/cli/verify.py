@@ -42,7 +42,7 @@ def verify(
     tokens: Annotated[int, typer.Option(help="Tokens per row if there is no GPU")] = 16,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
 ) -> None:
-    """Run a few training steps and certify each promise as engaged, not engaged or unknown."""
+    """Run a few training steps and certify each feature as engaged, not engaged or unknown."""
     from rich.console import Console
 
     from penstock.verify import VerifyOptions, required_promises

@@ -124,7 +124,9 @@ class _Matching(NamedTuple):
 def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
     """Compare two datasets; the first few changed rows are described in full."""
     if a.is_preference != b.is_preference:
-        raise UsageError("one dataset holds preference pairs and the other single conversations: nothing to compare")
+        raise UsageError(
+            "one dataset holds preference pairs and the other single conversations, so they can't be compared"
+        )
     left, right = _fingerprints(a, policy), _fingerprints(b, policy)
     found = _match(left.content, right.content)
     first, second = (np.concatenate(sides) for sides in zip(found.same, found.edited, strict=True))

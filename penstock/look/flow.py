@@ -42,7 +42,7 @@ def flow(stats: Stats) -> list[Stage]:
     """Rows from the sources to the view, then tokens from the view's rows to the trained ones."""
     ledger = stats.ledger
     prepared = ledger.rows + ledger.other_part
-    not_served = [("lost", f"not served: {_told(reason)}", count) for reason, count in ledger.dropped_rows.items()]
+    not_served = [("lost", f"not served: {_label(reason)}", count) for reason, count in ledger.dropped_rows.items()]
     if ledger.other_part:
         not_served.insert(0, ("lost", "on the other side of the hold-out", ledger.other_part))
     rows = [("rows prepared", not_served)]
@@ -51,7 +51,7 @@ def flow(stats: Stats) -> list[Stage]:
         whole = stats.build["rows"]
         rejected = [("lost", f"rejected: {kind}", count) for kind, count in stats.build["rejected"].items()]
         rows.insert(0, ("rows in the sources", rejected))
-    gone = [("lost", f"not served: {_told(reason)}", count) for reason, count in ledger.dropped_tokens.items()]
+    gone = [("lost", f"not served: {_label(reason)}", count) for reason, count in ledger.dropped_tokens.items()]
     if ledger.truncated:
         gone.append(("lost", "cut by max_length", ledger.truncated))
     gone.append(("masked", "masked: read, not trained", ledger.masked))
@@ -72,5 +72,5 @@ def _steps(parts: list[tuple[str, list[Lost]]], whole: int, last: str, label: st
     return (*steps, Step(last, label, left, 0, whole))
 
 
-def _told(reason: str) -> str:
+def _label(reason: str) -> str:
     return _TOLD[Reason(reason)] if reason in set(Reason) else reason

@@ -184,7 +184,7 @@ class _Part:
         self.policy: LossPolicy = view.settings.train_on
 
     def locate(self, items: Int64, part: int) -> tuple[Located, Int64]:
-        """The sequences of these items (of pairs: all chosen, then all rejected), and the prompts of pairs."""
+        """The sequences of these items (for pairs, all chosen, then all rejected), and the prompts of pairs."""
         index, sides = self._index, self._sides
         numbers = index.rows[items].astype(np.int64)
         shards = np.searchsorted(index.bounds, numbers, side="right") - 1

@@ -108,7 +108,7 @@ class BaseMixture:
 
     @cached_property
     def lengths(self) -> Int32:
-        """Tokens per item; of pairs, a column per side."""
+        """Tokens per item; for pairs, a column per side."""
         return np.concatenate([share.view.lengths for share in self.shares.values()])
 
     @cached_property

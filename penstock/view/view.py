@@ -53,7 +53,7 @@ class Served(Protocol):
 
     @property
     def lengths(self) -> Int32:
-        """Tokens per item; of pairs, a column per side."""
+        """Tokens per item; for pairs, a column per side."""
         ...
 
     @property
@@ -76,7 +76,7 @@ def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
 
 
 class BaseView:
-    """A sequence of examples, or of pairs on preference data."""
+    """A sequence of examples or, for preference data, of pairs."""
 
     def __init__(self, dataset: Examples, settings: ViewSettings) -> None:
         self.dataset = dataset
@@ -119,7 +119,7 @@ class BaseView:
 
     @property
     def lengths(self) -> Int32:
-        """Tokens per item after truncation; of pairs, a column per side."""
+        """Tokens per item after truncation; for pairs, a column per side."""
         return self._index.lengths
 
     @property

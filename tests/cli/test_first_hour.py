@@ -105,7 +105,7 @@ def test_ctrl_c_prints_one_line(tokenizer: Path, tmp_path: Path) -> None:
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in told
-    assert told.splitlines()[-1] == "penstock: stopped; the same command goes on from here"
+    assert told.splitlines()[-1] == "penstock: stopped; the same command resumes from here"
 
 
 def test_version_and_completion() -> None:

@@ -47,4 +47,4 @@ class Query:
         for name in self._given:
             if name not in self._read:
                 known = ", ".join(sorted(self._read)) or "none"
-                raise UsageError(f"{name!r} has no meaning here. There is: {known}.")
+                raise UsageError(f"{name!r} is not a parameter of this page. Parameters: {known}.")

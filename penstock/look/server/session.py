@@ -52,7 +52,7 @@ class Session:
     def __init__(self, dataset: Dataset, options: LookOptions, against: Dataset | None = None) -> None:
         self.dataset, self.options, self.against = dataset, options, against
         self.settings = options.view
-        self.said = list[str]()
+        self.messages = list[str]()
         self.sides = 2 if dataset.is_preference else 1
         self._lock = threading.RLock()
         self._origin_lock = threading.Lock()
@@ -85,7 +85,7 @@ class Session:
 
     def view(self) -> View:
         """The view of the command's options, scanned once."""
-        return self._once("view", lambda: open_to_look(self.dataset, self.options, self.said.append))
+        return self._once("view", lambda: open_to_look(self.dataset, self.options, self.messages.append))
 
     def figures(self) -> dict[str, Any]:
         """The variables of the report's template."""

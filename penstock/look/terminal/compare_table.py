@@ -25,7 +25,7 @@ def print_comparison(compared: DatasetDiff, console: Console) -> None:
     )
     console.print(counts, highlight=False)
     if compared.moved:
-        console.print("rows that both have stand in another order")
+        console.print("common rows are in a different order")
     for name, rows, count in (
         ("removed from A", compared.removed_rows, compared.removed),
         ("added in B", compared.added_rows, compared.added),

@@ -31,7 +31,7 @@ def facts(outcome: Outcome) -> list[Fact]:
     if progress.checked:
         found.append(("spot check", _checks(outcome)))
     if progress.others_checked:
-        refused = f", {progress.others_refused} refused and made again" if progress.others_refused else ""
+        refused = f", {progress.others_refused} refused and rebuilt" if progress.others_refused else ""
         compared = f"{progress.others_rows:,} rows compared with the reference engines{refused}"
         found.append(("others' shards", f"{progress.others_checked}: {compared}"))
     if outcome.quarantine:
@@ -72,10 +72,10 @@ def one_line(outcome: Outcome) -> str:
     return f"penstock: {len(dataset):,} rows, {dataset.tokens:,} tokens {how}{aside} ({dataset.key[:11]})"
 
 
-def as_html(title: str, told_facts: list[Fact]) -> str:
+def as_html(title: str, lines: list[Fact]) -> str:
     """Facts as a small table for a notebook."""
     cell = '<td style="text-align:left;vertical-align:top;white-space:pre-wrap">'
-    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in told_facts)
+    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in lines)
     return f"<div><code>{escape(title)}</code><table>{rows}</table></div>"
 
 
@@ -83,11 +83,11 @@ def _slices(outcome: Outcome) -> str:
     progress = outcome.progress
     if outcome.hit:
         return f"{len(outcome.dataset.shards)} found in the cache: nothing to do"
-    parts = [f"{progress.slices_done} made"]
+    parts = [f"{progress.slices_done} encoded"]
     if progress.slices_reused:
         parts.append(f"{progress.slices_reused} found in the cache")
     if progress.slices_elsewhere:
-        parts.append(f"{progress.slices_elsewhere} made by other processes")
+        parts.append(f"{progress.slices_elsewhere} encoded by other processes")
     return ", ".join(parts)
 
 
@@ -113,7 +113,7 @@ def _checks(outcome: Outcome) -> str:
     progress = outcome.progress
     text = f"{progress.checked:,} rows compared with the reference engines"
     if progress.mismatches:
-        return f"{text}, {progress.mismatches:,} differed (their slices were redone)"
+        return f"{text}, {progress.mismatches:,} differed (their slices were recomputed)"
     taken, compared = progress.paths
     return f"{text}; paths: {compared} of {taken} checked" if taken else text
 

@@ -34,7 +34,7 @@ class Stretch(NamedTuple):
 
 
 def show(view: Served, index: SupportsIndex, token_bytes: TokenBytes, console: Console) -> None:
-    """Print an item of a view; `token_bytes` gives the bytes that a token id stands for."""
+    """Print an item of a view; `token_bytes` returns the bytes of a token id."""
     item = view[index]
     if isinstance(item, Example):
         _show_example(item, "", token_bytes, console)

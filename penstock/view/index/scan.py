@@ -34,8 +34,8 @@ class Index(NamedTuple):
     bounds: Int64  # rows before each shard, and the total
     rows: npt.NDArray[np.integer]  # row number in the dataset; 4 bytes where that is enough
     starts: Int32
-    lengths: Int32  # of pairs: a column per side
-    prompts: Int32  # of pairs: where in the row the common prompt ends
+    lengths: Int32  # pairs: a column per side
+    prompts: Int32  # pairs: end of the common prompt in the row
     ledger: Ledger
 
 

@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
     columns: Columns
     runs: Runs
-    sizes: Int64  # of pairs: a column per side
+    sizes: Int64  # pairs: a column per side
     unknown: Bool  # unknown regions (pairs: on either side)
 
     @classmethod
