@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 from penstock.feed.assemble import pad_token
 from penstock.feed.collate import Arrays, Padding, Side, packed, padded
 from penstock.feed.loader import Loader
-from penstock.feed.torch_tensors import Outlet
+from penstock.feed.torch_tensors import TensorConverter
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.example import IGNORED
@@ -94,7 +94,7 @@ class Collator:
     ) -> None:
         self._flatten = flatten or rows.capacity is not None
         self._padding = Padding(pad_token(rows.served), Side(side), pad_to_multiple_of)
-        self._outlet = Outlet(pin_memory=False, device=None)
+        self._convert = TensorConverter(pin_memory=False, device=None)
 
     def __call__(self, features: Sequence[Feature]) -> dict[str, Any]:
         """The arguments of a model's `forward`."""
@@ -108,7 +108,7 @@ class Collator:
         arrays: Arrays
         arrays, _ = packed(found, 1, 0, self._padding) if self._flatten else padded(found, 0, self._padding)
         del arrays["loss_weights"]
-        return self._outlet(arrays)
+        return self._convert(arrays)
 
 
 def hf_dataset(rows: MapRows) -> datasets.Dataset:

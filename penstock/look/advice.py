@@ -35,8 +35,8 @@ _FLAGS = {
     "no_stop": (
         Level.WRONG,
         "Stop token not trained",
-        "An answer is trained but its stop token is not, so the model doesn't learn to stop. Use a template that prints "
-        "a stop token, or --stop next-marker.",
+        "An answer is trained but its stop token is not, so the model doesn't learn to stop. Use a template that "
+        "prints a stop token, or --stop next-marker.",
     ),
     "double_bos": (
         Level.WRONG,

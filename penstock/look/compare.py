@@ -125,7 +125,7 @@ def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.
     """Compare two datasets; the first few changed rows are described in full."""
     if a.is_preference != b.is_preference:
         raise UsageError(
-            "one dataset holds preference pairs and the other single conversations, so they can't be compared"
+            "one dataset holds preference pairs and the other single conversations; they can't be compared"
         )
     left, right = _fingerprints(a, policy), _fingerprints(b, policy)
     found = _match(left.content, right.content)
