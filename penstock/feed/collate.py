@@ -87,10 +87,10 @@ def _after_each(parts: list[npt.NDArray[Number]], extra: npt.NDArray[Number]) ->
 
 def _padded_arrays(found: Gathered, inside: Bool, padding: Padding) -> Arrays:
     return {
-        "input_ids": _spread(found.ids, inside, padding.token),
+        "input_ids": _scatter(found.ids, inside, padding.token),
         "attention_mask": inside.astype(np.int64),
-        "labels": _spread(_labels(found.ids, found.weights), inside, IGNORED),
-        "loss_weights": _spread(found.weights, inside, 0),
+        "labels": _scatter(_labels(found.ids, found.weights), inside, IGNORED),
+        "loss_weights": _scatter(found.weights, inside, 0),
     }
 
 
@@ -114,8 +114,8 @@ def packed(found: Gathered, align: int, fillers: int, padding: Padding) -> tuple
         lengths = np.zeros_like(sizes)  # the tail holds no token
         lengths[: len(found.lengths)] = found.lengths
         real = positions < np.repeat(lengths, sizes)
-        ids, labels = _spread(ids, real, padding.token), _spread(labels, real, IGNORED)
-        weights = _spread(weights, real, 0)
+        ids, labels = _scatter(ids, real, padding.token), _scatter(labels, real, IGNORED)
+        weights = _scatter(weights, real, 0)
     bounds: Int32 = np.concatenate(([0], ends)).astype(np.int32)
     longest = int(sizes.max())
     arrays: Arrays = {
@@ -154,7 +154,7 @@ def _inside(lengths: Int64, padding: Padding) -> Bool:
             return columns >= width - lengths[:, None]
 
 
-def _spread(flat: npt.NDArray[Number], inside: Bool, empty: int) -> npt.NDArray[Number]:
+def _scatter(flat: npt.NDArray[Number], inside: Bool, empty: int) -> npt.NDArray[Number]:
     """Scatter flat values into the cells that hold tokens, with `empty` everywhere else."""
     out = np.full(inside.shape, empty, flat.dtype)
     out[inside] = flat

@@ -156,7 +156,7 @@ def _ranks(options: LoaderOptions) -> tuple[int, int]:
     if rank is None or world_size is None:
         found = launched()
         if rank is None and world_size is None and found is not None:
-            _say(found)
+            _log_rank(found)
         elif rank is None and world_size is not None and found is not None and found.world_size != world_size:
             raise UsageError(
                 f"world_size={world_size}, but {found.said_by} say {found.world_size}. Give the rank, too."
@@ -172,7 +172,7 @@ def _ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 @cache
-def _say(found: Ranks) -> None:
+def _log_rank(found: Ranks) -> None:
     """Log the rank once per process. Warn if only Slurm sets it: a batch script may request tasks it never starts."""
     log.log(logging.WARNING if found.is_outer else logging.INFO, "loaders serve rank %d of %d, as %s say", *found[:3])
 

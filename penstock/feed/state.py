@@ -15,7 +15,7 @@ from penstock.view.mixture import BaseMixture
 from penstock.view.view import BaseView, Served
 
 _VERSION: Final = 1
-_WHAT: Final = {
+_MISMATCHES: Final = {
     "dataset": "another dataset",
     "view": "another view of the dataset (loss policy, max_length, hold-out, mixture, …)",
     "plan": "another plan (collate, batch_size, capacity, align, seed, shuffle or tail)",
@@ -44,7 +44,7 @@ def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
 
 def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSettings, micros: int) -> tuple[int, int]:
     """The step and micro-batch to resume at. Raises if the state belongs to another run."""
-    missing = {"version", *_WHAT, "step", "micro", "world_size", "micros"} - set(state)
+    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state)
     if missing:
         raise FeedError(f"not a loader state: {', '.join(sorted(missing))} missing. Use `state_dict()`.")
     if state["version"] != _VERSION:
@@ -52,7 +52,7 @@ def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSett
     for name, value in _identity(served, settings).items():
         if state[name] != value:
             raise FeedError(
-                f"the state belongs to {_WHAT[name]}: its {name} is {state[name]}, this loader's is {value}. "
+                f"the state belongs to {_MISMATCHES[name]}: its {name} is {state[name]}, this loader's is {value}. "
                 "Open the loader with the settings of the run that saved it, or start a new run."
             )
     step, micro = int(state["step"]), int(state["micro"])

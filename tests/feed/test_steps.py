@@ -26,7 +26,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets a launcher's environment variables."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    settings._say.cache_clear()
+    settings._log_rank.cache_clear()
 
     def say(**said: int) -> None:
         for name, value in said.items():
