@@ -200,7 +200,7 @@ def test_train_reports_progress_from_the_start(examples: Path, tmp_path: Path) -
     again = subprocess.run([*line, *changes], capture_output=True, text=True, **more)
     assert "found in the cache" in again.stderr
     assert "all 2 steps are done already" in again.stderr
-    assert "all 2 steps were done already" in again.stdout
+    assert "all 2 steps are already done" in again.stdout
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "checkpoints").write_text("")
     refused = subprocess.run([*line, *changes, f"output={tmp_path / 'other'}"], capture_output=True, text=True, **more)
