@@ -28,12 +28,12 @@ import torch
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Part, Role
-from penstock.feed.ahead import Ahead
 from penstock.feed.batch import Batch
 from penstock.feed.collate import Padding, packed, padded
 from penstock.feed.loader import Loader
+from penstock.feed.prefetch import Prefetcher
 from penstock.feed.torch_datasets import MapRows
-from penstock.feed.torch_tensors import Outlet
+from penstock.feed.torch_tensors import TensorConverter
 from penstock.store.columns import Columns
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
 from penstock.view.gather import Gatherer
@@ -110,7 +110,7 @@ def collators(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, PreTrainedTokenizerFast
 
-    gather, outlet = Gatherer(view), Outlet(pin_memory=False, device=None)
+    gather, convert = Gatherer(view), TensorConverter(pin_memory=False, device=None)
     order = np.random.default_rng(0).permutation(len(view))[: rounds * ROWS].reshape(rounds, ROWS)
     features = [
         [{"input_ids": e.input_ids.tolist(), "labels": e.labels.tolist()} for e in map(view.example, items.tolist())]
@@ -122,10 +122,10 @@ def collators(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     flattening = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     return {
         "padded": compare(
-            lambda at: outlet(padded(gather(order[at]), 0, Padding())[0]), lambda at: seq2seq(features[at]), rounds
+            lambda at: convert(padded(gather(order[at]), 0, Padding())[0]), lambda at: seq2seq(features[at]), rounds
         ),
         "packed": compare(
-            lambda at: outlet(packed(gather(order[at]), 1, 0, Padding())[0]),
+            lambda at: convert(packed(gather(order[at]), 1, 0, Padding())[0]),
             lambda at: flattening(features[at]),
             rounds,
         ),
@@ -196,10 +196,10 @@ def hidden(view: BaseView, factor: float) -> dict[str, float]:
         return batch
 
     waited = stepping = 0.0
-    with Ahead(produce, 0, len(loader), slots=2) as ahead:
+    with Prefetcher(produce, 0, len(loader), slots=2) as prefetcher:
         for step in range(len(loader)):
             began = time.perf_counter()
-            ahead.get(step)
+            prefetcher.get(step)
             served = time.perf_counter()
             time.sleep(factor * max(float(np.mean(taken)), taken[-1]))
             waited, stepping = waited + served - began, stepping + time.perf_counter() - served

@@ -1,4 +1,4 @@
-"""The main job on bundled data: prepare it, look at it, see it differently without encoding it again, train on it."""
+"""Prepares the bundled data, inspects it, changes the loss mask without encoding again, and trains a few steps."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def main() -> None:
         chats = str(HERE / "data" / "chats.jsonl")
         tokenizer = str(HERE / "tokenizer")
         run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)
-        run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)  # nothing to do: the content is the same
+        run("prepare", chats, "--tokenizer", tokenizer, "--cache", cache)  # a cache hit: the content is the same
 
         ds = ps.prepare(chats, tokenizer=tokenizer, cache=cache)
         run("show", str(ds.path), "--row", "0")
         run("stats", str(ds.path))
 
-        print("\nThe same tokens, seen differently (nothing is encoded again):")
+        print("\nThe same tokens under other views (nothing is encoded again):")
         for options in (
             {},
             {"train_on": "last_assistant_message"},
@@ -39,10 +39,10 @@ def main() -> None:
         ):
             view = ds.view(**options)
             trained = sum(int(view[i].loss_mask.sum()) for i in range(len(view)))
-            said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            print(f"  view({said}): {len(view)} rows, {trained} trained tokens")
+            options_text = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            print(f"  view({options_text}): {len(view)} rows, {trained} trained tokens")
 
-        print("\nA few steps on a tiny model with random weights, packed rows, batches collated ahead:")
+        print("\nA few steps on a tiny model with random weights, packed rows, prefetched batches:")
         run("train", "sft", "examples/sft.yaml", f"output={cache}/run", f"data.prepare.cache={cache}", "feed.epochs=2")
 
         report = Path(tempfile.gettempdir()) / "penstock-demo.html"

@@ -1,4 +1,4 @@
-"""Makes the bundled demo data and tokenizer anew: `python examples/make_data.py`. The results are committed."""
+"""Regenerates the bundled demo data and tokenizer: `python examples/make_data.py`. The results are committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program uses: prepare, open and mix, and what they give: datasets, views and mixtures that can be loaded."""
+"""The public API: `prepare`, `adopt`, `open_` and `mix`, and the datasets, views and mixtures they return."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class View(view.BaseView):
-    """A dataset as a loss policy, a maximum length and a hold-out see it."""
+    """A dataset under a loss policy, a maximum length and a hold-out."""
 
     def stats(self, capacity: int | None = None) -> Stats:
-        """Counts of what this view serves: what `penstock stats` prints and a report shows."""
+        """Statistics of the rows this view serves, as printed by `penstock stats` and shown in reports."""
         return _stats(self, capacity)
 
     def _repr_html_(self) -> str | None:
@@ -47,7 +47,7 @@ class View(view.BaseView):
 
     @with_signature(LoaderOptions)
     def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
-        """Batches of this view, collated ahead of the loop, resumable at any step."""
+        """Iterate over batches of this view, prefetched in the background and resumable at any step."""
         return Loader(self, **options)
 
     @with_signature(WriteOptions)
@@ -62,16 +62,16 @@ class View(view.BaseView):
         return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
-        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        """A `datasets.Dataset` over the mapped shards: it stores row numbers and reads rows on access."""
         return _to_hf(self, capacity)
 
 
 class Mixture(mixture.BaseMixture):
-    """Several views as one, with the items of each epoch."""
+    """Several views combined, with a share of each per epoch."""
 
     @with_signature(LoaderOptions)
     def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
-        """Batches of this mixture, collated ahead of the loop, resumable at any step."""
+        """Iterate over batches of this mixture, prefetched in the background and resumable at any step."""
         return Loader(self, **options)
 
     @with_signature(WriteOptions)
@@ -86,7 +86,7 @@ class Mixture(mixture.BaseMixture):
         return _export(self, to, folder, on_progress, options)
 
     def to_hf(self, *, capacity: int | None = None) -> datasets.Dataset:
-        """A `datasets.Dataset` over the mapped shards: it holds row numbers, and reads a row when it is asked for."""
+        """A `datasets.Dataset` over the mapped shards: it stores row numbers and reads rows on access."""
         return _to_hf(self, capacity)
 
 
@@ -103,7 +103,7 @@ def _export(
     on_progress: OnExportProgress | None,
     options: ExportArguments,
 ) -> Exported:
-    from penstock.export.exporter import export  # needs pyarrow's writers, which training does without
+    from penstock.export.exporter import export  # imports pyarrow's writers, which training doesn't need
 
     return export(served, to, folder, on_progress, **options)
 
@@ -115,32 +115,32 @@ def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
 
 
 class Dataset(StoredDataset):
-    """A prepared dataset: `view` it to get examples with loss masks."""
+    """A prepared dataset. Call `view` to get examples with loss masks."""
 
     @with_signature(ViewSettings)
     def view(self, **options: Unpack[ViewArguments]) -> View:
-        """The dataset as a loss policy, a maximum length and a hold-out see it; nothing is encoded again."""
+        """Apply a loss policy, a maximum length and a hold-out, without encoding anything again."""
         return View(self, view_settings(options)).filled()
 
     def stats(self, capacity: int | None = None) -> Stats:
-        """Counts of all rows; trained is what `all_assistant_messages` trains."""
+        """Statistics of all rows, with the trained tokens of `all_assistant_messages`."""
         return _stats(self, capacity)
 
     def _repr_html_(self) -> str | None:
         return html(self)
 
     def conversation(self, index: int) -> dict[str, Any]:
-        """The conversation that example (or pair) `index` was rendered from, read again from its source.
+        """The conversation that example (or pair) `index` was rendered from, reread from its source.
 
-        `messages`, `tools` and template `variables` as transformers' `apply_chat_template` would take them
-        (`text` for rows without a template); for pairs, those of `chosen` and of `rejected`.
+        Returns `messages`, `tools` and template `variables` in the form that transformers' `apply_chat_template`
+        takes (`text` for rows without a template); for pairs, one such dictionary each for `chosen` and `rejected`.
         """
         return self.origin.conversation(index)
 
     @cached_property
     def origin(self) -> ConversationReader:
-        """The way back from examples to their rows."""
-        from penstock.store.conversations import ConversationReader  # needs the template engines
+        """Reads the source rows of examples."""
+        from penstock.store.conversations import ConversationReader  # imports the template engines
 
         return ConversationReader(self)
 
@@ -155,31 +155,31 @@ def prepare(
     progress: bool | None = None,
     **options: Unpack[PrepareArguments],
 ) -> Dataset:
-    """Render and tokenize conversations once; the dataset is reused whenever the content is the same.
+    """Render and tokenize conversations once. The dataset is reused as long as the content stays the same.
 
-    Sources are files, folders, globs and hub names, or rows: a `datasets.Dataset`, a table (pyarrow, pandas, polars), a
-    list or other iterable of dicts, `-` for standard input. `tokenizer` is a folder, a tokenizer.json, a hub name or a
-    tokenizer object of transformers. `on_progress` is called with a `Progress` after every slice; `progress` shows it
-    (None: in a terminal or notebook).
+    Sources are files, folders, globs and hub names, `-` for standard input, or rows: a `datasets.Dataset`, a table
+    (pyarrow, pandas, polars), a list or another iterable of dicts. `tokenizer` is a folder, a tokenizer.json, a hub
+    name or a transformers tokenizer. `on_progress` is called with a `Progress` after every slice; `progress` turns the
+    progress display on or off (None: on in terminals and notebooks).
 
-    Takes the options of `penstock prepare` as keyword arguments (`tokenizer=`, `template=`, `workers=`, …).
-    Unlike the command it goes on where the cache can't be written: it warns, and builds once per host in a temporary
-    place, unless `on_unwritable="error"`.
+    All options of `penstock prepare` are keyword arguments (`tokenizer=`, `template=`, `workers=`, …). Unlike the
+    command, the function continues with a warning if the cache is not writable: it builds once per host in a temporary
+    folder, unless `on_unwritable="error"`.
     """
-    from penstock.build.prepare import Builder  # what is prepared already opens without the engines
+    from penstock.build.prepare import Builder  # prepared datasets open without the engines
     from penstock.look.terminal.watching import watched
 
     tokenizer: object = options.get("tokenizer")
     given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer
     values: dict[str, Any] = {"on_unwritable": "temporary", **options}
     if given is not None:
-        values["tokenizer"] = type(given).__name__  # the option is a name; the object goes beside it
+        values["tokenizer"] = type(given).__name__  # the option holds a name; the object is passed separately
     with watched(progress) as watch:
 
-        def on_slice(told: Progress) -> None:
-            watch(told)
+        def on_slice(report: Progress) -> None:
+            watch(report)
             if on_progress is not None:
-                on_progress(told)
+                on_progress(report)
 
         outcome = Builder(sources, prepare_options(values), on_slice, given).run()
     watch.done(outcome)
@@ -188,7 +188,7 @@ def prepare(
 
 @with_signature(AdoptOptions)
 def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -> Dataset:
-    """Make a dataset of rows that are tokenized already; takes the options of `penstock adopt`."""
+    """Create a dataset from rows that are already tokenized. Takes the options of `penstock adopt`."""
     from penstock.adoption.adopt import adopt as run
 
     dataset = run(sources, adopt_options(options)).dataset
@@ -196,15 +196,15 @@ def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -
 
 
 def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
-    """Open a prepared dataset by its folder, or by its key (or the start of it) in a cache."""
+    """Open a prepared dataset by its folder, or by its key (or a prefix of it) in a cache."""
     stored = open_dataset(where, cache=cache)
     return Dataset(stored.cache, stored.manifest)
 
 
 def mix(parts: Mapping[str, tuple[Dataset | View, float | mixture.Count]], seed: int = 0) -> Mixture:
-    """A mixture of datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
+    """Mix datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
 
-    A number is passes per epoch (0.3 is a fresh 30% each epoch); `Count` is examples per epoch.
+    A number means passes per epoch (0.3 is a different 30% each epoch); `Count` means examples per epoch.
     """
     mixed = mixture.mix(parts, seed)
     return Mixture(mixed.shares, mixed.seed)

@@ -42,7 +42,7 @@ def option(
 
 
 def read_options(record: type[Record], values: Mapping[str, Any], of: str) -> Record:
-    """A record from names and values; `of` names the thing that has these options, for errors."""
+    """Build a record from names and values. `of` names what the options belong to, for error messages."""
     from pydantic import ValidationError
 
     _refuse(list(_unknown_names(record, values, "")), of)
@@ -57,7 +57,7 @@ def read_options(record: type[Record], values: Mapping[str, Any], of: str) -> Re
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """` Did you mean …?` for a name that is not known, or nothing."""
+    """` Did you mean …?` for an unknown name that resembles a known one, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -123,7 +123,7 @@ def _unknown_names(record: type[Any], values: Mapping[str, Any], prefix: str) ->
 
 
 def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Numbers are not truth values, and a fraction is not a count, although Python converts one to the other."""
+    """Refuse booleans for numbers and fractions for counts, although Python would convert them."""
     hints = _hints(record)
     for name, value in values.items():
         kind = bare_type(hints[name])
@@ -139,7 +139,7 @@ def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> I
 
 
 def _sections(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, type[Any], Any]]:
-    """The values that are records themselves: their full name, their type, the value."""
+    """The nested records among the values: full name, type and value of each."""
     hints = _hints(record)
     for name, value in values.items():
         kind = hints.get(name)
@@ -152,7 +152,7 @@ def _sections(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iter
 
 
 def _location(record: type[Any], path: tuple[int | str, ...]) -> str:
-    """The dotted name of a wrong value; what pydantic adds for members of unions is left out."""
+    """The dotted name of an invalid value, without the parts that pydantic adds for union members."""
     parts: list[str] = []
     kind: Any = record
     for step in path:
@@ -166,7 +166,7 @@ def _location(record: type[Any], path: tuple[int | str, ...]) -> str:
 
 
 def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> str:
-    """What is wrong with a value, and what would be right."""
+    """Describe what is wrong with a value and what would be valid."""
     owner, name = record, location
     for step in location.split(".")[:-1]:
         hint = bare_type(_hints(owner).get(step)) if not step.isdigit() else owner
@@ -185,10 +185,10 @@ def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> st
 
 
 def _expected(record: type[Any], name: str) -> str:
-    """What an option takes, in words; '' where its type says nothing that helps."""
-    said = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
-    if said:
-        return str(said)
+    """What an option accepts, in words; '' if its type says nothing helpful."""
+    described = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
+    if described:
+        return str(described)
     hint = _hints(record)[name]
     kind = bare_type(hint)
     if kind not in (int, float):
@@ -208,7 +208,7 @@ def _plain_values(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """Programs give paths, numpy integers and numbers where a command line gives text."""
+    """Normalise values from Python code (paths, numpy integers, numbers) to those of a command line."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, SupportsIndex) and not isinstance(value, (bool, int)):

@@ -70,17 +70,17 @@ def test_a_recipe_runs(workplace: Path, title: str, language: str, code: str) ->
     command = ["bash", "-euc", code] if language == "bash" else [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=workplace, env=environment(workplace), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = {
+    expected = {
         "Try another loss policy, length or packing": "packed",
         "Prepare on a node with many cores, train on others": "nothing to do",
         "Data with bad rows": "nobody answers",
-        "Append, and pay for what is new": "made",
+        "Append rows and encode only what is new": "encoded",
     }
-    assert told.get(title, "") in done.stdout
+    assert expected.get(title, "") in done.stdout
 
 
 def test_the_recipes_run_in_order_in_one_folder(workplace: Path) -> None:
-    """As a reader would who goes through the page: what one recipe leaves does not trip the next."""
+    """A reader can run the whole page in one folder: no recipe breaks a later one."""
     variables = environment(workplace)
     for title, language, code in recipes():
         command = ["bash", "-euc", code] if language == "bash" else [sys.executable, "-c", code]

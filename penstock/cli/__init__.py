@@ -68,5 +68,5 @@ def main() -> None:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("penstock: interrupted; finished slices stay, the same command goes on from there", file=sys.stderr)
+        print("penstock: interrupted; finished slices are kept; rerun the command to resume", file=sys.stderr)
         sys.exit(130)

@@ -15,7 +15,7 @@ from penstock.cli.flags import with_flags
 @with_flags(AdoptOptions)
 def adopt(
     sources: Annotated[list[str], typer.Argument(help="Files or folders of tokenized rows", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
     *,
     given: dict[str, Any],
 ) -> None:

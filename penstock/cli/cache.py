@@ -1,4 +1,4 @@
-"""`penstock cache`: what is there, why something is not, whether it is sound, and what can go."""
+"""`penstock cache`: list, explain, verify and clean up the cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.store.upkeep.listing import ShardEntry
     from penstock.store.upkeep.verify import VerifyReport
 
-cache_app = typer.Typer(help="Look into the cache, explain a miss, verify, clean up.", no_args_is_help=True)
+cache_app = typer.Typer(help="List, explain, verify and clean up the cache.", no_args_is_help=True)
 
 Folder = Annotated[
     Path | None, typer.Option("--cache", help="Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
 RECHECKED = "1%"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -37,11 +37,11 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 @cache_app.command("ls")
 def list_(
-    shards: Annotated[bool, typer.Option("--shards", help="List every shard with its owner and host instead")] = False,
+    shards: Annotated[bool, typer.Option("--shards", help="List shards with owner and host, not datasets")] = False,
     cache: Folder = None,
     json: Json = False,
 ) -> None:
-    """List the datasets: name, rows, tokens, bytes, age, last use."""
+    """List the datasets in the cache: name, rows, tokens, bytes, age, last use."""
     from penstock.store.cache import Cache
     from penstock.store.upkeep.listing import list_datasets, list_shards
 
@@ -83,11 +83,11 @@ def _print_shards(root: Path, found: list[ShardEntry], json: bool) -> None:
 @with_flags(PrepareOptions)
 def explain(
     sources: Annotated[list[str], typer.Argument(help="As for prepare", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    json: Json = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Say whether prepare would find the dataset, and if not, what differs from the nearest one."""
+    """Explain whether `prepare` would be a cache hit and, if not, how the nearest dataset differs."""
     from penstock.build.explain import explain as explained
     from penstock.build.options import prepare_options
 
@@ -100,7 +100,7 @@ def explain(
 
 
 def explanation_lines(found: Explanation) -> list[str]:
-    """An explanation for people."""
+    """An explanation as lines of text."""
     lines = list(found.notices)
     if found.hit:
         return [*lines, f"hit: {found.key} ({found.slices} slices)"]
@@ -112,10 +112,10 @@ def explanation_lines(found: Explanation) -> list[str]:
 
 
 class _OptionalShare(TyperCommand):
-    """Lets `--recheck` stand alone."""
+    """Allows `--recheck` without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the usual share behind a `--recheck` that no share follows."""
+        """Insert the default share after a `--recheck` without a value."""
         given = list(args)
         if "--recheck" in given:
             after = given.index("--recheck") + 1
@@ -131,13 +131,13 @@ def verify(
         str | None,
         typer.Option(
             metavar="[SHARE]",
-            help=f"Also redo a random share of all rows from their sources, for example 10% [default: {RECHECKED}]",
+            help=f"Also recompute a random share of all rows from their sources, such as 10% [default: {RECHECKED}]",
         ),
     ] = None,
     cache: Folder = None,
     json: Json = False,
 ) -> None:
-    """Check digests, counts and ledgers; shards with wrong bytes are marked and made again by the next prepare."""
+    """Check digests, counts and ledgers. Corrupt shards are marked and rebuilt by the next prepare."""
     from penstock.store.cache import Cache
     from penstock.store.dataset import open_dataset
     from penstock.store.upkeep.listing import dataset_folders
@@ -167,25 +167,25 @@ def verify(
 def _print_verified(found: VerifyReport) -> None:
     for finding in found.findings:
         print(finding)
-    redone = f", {found.redone:,} rows redone from their sources" if found.redone else ""
-    verdict = f"{len(found.findings)} problems" if found.findings else "all as promised"
+    redone = f", {found.redone:,} rows recomputed from their sources" if found.redone else ""
+    verdict = f"{len(found.findings)} problems" if found.findings else "no problems"
     print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes{redone}: {verdict}")
 
 
 @cache_app.command()
 def gc(
-    older_than: Annotated[str, typer.Option(help="Leave what is younger, for example 12h or 7d")] = "1d",
+    older_than: Annotated[str, typer.Option(help="Keep anything younger than this, such as 12h or 7d")] = "1d",
     max_bytes: Annotated[
-        str | None, typer.Option(help="Delete no more than it takes to come below, for example 50GB")
+        str | None, typer.Option(help="Delete only until the cache is below this size, such as 50GB")
     ] = None,
     drop_unused: Annotated[
-        str | None, typer.Option(help="First drop datasets that were not opened for so long, for example 30d")
+        str | None, typer.Option(help="First drop datasets that have not been opened for this long, such as 30d")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted")] = False,
     cache: Folder = None,
     json: Json = False,
 ) -> None:
-    """Delete what no dataset needs; safe while others read and build."""
+    """Delete what no dataset needs. Safe while other processes read and build."""
     from penstock.store.cache import Cache
     from penstock.store.upkeep.gc import collect_garbage
 
@@ -202,7 +202,7 @@ def gc(
         _print_collected(found, dry_run)
     if max_bytes is not None and found.kept_bytes > size(max_bytes, "--max-bytes"):
         raise StoreError(
-            f"{found.kept_bytes:,} bytes stay: datasets need them, or they are too young to delete. "
+            f"{found.kept_bytes:,} bytes remain: datasets need them, or they are too young to delete. "
             "Drop datasets with --drop-unused 30d, or lower --older-than."
         )
 
@@ -211,7 +211,7 @@ def _print_collected(found: GcReport, dry_run: bool) -> None:
     verb = "would delete" if dry_run else "deleted"
     print(
         f"{verb} {len(found.datasets)} datasets, {found.shards} shards ({found.bytes:,} bytes), "
-        f"{found.tokenizers} tokenizers, {found.leftovers} leftovers; {found.kept_bytes:,} bytes of shards stay"
+        f"{found.tokenizers} tokenizers, {found.leftovers} leftovers; {found.kept_bytes:,} bytes of shards remain"
     )
     for key in found.datasets:
         print(f"  {key}")
@@ -237,7 +237,7 @@ def size(text: str, flag: str) -> int:
 
 
 def share_of(text: str, flag: str) -> float:
-    """`0.01` or `1%` as a share."""
+    """`0.01` or `1%` as a fraction."""
     found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", text.strip())
     share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < share <= 1:
@@ -246,7 +246,7 @@ def share_of(text: str, flag: str) -> float:
 
 
 def age(then: float) -> str:
-    """How long ago that was: 5m, 3h, 12d."""
+    """The time since then: 5m, 3h, 12d."""
     passed = max(0.0, time.time() - then)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if passed >= length:

@@ -1,4 +1,4 @@
-"""`penstock export`: a prepared dataset in another trainer's format."""
+"""`penstock export`: writes a prepared dataset in another trainer's format."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def export(
     datasets: Datasets,
     to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(format_names())}", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write", show_default=False)],
-    cache: Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    cache: Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Write a prepared dataset in another trainer's format; nothing is tokenized again."""
+    """Write a prepared dataset in another trainer's format, without tokenizing again."""
     from penstock.export.exporter import export as run
     from penstock.export.format import find_format
 
@@ -83,7 +83,7 @@ def _passes(text: str, passes: str) -> float:
     try:
         return float(passes)
     except ValueError:
-        raise UsageError(f"{text}: {passes!r} is no number of passes. Write DATASET@0.3, for example.") from None
+        raise UsageError(f"{text}: {passes!r} is not a number of passes. Write DATASET@0.3, for example.") from None
 
 
 def progress_line(progress: ExportProgress) -> str:

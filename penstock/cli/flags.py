@@ -1,4 +1,4 @@
-"""Command-line flags from a typed record of options: each field becomes a flag, its help and default come along."""
+"""Derives command-line flags, with help and defaults, from the fields of a typed record of options."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Command = Callable[..., None]
 
 
 def flag_of(option: Field[Any]) -> str:
-    """`messages_key` becomes `--messages-key`; an option with several values names one (`--role bot=assistant`)."""
+    """`messages_key` becomes `--messages-key`; repeatable options have a singular flag (`--role bot=assistant`)."""
     return f"--{option.metadata.get('flag') or option.name.replace('_', '-')}"
 
 
 def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Give a command one flag for each field of a record; it gets what was said as `given`."""
+    """Add one flag per field of a record to a command, which receives the given values as `given`."""
 
     def decorate(command: Command) -> Command:
         hints = typing.get_type_hints(record)
         options = {f.name: f for f in fields(record) if f.name not in leave_out}
-        said = typing.get_type_hints(command, include_extras=True)  # in the command's own module
+        annotations = typing.get_type_hints(command, include_extras=True)  # in the command's own module
         parameters = inspect.signature(command).parameters.values()
-        own = [p.replace(annotation=said[p.name]) for p in parameters if p.name != "given"]
+        own = [p.replace(annotation=annotations[p.name]) for p in parameters if p.name != "given"]
         usual_first = sorted(options.values(), key=lambda option: bool(option.metadata.get("panel")))
         added = [_parameter(option, hints[option.name]) for option in usual_first]
 
@@ -66,17 +66,17 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _value(hint: Any, said: Any) -> Any:
-    """What was said on the command line, as the option's type takes it; None where nothing was said."""
-    if said is None or said == []:
+def _value(hint: Any, value: Any) -> Any:
+    """A command-line value converted towards the option's type; None if the flag was not given."""
+    if value is None or value == []:
         return None
     plain = bare_type(hint)
     origin = typing.get_origin(plain)
     if origin is Mapping:
-        return dict(_entry(text, typing.get_args(plain)[1]) for text in said)
+        return dict(_entry(text, typing.get_args(plain)[1]) for text in value)
     if origin in (tuple, list):
-        return tuple(part for text in said for part in text.split(","))
-    return said  # validated with the others, where the message names the option
+        return tuple(part for text in value for part in text.split(","))
+    return value  # validated with the other options, where the error can name it
 
 
 def _entry(text: str, kind: Any) -> tuple[str, Any]:
@@ -87,7 +87,7 @@ def _entry(text: str, kind: Any) -> tuple[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """A value as YAML would read the simple ones: true, false, null, numbers, JSON; else the text itself."""
+    """Parse true, false, null, numbers and JSON as YAML would; return anything else as text."""
     import orjson
 
     known = {"true": True, "false": False, "null": None, "none": None}

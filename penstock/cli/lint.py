@@ -28,7 +28,7 @@ def lint(
     search: Annotated[
         list[Path] | None, typer.Option(help="Folder to search before the installed packages", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
 ) -> None:
     """Report keys that a trainer does not accept, what replaced them, and keys without effect. Imports nothing."""
     from penstock.lint import lint as lint_values

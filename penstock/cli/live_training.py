@@ -20,7 +20,7 @@ class LiveTraining:
         self._console = console
         self._live: Live | None = None
         self._last = 0.0
-        self._rate = 0.0  # seconds a step, smoothed
+        self._rate = 0.0  # seconds per step, smoothed
 
     def __enter__(self) -> LiveTraining:
         return self
@@ -36,7 +36,7 @@ class LiveTraining:
             case EvalReport():
                 self._console.print(eval_line(report), highlight=False, soft_wrap=True)
             case StepReport() if self._console.is_terminal:
-                if self._live is None:  # not before: preparing has a live line of its own
+                if self._live is None:  # only now: preparing shows its own live line
                     self._live = Live(console=self._console, transient=True, refresh_per_second=8)
                     self._live.start()
                 self._live.update(Text(self._step_line(report), style="cyan"))

@@ -1,4 +1,4 @@
-"""`penstock show`, `stats`, `report`, `view` and `diff`: look at what was prepared."""
+"""`penstock show`, `stats`, `report`, `view` and `diff`: inspect prepared datasets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.api import Dataset, View
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
-Cached = Annotated[str | None, typer.Option("--cache", help="Cache folder, for keys")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+Cached = Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
 
 @with_flags(LookOptions, leave_out=("capacity",))
@@ -30,13 +30,14 @@ def show(
     dataset: Where,
     row: Annotated[int, typer.Option(help="Number of the example or pair, from 0")] = 0,
     noted: Annotated[
-        str | None, typer.Option(help="List the rows with this note, such as tools_dropped; --row counts among them")
+        str | None,
+        typer.Option(help="List the rows with this note, such as tools_dropped; --row counts these"),
     ] = None,
     cache: Cached = None,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Print an example's tokens: who made them, and which are trained."""
+    """Print an example's tokens, with the role and part of each run and whether it is trained."""
     from rich.console import Console
 
     from penstock.look.terminal.show import show as show_item
@@ -53,7 +54,7 @@ def show(
 
 @with_flags(LookOptions)
 def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
-    """Count rows, tokens, lengths and what is trained."""
+    """Print statistics: rows, tokens, trained shares, lengths, roles, duplicates."""
     from rich.console import Console
 
     from penstock.look.stats import stats as count
@@ -73,13 +74,13 @@ def report(
     dataset: Where,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write")] = Path("report.html"),
     run: Annotated[
-        Path | None, typer.Option("--run", help="A training run's folder: adds curves and certificate")
+        Path | None, typer.Option("--run", help="A training run's folder; adds its curves and certificate")
     ] = None,
     cache: Cached = None,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Write everything there is to see about a dataset into one HTML file that needs no network."""
+    """Write a report on a dataset as one self-contained HTML file."""
     from rich.console import Console
 
     from penstock.look.report import report as make
@@ -96,11 +97,9 @@ def report(
 @with_flags(LookOptions)
 def view(
     dataset: Where,
-    against: Annotated[
-        str | None, typer.Option("--against", help="Another dataset, for the page of differences")
-    ] = None,
-    port: Annotated[int, typer.Option(help="Port on loopback; 0: a free one", min=0, max=65535)] = 0,
-    browser: Annotated[bool, typer.Option(help="Open a browser where there is a display")] = True,
+    against: Annotated[str | None, typer.Option("--against", help="Another dataset, to show differences from")] = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any free port", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option(help="Open a browser if there is a display")] = True,
     cache: Cached = None,
     *,
     given: dict[str, Any],
@@ -120,9 +119,9 @@ def view(
     try:
         listening = listen(port)
     except OSError as error:
-        raise UsageError(f"--port {port}: {error.strerror}. Leave it out to take a free one.") from error
+        raise UsageError(f"--port {port}: {error.strerror}. Omit it to use any free port.") from error
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    print(f"{address}\nCtrl-C ends it.", flush=True)
+    print(f"{address}\nPress Ctrl-C to stop.", flush=True)
     if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(address)
     serve(session, listening)
@@ -137,7 +136,7 @@ def diff(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Compare two datasets row by row: exit code 0 where they are equal, 1 where they differ."""
+    """Compare two datasets row by row. The exit code is 0 if they are equal and 1 if they differ."""
     from rich.console import Console
 
     from penstock.api import open_
@@ -153,7 +152,7 @@ def diff(
 
 
 def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[int]:
-    """The items of a view whose rows have a note, listed with their places."""
+    """List the items of a view whose rows have a note, with their locations."""
     import numpy as np
 
     from penstock.chat.notes import describe_note

@@ -1,4 +1,4 @@
-"""`penstock prepare`: sources in, a dataset and its summary out."""
+"""`penstock prepare`: prepares a dataset and prints a summary."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from penstock.look.terminal.outcome import WARNING, facts
 @with_flags(PrepareOptions)
 def prepare(
     sources: Annotated[list[str], typer.Argument(help="Files, globs, folders or hub datasets", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Render and tokenize conversations once, into a dataset that every run can share."""
+    """Render and tokenize conversations once, into a cached dataset that every run can share."""
     messages = Console(stderr=True)
     with _interruptible(), LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
@@ -47,12 +47,12 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("penstock: stopped; the same command goes on from here", file=sys.stderr, flush=True)
-        os._exit(130)  # what is committed is whole, and threads that wait for workers need not be waited for
+        print("penstock: stopped; the same command resumes from here", file=sys.stderr, flush=True)
+        os._exit(130)  # committed shards are complete, so there is no need to wait for the threads
 
 
 def summary(console: Console, outcome: Outcome) -> None:
-    """What was done, what was left out, how fast, and how to go on."""
+    """Summarise rows kept and rejected, speed, and the next commands to run."""
     dataset = outcome.dataset
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

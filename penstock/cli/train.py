@@ -26,7 +26,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value …", help="Values that override the file's", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
 
 @train_app.command()
@@ -43,7 +43,7 @@ def dpo(config: Config, overrides: Overrides = None, json: Json = False) -> None
 
 @train_app.command()
 def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None:
-    """KTO on answers that are labelled as good or bad."""
+    """KTO on answers labelled as good or bad."""
     _run("kto", config, overrides or [], json)
 
 
@@ -85,7 +85,7 @@ def _finish(outcome: TrainResult, json: bool) -> None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)
     elif outcome.model is not None:
-        console.print(f"all {outcome.steps} steps were done already; the model is written again", highlight=False)
+        console.print(f"all {outcome.steps} steps are already done; the model is written again", highlight=False)
     if outcome.model is not None:
         finished = f"finished: {outcome.steps} steps; the model is in {outcome.model}"
         console.print(finished, highlight=False, soft_wrap=True, markup=False)

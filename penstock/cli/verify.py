@@ -1,4 +1,4 @@
-"""`penstock verify`: checks that what a configuration promises really happens."""
+"""`penstock verify`: checks that the features a configuration asks for really take effect."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def verify(
     time_limit: Annotated[float, typer.Option(help="Seconds for all probes together")] = 600.0,
     layers: Annotated[int, typer.Option(help="Layers to keep if there is no GPU")] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens per row if there is no GPU")] = 16,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
 ) -> None:
-    """Run a few training steps and certify each promise as engaged, not engaged or unknown."""
+    """Run a few training steps and certify each feature as engaged, not engaged or unknown."""
     from rich.console import Console
 
     from penstock.verify import VerifyOptions, required_promises

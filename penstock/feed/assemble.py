@@ -1,7 +1,7 @@
-"""One batch from its number: plan, share, gather, collate. A pure function, called from any thread in any order.
+"""Assembles a batch from its index: plan the step, take this rank's share, gather the tokens, collate.
 
-Enters: a view or a mixture, and settings. Leaves: `Assembler(index)`, index counting a rank's micro-batches over all
-steps. Costs what collating costs; the plan of the step is kept for its other micro-batches.
+An `Assembler` is a pure function of the index, which counts a rank's micro-batches over all steps; it can be called
+from any thread and in any order. The plan of the last step is cached for its other micro-batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.view.view import BaseView, Served
 
 
 class Assembler:
-    """Makes the batches of one rank."""
+    """Assembles the batches of one rank."""
 
     def __init__(self, served: Served, settings: LoaderSettings) -> None:
         self._trees = RowTrees(served) if settings.collate is Collate.TREE else None
@@ -43,11 +43,11 @@ class Assembler:
 
     @property
     def micros(self) -> int:
-        """Micro-batches of a step, the same on every rank."""
+        """Micro-batches per step, the same on every rank."""
         return len(self._sizes)
 
     def __call__(self, index: int) -> Batch:
-        """The batch with this number."""
+        """Assemble the batch with this index."""
         step, micro = divmod(index, self.micros)
         rows, cells, weight = self._share(step)
         cell = cells[micro]
@@ -65,7 +65,7 @@ class Assembler:
         return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, self._served)
 
     def _share(self, step: int) -> tuple[StepRows, list[list[int]], float]:
-        """The rows of a step, which of them are in this rank's micro-batches, and the weight of all."""
+        """The rows of a step, the rows in each of this rank's micro-batches, and the weight of the whole step."""
         kept = self._step
         if kept is None or kept[0].step != step:
             rows, chosen = self.plan.at(step), self._settings
@@ -74,7 +74,7 @@ class Assembler:
         return kept
 
     def _weight(self, rows: StepRows) -> float:
-        """What a step trains: the weights of all tokens that are predicted; of pairs, how many there are."""
+        """The total loss weight of a step's predicted tokens; for pairs, the number of pairs."""
         if self._settings.collate is Collate.PAIRS:
             return float(len(rows.items))
         return float(self._served.trained_weights[rows.items].sum(dtype=np.float64))
@@ -106,14 +106,14 @@ def _items(rows: StepRows, own: Int64) -> Int64:
 
 
 def pad_token(served: Served) -> int:
-    """The tokenizer's pad token, else its end token, else 0; padding is never attended to nor trained."""
+    """The tokenizer's pad token, else its EOS token, else 0. Padding is neither attended to nor trained."""
     view = next(iter(served.shares.values())).view if isinstance(served, BaseMixture) else served
     dataset = view.dataset if isinstance(view, BaseView) else None
     specials = dataset.recipe.get("special_tokens") if dataset is not None else None
     raw = getattr(dataset, "tokenizer_json", None)
     if not specials or not isinstance(raw, bytes):
         return 0
-    tokenizer = orjson.loads(raw)  # much quicker than building the vocabulary for one id
+    tokenizer = orjson.loads(raw)  # much faster than building the vocabulary for one id
     known = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
     for name in ("pad_token", "eos_token"):
         content = specials.get(name)

@@ -1,4 +1,4 @@
-"""What a loader serves: one batch, with its tensors, where they come from, and what is in them."""
+"""A batch: its tensors, the rows they come from, and token counts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.view.view import Served
 
 
 class Counts(NamedTuple):
-    """What a batch holds: `trained` are the tokens that are predicted with a loss, so a sequence's first never is."""
+    """Token counts of a batch. `trained` counts tokens predicted with a loss, so never the first of a sequence."""
 
     sequences: int
     tokens: int
     trained: int
     padding: int
-    filler_rows: int  # rows without loss, that only fill up
+    filler_rows: int  # rows without loss that complete a batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One rank's micro-batch of a global step. `micro` counts the micro-batches of the step, `micros` is how many."""
+    """One rank's micro-batch of a global step: number `micro` of the step's `micros`."""
 
     step: int
     epoch: int
@@ -34,18 +34,18 @@ class Batch:
     items: Int64  # numbers of the sequences (or pairs) in the view or mixture
     places: Int64 = field(repr=False)  # source and row of each
     counts: Counts
-    step_weight: float  # of all that the step trains, over its micro-batches and ranks: the mean loss divides by it
+    step_weight: float  # total loss weight of the step over all micro-batches and ranks; the mean loss divides by it
 
     served: Served | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
 
     @property
     def rows(self) -> tuple[RowLocation, ...]:
-        """Where the sequences (or pairs) come from: source and row, from 0."""
+        """The source and row of each sequence (or pair), counted from 0."""
         return tuple(RowLocation(source, row) for source, row in self.places.tolist())
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The tensors that a model's forward takes: all but loss weights, labels of answers, and how trees branch."""
+        """The arguments of a model's `forward`: all tensors but loss weights, KTO labels and tree structure."""
         beside = ("loss_weights", "desirable", "branches", "parents", "starts")
         return {name: tensor for name, tensor in self.tensors.items() if name not in beside}
 

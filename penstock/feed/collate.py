@@ -1,14 +1,14 @@
-"""From gathered sequences to the tensors of a batch. Pure functions of their arguments; vectorised.
+"""Collates gathered sequences into the arrays of a batch. All functions are pure and vectorised.
 
-`padded`   input_ids, attention_mask, labels int64 [n, T]; loss_weights float32 [n, T]; of labelled data (KTO) also
+`padded`   input_ids, attention_mask, labels int64 [n, T]; loss_weights float32 [n, T]; labelled data (KTO) adds
            desirable int64 [n], 1 for a good answer.
 `packed`   for variable-length attention: input_ids, labels, position_ids int64 [1, T]; cu_seq_lens_q/k int32 [n+1];
            max_length_q/k int; seq_idx int32 [1, T]; loss_weights float32 [1, T]. No attention mask. The first label of
-           each sequence is -100, so that no sequence predicts another. Padding is one more segment at the
-           end (of at most a row's capacity: of whole rows of padding each is a segment).
-`pairs`    as padded, [2n, T]: all chosen, then all rejected; completion_mask int64, 1 behind the common prompt.
+           each sequence is -100, so that no sequence predicts another. Padding forms one more segment at the end
+           (at most a row's capacity long; whole rows of padding are one segment each).
+`pairs`    like padded, [2n, T]: all chosen, then all rejected; completion_mask int64, 1 after the common prompt.
 
-Rows that only fill up are a single padding token without loss, attended to (attention over nothing is NaN).
+A filler row is a single padding token with no loss. It is attended to, because attention over nothing is NaN.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Side(StrEnum):
 
 
 class Padding(NamedTuple):
-    """How to pad: with which token, on which side, to a multiple of how many tokens."""
+    """The padding token, the side it goes on, and the multiple that lengths are padded to."""
 
     token: int = 0
     side: Side = Side.RIGHT
     multiple: int = 1
-    total: int = 0  # packed: to at least so many tokens,
-    segment: int | None = None  # in segments of at most so many
+    total: int = 0  # packed: minimum number of tokens
+    segment: int | None = None  # packed: maximum length of a segment of padding
 
 
 def padded(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Counts]:
-    """One row per sequence, and `fillers` rows behind them."""
+    """One row per sequence, followed by `fillers` filler rows."""
     filled = _filled(found, fillers, padding.token, groups=1)
     inside = _inside(filled.lengths, padding)
     arrays = _padded_arrays(filled, inside, padding)
@@ -58,7 +58,7 @@ def padded(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Cou
 
 
 def pairs(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Counts]:
-    """Two rows per pair: all chosen ones and `fillers` rows, then all rejected ones and as many."""
+    """Two rows per pair: all chosen sides and `fillers` filler rows, then the same for the rejected sides."""
     filled = _filled(found, fillers, padding.token, groups=2)
     inside = _inside(filled.lengths, padding)
     arrays = _padded_arrays(filled, inside, padding)
@@ -69,7 +69,7 @@ def pairs(found: Gathered, fillers: int, padding: Padding) -> tuple[Arrays, Coun
 
 
 def _filled(found: Gathered, fillers: int, token: int, groups: int) -> Gathered:
-    """With so many sequences of one token without loss behind each group."""
+    """Append filler rows (one token, no loss) to each group of sequences."""
     if not fillers:
         return found
     cuts = np.cumsum(found.lengths.reshape(groups, -1).sum(axis=1))[:-1]
@@ -87,10 +87,10 @@ def _after_each(parts: list[npt.NDArray[Number]], extra: npt.NDArray[Number]) ->
 
 def _padded_arrays(found: Gathered, inside: Bool, padding: Padding) -> Arrays:
     return {
-        "input_ids": _spread(found.ids, inside, padding.token),
+        "input_ids": _scatter(found.ids, inside, padding.token),
         "attention_mask": inside.astype(np.int64),
-        "labels": _spread(_labels(found.ids, found.weights), inside, IGNORED),
-        "loss_weights": _spread(found.weights, inside, 0),
+        "labels": _scatter(_labels(found.ids, found.weights), inside, IGNORED),
+        "loss_weights": _scatter(found.weights, inside, 0),
     }
 
 
@@ -114,8 +114,8 @@ def packed(found: Gathered, align: int, fillers: int, padding: Padding) -> tuple
         lengths = np.zeros_like(sizes)  # the tail holds no token
         lengths[: len(found.lengths)] = found.lengths
         real = positions < np.repeat(lengths, sizes)
-        ids, labels = _spread(ids, real, padding.token), _spread(labels, real, IGNORED)
-        weights = _spread(weights, real, 0)
+        ids, labels = _scatter(ids, real, padding.token), _scatter(labels, real, IGNORED)
+        weights = _scatter(weights, real, 0)
     bounds: Int32 = np.concatenate(([0], ends)).astype(np.int32)
     longest = int(sizes.max())
     arrays: Arrays = {
@@ -133,7 +133,7 @@ def packed(found: Gathered, align: int, fillers: int, padding: Padding) -> tuple
 
 
 def _tail(size: int, segment: int | None) -> list[int]:
-    """Sizes of the segments of padding: one, unless whole rows of it would make positions that no model has."""
+    """Sizes of the padding segments: one segment, unless it would exceed the positions a model supports."""
     whole, rest = divmod(size, segment or size)
     return [segment or size] * whole + [rest] * (rest > 0)
 
@@ -154,8 +154,8 @@ def _inside(lengths: Int64, padding: Padding) -> Bool:
             return columns >= width - lengths[:, None]
 
 
-def _spread(flat: npt.NDArray[Number], inside: Bool, empty: int) -> npt.NDArray[Number]:
-    """Flat values in the cells that hold tokens; `empty` everywhere else."""
+def _scatter(flat: npt.NDArray[Number], inside: Bool, empty: int) -> npt.NDArray[Number]:
+    """Scatter flat values into the cells that hold tokens, with `empty` everywhere else."""
     out = np.full(inside.shape, empty, flat.dtype)
     out[inside] = flat
     return out

@@ -1,11 +1,11 @@
-"""The loader: batches of a view or a mixture, in order, made ahead of the loop, resumable at any of them.
+"""The loader: iterates over the batches of a view or a mixture, prefetched and resumable at any batch.
 
-Enters: a view or a mixture, and the options of `LoaderArguments`. Leaves: batches by iteration. A batch is a pure
-function of (dataset, view, plan settings, seed, step): the thread that works ahead changes only when it is made.
+A batch is a pure function of (dataset, view, plan settings, seed, step); the prefetch thread only changes when it is
+computed.
 
-Iterating starts at the first batch, or where `load_state_dict` or `seek` left off. A state says which batch comes next;
-batches that were made ahead and not served do not count. Each iterator has a thread of its own, and ends it when it is
-exhausted, closed or forgotten. Memory: 5 bytes a row when packed, nothing when padded (mixtures: 4).
+Iteration starts at the first batch, or at the position set by `load_state_dict` or `seek`. A state names the next batch
+to serve; batches that were prefetched but not served do not count. Each iterator owns one thread, which stops when the
+iterator is exhausted, closed or garbage collected. Memory: 5 bytes a row when packed, none when padded (mixtures: 4).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Self, Unpack
 
 from penstock.arguments import LoaderArguments
 from penstock.errors import FeedError
-from penstock.feed.ahead import Ahead
 from penstock.feed.assemble import Assembler
 from penstock.feed.batch import Batch
+from penstock.feed.prefetch import Prefetcher
 from penstock.feed.settings import Framework, LoaderSettings, loader_settings
 from penstock.feed.state import checked_state, state_of
 from penstock.pack.plan import Plan
@@ -36,33 +36,33 @@ class Loader:
         self.served = served
         self.settings = settings
         self._assemble = Assembler(served, settings)
-        self._position = position  # the batch that comes next, as a state says it
-        self._entry = position  # where the next iteration begins
+        self._position = position  # the next batch, as recorded in a state
+        self._entry = position  # where the next iteration starts
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.steps = settings.steps if settings.epochs is None else self.plan.steps(settings.epochs)
 
     @property
     def plan(self) -> Plan:
-        """Which rows a step holds."""
+        """The plan that assigns rows to steps."""
         return self._assemble.plan
 
     @property
     def micros(self) -> int:
-        """Batches of a step, the same on every rank."""
+        """Micro-batches per step, the same on every rank."""
         return self._assemble.micros
 
     @property
     def first(self) -> int:
-        """The batch that the next iteration begins with, counting micro-batches."""
+        """Index of the first batch of the next iteration, in micro-batches."""
         return self._entry
 
     def __len__(self) -> int:
-        """How many batches a whole run has, on every rank."""
+        """The number of batches in the whole run, on every rank."""
         assert self.steps is not None
         return self.steps * self.micros
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        """Any batch, made now; the iteration does not move."""
+        """Compute any batch, without moving the iteration."""
         if not 0 <= micro < self.micros:
             raise IndexError(f"micro-batch {micro} of {self.micros}")
         return self._produce()(step * self.micros + micro)
@@ -74,26 +74,26 @@ class Loader:
         return feed
 
     def seek(self, step: int) -> None:
-        """Let the next iteration begin with this step; iterations under way end."""
+        """Start the next iteration at this step. Running iterations are closed."""
         self._move(step, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, as plain JSON values: the next batch is that of `step`."""
+        """The position of the run, as plain JSON values; `step` is the step of the next batch."""
         return state_of(self.served, self.settings, *divmod(self._position, self.micros), self.micros)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a state, which must be of the same dataset, view and plan."""
+        """Start the next iteration at a saved state, which must have the same dataset, view and plan."""
         self._move(*checked_state(state, self.served, self.settings, self.micros))
 
     def _move(self, step: int, micro: int) -> None:
         assert self.steps is not None
         if not 0 <= step <= self.steps:
-            raise FeedError(f"step {step} is not one of this run's {self.steps}. Raise epochs or steps to go on.")
+            raise FeedError(f"step {step} is beyond this run's {self.steps} steps. Raise epochs or steps to continue.")
         self.close()
         self._position = self._entry = step * self.micros + micro
 
     def close(self) -> None:
-        """End all iterations under way, and their threads."""
+        """Close all running iterations and stop their threads."""
         for feed in list(self._feeds):
             feed.close()
 
@@ -122,19 +122,19 @@ def _restored(served: Served, settings: LoaderSettings, position: int) -> Loader
 
 
 class _Producer:
-    """From a batch's number to the batch as it is served. It knows no loader and no iterator, so both can be freed."""
+    """Computes a batch from its index. It references neither loader nor iterator, so both can be collected."""
 
     def __init__(self, assemble: Assembler, settings: LoaderSettings) -> None:
         self._assemble = assemble
-        self._outlet = None
+        self._convert = None
         if settings.framework is Framework.TORCH:
-            from penstock.feed.torch_tensors import Outlet
+            from penstock.feed.torch_tensors import TensorConverter
 
-            self._outlet = Outlet(settings.pin_memory, settings.device)
+            self._convert = TensorConverter(settings.pin_memory, settings.device)
 
     def __call__(self, index: int) -> Batch:
         batch = self._assemble(index)
-        return batch if self._outlet is None else batch.holding(self._outlet(batch.tensors))
+        return batch if self._convert is None else batch.holding(self._convert(batch.tensors))
 
 
 class Feed:
@@ -145,7 +145,7 @@ class Feed:
         self._last = len(loader)
         self._micros = loader.micros
         self._next = first
-        self._ahead = Ahead(loader._produce(), first, self._last, loader.settings.ahead)
+        self._prefetcher = Prefetcher(loader._produce(), first, self._last, loader.settings.ahead)
 
     def __iter__(self) -> Feed:
         return self
@@ -156,10 +156,10 @@ class Feed:
             self.close()
             raise StopIteration
         try:
-            batch = self._ahead.get(index)
+            batch = self._prefetcher.get(index)
             if batch.step * self._micros + batch.micro != index:
                 raise FeedError(
-                    f"batch {index} was asked for, and that of step {batch.step}, micro-batch {batch.micro} was made. "
+                    f"batch {index} was requested but step {batch.step}, micro-batch {batch.micro} was produced. "
                     "This is a bug; nothing was served."
                 )
             received = _received(batch)
@@ -171,11 +171,11 @@ class Feed:
         return received
 
     def close(self) -> None:
-        """End the thread; the iteration can't go on."""
-        self._ahead.close()
+        """Stop the thread. A closed iteration can't be resumed."""
+        self._prefetcher.close()
 
 
 def _received(batch: Batch) -> Batch:
-    """The batch, once its tensors are where the loop will use them."""
+    """Wait until a batch's tensors are on their device."""
     receive = getattr(batch.tensors, "receive", None)
     return batch if receive is None else batch.holding(receive())

@@ -1,4 +1,4 @@
-"""The options of a loader. What decides the rows of a step is apart, in `PlanSettings`."""
+"""The options of a loader. Those that decide which rows a step holds are in `PlanSettings`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("penstock")
 
 
 class Collate(StrEnum):
-    """What a batch looks like."""
+    """The layout of a batch."""
 
     PADDED = "padded"
     PACKED = "packed"
@@ -34,7 +34,7 @@ class Collate(StrEnum):
 
 
 class Framework(StrEnum):
-    """What its tensors are."""
+    """The array library of a batch's tensors."""
 
     NUMPY = "numpy"
     TORCH = "torch"
@@ -47,32 +47,32 @@ Count = Annotated[int, Ge(1)]
 class LoaderOptions:
     """The options of `view.loader(…)`."""
 
-    batch_size: Count | None = option("Rows of a step over all ranks: sequences, pairs, or packed rows")
+    batch_size: Count | None = option("Rows per step over all ranks: sequences, pairs or packed rows")
     collate: Collate | None = option("padded, packed or pairs; default: pairs on preference data, else padded")
-    capacity: Count | None = option("Tokens of a packed row; default: the view's max_length")
-    align: Count = option("Packed: sequences take a multiple of this many tokens", 1)
+    capacity: Count | None = option("Tokens per packed row; default: the view's max_length")
+    align: Count = option("Packed: round each sequence up to a multiple of this many tokens", 1)
     seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
-    shuffle: bool = option("Another order every epoch", True)
+    shuffle: bool = option("Reshuffle every epoch", True)
     epochs: Count | None = option("Passes over the data [default: 1, unless steps is given]")
     steps: Count | None = option("Steps, instead of epochs")
-    tail: Tail = option("Where an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
-    rank: Annotated[int, Ge(0)] | None = option("Number of this data-parallel rank; default: the launcher's, else 0")
+    tail: Tail = option("What to do with an incomplete last step of an epoch: fill, drop, wrap", Tail.FILL)
+    rank: Annotated[int, Ge(0)] | None = option("This data-parallel rank; default: the launcher's, else 0")
     world_size: Count | None = option("Number of data-parallel ranks; default: the launcher's, else 1")
-    micro_batch: Count | None = option("Rows at a time; default: all of a rank's rows of a step")
+    micro_batch: Count | None = option("Rows per micro-batch; default: all of a rank's rows of a step")
     ahead: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
     side: Side = option("Padded and pairs: where padding goes", Side.RIGHT)
     pad_to_multiple_of: Count = option("Padded and pairs: pad to a multiple of this many tokens", 1)
-    pad_to_capacity: bool = option("Packed: pad rows to their capacity, so that all batches have one shape", False)
-    pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's, else its end token")
-    loss_weights: bool = option("Put per-token weights into batches", True)
-    framework: Framework = option("What tensors are: numpy, torch", Framework.NUMPY)
+    pad_to_capacity: bool = option("Packed: pad rows to capacity, so that all batches have the same shape", False)
+    pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's pad token, else EOS")
+    loss_weights: bool = option("Include per-token loss weights in batches", True)
+    framework: Framework = option("Array library of the tensors: numpy, torch", Framework.NUMPY)
     pin_memory: bool = option("torch: allocate batches in pinned memory", False)
     device: str | None = option("torch: device to copy batches to")
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """The options of a loader with every default resolved. Make one with `loader_settings()`."""
+    """The options of a loader with every default resolved. Built by `loader_settings()`."""
 
     plan: PlanSettings
     collate: Collate
@@ -98,9 +98,9 @@ def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSetting
     collate = _collate(served, options)
     rank, world_size = _ranks(options)
     if options.framework is Framework.NUMPY and (options.pin_memory or options.device is not None):
-        raise UsageError("pin_memory and device are for tensors of torch. Add framework='torch'.")
+        raise UsageError("pin_memory and device apply to torch tensors only. Add framework='torch'.")
     if options.pad_to_capacity and collate is not Collate.PACKED:
-        raise UsageError("pad_to_capacity is for packed rows. Use pad_to_multiple_of for padded ones.")
+        raise UsageError("pad_to_capacity applies to packed rows only. Use pad_to_multiple_of for padded ones.")
     epochs, steps = _end(options)
     return LoaderSettings(
         plan=_plan(served, options, collate),
@@ -127,7 +127,7 @@ def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanSetti
         raise UsageError("a loader needs batch_size: the rows of a step over all ranks.")
     packed, capacity = collate is Collate.PACKED, options.capacity
     if not packed and (capacity is not None or options.align > 1):
-        raise UsageError(f"capacity and align are for packed rows, and collate is {collate.value!r}. Use 'packed'.")
+        raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. Use 'packed'.")
     if packed and capacity is None:
         capacity = _max_length(served)
     return PlanSettings(
@@ -151,12 +151,12 @@ def _collate(served: Served, options: LoaderOptions) -> Collate:
 
 
 def _ranks(options: LoaderOptions) -> tuple[int, int]:
-    """Rank and world size, as given or as the launcher says: two ranks must never serve the same rows unasked."""
+    """Rank and world size, explicit or from the launcher, so that two ranks never serve the same rows by accident."""
     rank, world_size = options.rank, options.world_size
     if rank is None or world_size is None:
         found = launched()
         if rank is None and world_size is None and found is not None:
-            _say(found)
+            _log_rank(found)
         elif rank is None and world_size is not None and found is not None and found.world_size != world_size:
             raise UsageError(
                 f"world_size={world_size}, but {found.said_by} say {found.world_size}. Give the rank, too."
@@ -172,13 +172,13 @@ def _ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 @cache
-def _say(found: Ranks) -> None:
-    """Once per process; a warning where only Slurm says it: a batch script may ask for tasks that it never starts."""
+def _log_rank(found: Ranks) -> None:
+    """Log the rank once per process. Warn if only Slurm sets it: a batch script may request tasks it never starts."""
     log.log(logging.WARNING if found.is_outer else logging.INFO, "loaders serve rank %d of %d, as %s say", *found[:3])
 
 
 def _max_length(served: Served) -> int:
-    """The capacity where none is given: the limit that all views have in common."""
+    """The default capacity: the `max_length` that all views share."""
     views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
     limits = {view.settings.max_length for view in views if isinstance(view, BaseView)}
     limit = limits.pop() if len(limits) == 1 else None
@@ -190,5 +190,5 @@ def _max_length(served: Served) -> int:
 def _end(options: LoaderOptions) -> tuple[int | None, int | None]:
     epochs, steps = options.epochs, options.steps
     if epochs is not None and steps is not None:
-        raise UsageError(f"epochs={epochs} and steps={steps} both say when to end. Give one of them.")
+        raise UsageError(f"epochs={epochs} and steps={steps} both set the length of the run. Give one of them.")
     return (1, None) if epochs is None and steps is None else (epochs, steps)

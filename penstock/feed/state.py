@@ -1,7 +1,7 @@
-"""A loader's state: where a run stands, and what it belongs to. Plain JSON values.
+"""A loader's state: the position of a run and the dataset, view and plan it belongs to, as plain JSON values.
 
-The rank, the number of ranks, micro-batches, look-ahead and padding are not part of it: which rows a step holds does
-not depend on them, so a run goes on at the same step with others. Inside a step it needs the same ones.
+Rank, world size, micro-batches, prefetching and padding are not part of the state: the rows of a step don't depend on
+them, so a run can resume at the same step with different values. Resuming inside a step requires the same values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.view.mixture import BaseMixture
 from penstock.view.view import BaseView, Served
 
 _VERSION: Final = 1
-_WHAT: Final = {
+_MISMATCHES: Final = {
     "dataset": "another dataset",
     "view": "another view of the dataset (loss policy, max_length, hold-out, mixture, …)",
     "plan": "another plan (collate, batch_size, capacity, align, seed, shuffle or tail)",
@@ -23,7 +23,7 @@ _WHAT: Final = {
 
 
 def state_of(served: Served, settings: LoaderSettings, step: int, micro: int, micros: int) -> dict[str, Any]:
-    """The state whose next batch is this one."""
+    """The state in which this batch is the next one."""
     return {
         "version": _VERSION,
         **_identity(served, settings),
@@ -43,23 +43,23 @@ def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
 
 
 def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSettings, micros: int) -> tuple[int, int]:
-    """The step and micro-batch to go on with; refuses a state that does not belong here."""
-    missing = {"version", *_WHAT, "step", "micro", "world_size", "micros"} - set(state)
+    """The step and micro-batch to resume at. Raises if the state belongs to another run."""
+    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state)
     if missing:
-        raise FeedError(f"this is no state of a loader: it lacks {', '.join(sorted(missing))}. Use `state_dict()`.")
+        raise FeedError(f"not a loader state: {', '.join(sorted(missing))} missing. Use `state_dict()`.")
     if state["version"] != _VERSION:
         raise FeedError(f"the state has version {state['version']!r}, and this Penstock reads version {_VERSION}.")
     for name, value in _identity(served, settings).items():
         if state[name] != value:
             raise FeedError(
-                f"the state belongs to {_WHAT[name]}: its {name} is {state[name]}, this loader's is {value}. "
+                f"the state belongs to {_MISMATCHES[name]}: its {name} is {state[name]}, this loader's is {value}. "
                 "Open the loader with the settings of the run that saved it, or start a new run."
             )
     step, micro = int(state["step"]), int(state["micro"])
     if micro and (state["world_size"], state["micros"]) != (settings.world_size, micros):
         raise FeedError(
-            f"the state stands inside step {step}, after {micro} of {state['micros']} micro-batches on "
-            f"{state['world_size']} ranks; with {micros} on {settings.world_size} ranks it can't go on there. "
-            "Save states between steps, or go on with the same ranks and micro_batch."
+            f"the state is inside step {step}, after {micro} of {state['micros']} micro-batches on "
+            f"{state['world_size']} ranks; with {micros} on {settings.world_size} ranks it can't resume there. "
+            "Save states between steps, or resume with the same ranks and micro_batch."
         )
     return step, micro

@@ -1,9 +1,9 @@
-"""The exits to trainers that bring their own sampling: `transformers.Trainer`, TRL, any torch `DataLoader`.
+"""Adapters for trainers that do their own sampling: `transformers.Trainer`, TRL, any torch `DataLoader`.
 
-`MapRows(view)` is a map-style dataset of sequences; with a capacity, of packed rows. `Collator` makes batches of its
-rows. `hf_dataset(rows)` is the same as a `datasets.Dataset`, which TRL insists on: it holds row numbers alone and reads
-the view when a row is asked for. `Stream(loader)` serves a loader's batches to `DataLoader(batch_size=None)`;
-with several DataLoader workers each makes every n-th batch, which gives the same batches in the same order.
+`MapRows(view)` is a map-style dataset of sequences or, with a capacity, of packed rows. `Collator` batches its rows.
+`hf_dataset(rows)` wraps it in a `datasets.Dataset`, which TRL requires; it stores row numbers and reads the view on
+access. `Stream(loader)` serves a loader's batches to `DataLoader(batch_size=None)`; with n DataLoader workers, each
+produces every n-th batch, which gives the same batches in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 from penstock.feed.assemble import pad_token
 from penstock.feed.collate import Arrays, Padding, Side, packed, padded
 from penstock.feed.loader import Loader
-from penstock.feed.torch_tensors import Outlet
+from penstock.feed.torch_tensors import TensorConverter
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
 from penstock.view.example import IGNORED
@@ -33,10 +33,10 @@ Feature = dict[str, Any]
 
 
 class MapRows(Dataset[Feature]):
-    """Rows by number: `input_ids` and `labels`, and of packed rows also `position_ids` and `seq_lengths`."""
+    """Rows by number: `input_ids` and `labels`; packed rows also have `position_ids` and `seq_lengths`."""
 
     def __init__(self, served: Served, capacity: int | None = None, seed: int = 0) -> None:
-        """Each example is a row; with a capacity, rows are packed, and `set_epoch` packs other ones together."""
+        """One row per example; with a capacity, packed rows, which `set_epoch` packs differently."""
         if served.is_preference:
             raise UsageError("a view of preference pairs has no rows of single examples. Use view.loader().")
         self.served, self.capacity, self.seed, self.epoch = served, capacity, seed, 0
@@ -47,14 +47,14 @@ class MapRows(Dataset[Feature]):
         return self._plan.steps_in(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch of the plan to serve."""
+        """Serve this epoch of the plan."""
         self.epoch = epoch
 
     def __getitem__(self, row: int) -> Feature:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Feature]:
-        """Many rows at once, read together."""
+        """Read several rows at once."""
         count = len(self)
         for row in rows:
             if not 0 <= row < count:
@@ -84,9 +84,9 @@ class MapRows(Dataset[Feature]):
 
 
 class Collator:
-    """Makes a batch of `MapRows` rows: padded, or, where rows are packed or `flatten` is set, one row [1, ΣT].
+    """Batches `MapRows` rows: padded or, if rows are packed or `flatten` is set, as one row [1, ΣT].
 
-    Sequences are told apart by `position_ids`, which survive a trainer that drops columns it does not know.
+    `position_ids` separate the sequences; unlike other columns, they survive trainers that drop unknown columns.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Collator:
     ) -> None:
         self._flatten = flatten or rows.capacity is not None
         self._padding = Padding(pad_token(rows.served), Side(side), pad_to_multiple_of)
-        self._outlet = Outlet(pin_memory=False, device=None)
+        self._convert = TensorConverter(pin_memory=False, device=None)
 
     def __call__(self, features: Sequence[Feature]) -> dict[str, Any]:
-        """The tensors that a model's forward takes."""
+        """The arguments of a model's `forward`."""
         ids = np.concatenate([feature["input_ids"] for feature in features])
         labels = np.concatenate([feature["labels"] for feature in features])
         lengths = np.array([len(feature["input_ids"]) for feature in features], np.int64)
@@ -108,11 +108,11 @@ class Collator:
         arrays: Arrays
         arrays, _ = packed(found, 1, 0, self._padding) if self._flatten else padded(found, 0, self._padding)
         del arrays["loss_weights"]
-        return self._outlet(arrays)
+        return self._convert(arrays)
 
 
 def hf_dataset(rows: MapRows) -> datasets.Dataset:
-    """The rows as a lazy `datasets.Dataset` of row numbers; trainers need `remove_unused_columns=False` with it."""
+    """A lazy `datasets.Dataset` of row numbers; trainers need `remove_unused_columns=False` with it."""
     import datasets
 
     numbers = datasets.Dataset.from_dict({"row": np.arange(len(rows))})

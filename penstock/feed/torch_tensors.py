@@ -1,7 +1,7 @@
-"""The exit to torch: tensors that share numpy's memory, pinned and copied to a device where that is asked for.
+"""Converts arrays to torch tensors that share numpy's memory, optionally pinned or copied to a device.
 
-Runs in the thread that works ahead. A copy to a CUDA device goes through pinned memory on a stream of its own, so that
-it overlaps with the step; the loop's stream waits for it when the batch is received, and not before.
+Runs in the prefetch thread. A copy to a CUDA device uses pinned memory and a side stream, so that it overlaps with the
+training step; the consumer's stream waits for the copy only when it receives the batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 
-class Outlet:
-    """Turns arrays into tensors; plain integers stay what they are."""
+class TensorConverter:
+    """Converts arrays to tensors; plain integers are left unchanged."""
 
     def __init__(self, pin_memory: bool, device: str | None) -> None:
         self._device = None if device is None else torch.device(device)
@@ -22,33 +22,33 @@ class Outlet:
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of a batch."""
+        """Convert the arrays of a batch."""
         tensors = {name: array if isinstance(array, int) else torch.from_numpy(array) for name, array in arrays.items()}
         if self._pin and torch.cuda.is_available():
             tensors = {name: t.pin_memory() if isinstance(t, torch.Tensor) else t for name, t in tensors.items()}
         if self._device is None:
             return tensors
-        return self._copied_aside(tensors) if self._on_cuda else _moved(tensors, self._device)
+        return self._copy_on_side_stream(tensors) if self._on_cuda else _moved(tensors, self._device)
 
-    def _copied_aside(self, tensors: dict[str, Any]) -> OnItsWay:
+    def _copy_on_side_stream(self, tensors: dict[str, Any]) -> PendingCopy:
         assert self._device is not None
         self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             moved = _moved(tensors, self._device)
-            return OnItsWay(moved, self._stream.record_event())
+            return PendingCopy(moved, self._stream.record_event())
 
 
-class OnItsWay(dict[str, Any]):
-    """Tensors whose copy may still be under way."""
+class PendingCopy(dict[str, Any]):
+    """Tensors whose copy to the device may still be in progress."""
 
-    def __init__(self, tensors: dict[str, Any], arrived: torch.cuda.Event) -> None:
+    def __init__(self, tensors: dict[str, Any], copied: torch.cuda.Event) -> None:
         super().__init__(tensors)
-        self._arrived = arrived
+        self._copied = copied
 
     def receive(self) -> dict[str, Any]:
-        """The tensors, for use on the current stream."""
+        """The tensors, once the current stream may use them."""
         stream = torch.cuda.current_stream()
-        stream.wait_event(self._arrived)
+        stream.wait_event(self._copied)
         for tensor in self.values():
             if isinstance(tensor, torch.Tensor):
                 tensor.record_stream(stream)  # its memory was allocated on the other stream

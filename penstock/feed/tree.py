@@ -1,17 +1,17 @@
-"""Trees: the chains of a row as one sequence in which what they begin with stands once.
+"""Trees: the chains of a row as one sequence that stores their common prefixes once.
 
     root   a b c d e f g
-    chain        c' x y      begins like the root up to c: attends to a b, then to itself
+    chain        c' x y      shares the root's tokens up to c: attends to a b, then to itself
     chain            e' z
 
-A chain stands behind its root from the last token on that both have in common; that token is there twice, so that each
-next token is predicted from its own branch. A token attends to its own branch up to itself, and to the root before the
-place where its branch begins. Positions are those in the separate sequences, so logits are those of separate rows.
+A chain follows its root, starting with the last token that both share; that token is repeated, so that each next token
+is predicted from its own branch. A token attends to its own branch up to itself, and to the root before the point where
+its branch starts. Positions are those of the separate sequences, so the logits equal those of separate rows.
 
-`tree` gives input_ids, labels, position_ids int64 [1, T]; loss_weights float32 [1, T]; attention_mask float32
+`tree` returns input_ids, labels, position_ids int64 [1, T]; loss_weights float32 [1, T]; attention_mask float32
 [1, 1, T, T], 0 where a token attends and the lowest number elsewhere, for eager attention and SDPA; branches int64
-[1, T], the number of a token's branch; parents and starts int64 [n], of each branch its root (itself for a root) and
-the position where it begins. `block_mask` makes a mask for flex attention of the last three.
+[1, T], the number of a token's branch; parents and starts int64 [n], the root of each branch (itself for a root) and
+the position where it starts. `block_mask` turns the last three into a mask for flex attention.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class RowTrees:
-    """A view as packing and feeding read it, with all examples of a row as one item."""
+    """A view in which all examples of a row form one item."""
 
     def __init__(self, served: Served) -> None:
         if not isinstance(served, BaseView):
-            raise UsageError("collate='tree' feeds one view: the parts of a mixture serve single chains of a row.")
+            raise UsageError("collate='tree' takes one view, not a mixture, whose parts serve single chains.")
         self._view = served
         found, _ = Gatherer(served).locate(np.arange(len(served)))
         prefixes = np.zeros(len(served), np.int64)
@@ -80,7 +80,7 @@ class RowTrees:
         return np.add.reduceat(self._view.trained_weights, self._bounds[:-1])
 
     def epoch_indices(self, epoch: int) -> Int64:
-        """Every row, once an epoch."""
+        """Every row, once per epoch."""
         return np.arange(len(self), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class RowTrees:
         return self._view[int(self._bounds[index + 1]) - 1]
 
     def items(self, rows: Int64) -> tuple[Int64, Int64]:
-        """The examples of these rows, and how many each has."""
+        """The examples of these rows, and the number of examples of each."""
         counts = self._bounds[rows + 1] - self._bounds[rows]
         found = [np.arange(self._bounds[row], self._bounds[row + 1]) for row in rows.tolist()]
         return np.concatenate([np.empty(0, np.int64), *found]), counts
@@ -104,7 +104,7 @@ class _Branch(NamedTuple):
 
 
 def tree(found: Gathered, counts: Int64, padding: Padding) -> tuple[Arrays, Counts]:
-    """The sequences of rows, of each row the last one being the root, in one row of trees."""
+    """Lay the sequences of rows out as one row of trees; the last sequence of each row is its root."""
     branches = _branches(found, counts.tolist())
     sizes = np.array([b.last - b.first for b in branches], np.int64)
     total = int(sizes.sum())
@@ -150,7 +150,7 @@ def _additive(mask: Bool) -> Any:
 
 
 def _branches(found: Gathered, counts: list[int]) -> list[_Branch]:
-    """The root of each row, then its chains from where they leave it."""
+    """The root of each row, then its chains from the point where they branch off."""
     ends = np.cumsum(found.lengths)
     branches: list[_Branch] = []
     first = 0
@@ -168,14 +168,14 @@ def _branches(found: Gathered, counts: list[int]) -> list[_Branch]:
 
 
 def _shared(found: Gathered, own: int, last: int, begin: int, end: int) -> int:
-    """How many tokens a sequence has in common with its root before the first that it trains."""
+    """Number of tokens that a sequence shares with its root before the first token it trains."""
     size = min(last - own, end - begin)
     differ = (found.ids[own : own + size] != found.ids[begin : begin + size]) | (found.weights[own : own + size] > 0)
     return int(differ.argmax()) if differ.any() else size
 
 
 def block_mask(tensors: Any, **options: Any) -> BlockMask:
-    """The mask of a batch for flex attention; `options` are those of torch's `create_block_mask`."""
+    """The mask of a batch for flex attention; `options` are passed to torch's `create_block_mask`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     owner, positions = tensors["branches"][0], tensors["position_ids"][0]

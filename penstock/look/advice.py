@@ -1,4 +1,4 @@
-"""Warnings worth acting on, drawn from statistics: what is wrong, how many rows, which ones first, and the remedy."""
+"""Warnings derived from statistics: what is wrong, the number of rows, the first of them, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MUCH_LOST = 0.01  # of the tokens
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a warning."""
 
-    WRONG = "wrong"  # trains something that was not meant
-    LOSS = "loss"  # data is lost or counts twice
+    WRONG = "wrong"  # trains on unintended tokens
+    LOSS = "loss"  # data is lost or counted twice
     NOTE = "note"
 
 
 class Advice(NamedTuple):
-    """One warning; `flag` is the viewer's filter that lists its rows, where there is one."""
+    """One warning; `flag` is the viewer's filter that lists its rows, if there is one."""
 
     level: Level
     title: str
@@ -35,13 +35,13 @@ _FLAGS = {
     "no_stop": (
         Level.WRONG,
         "Stop token not trained",
-        "An answer is trained, and the token that ends it is not: the model does not learn to stop. Use a template "
-        "that prints it, or --stop next-marker.",
+        "An answer is trained but its stop token is not, so the model doesn't learn to stop. Use a template that "
+        "prints a stop token, or --stop next-marker.",
     ),
     "double_bos": (
         Level.WRONG,
         "Two beginning-of-sequence tokens",
-        "Rows begin with the token twice, at inference the model sees it once. Remove it from rows or template.",
+        "Rows start with the token twice, but at inference the model sees it once. Remove it from rows or template.",
     ),
     "cut_answer": (
         Level.LOSS,
@@ -51,14 +51,14 @@ _FLAGS = {
     "regions_unknown": (
         Level.WRONG,
         "Regions not certain",
-        "It is not certain which message made which token, so no loss policy but all_tokens can serve these rows.",
+        "It is uncertain which message each token belongs to, so only all_tokens can serve these rows.",
     ),
 }
 _INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note.ARGUMENTS_DUMPED}
 
 
 def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
-    """All warnings, the worst first."""
+    """All warnings, most severe first."""
     found = [
         Advice(level, title, text, stats.flags[name].rows, stats.flags[name].first, name)
         for name, (level, title, text) in _FLAGS.items()
@@ -66,7 +66,7 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
     ]
     if stats.rows_with_unknown_regions and "regions_unknown" not in stats.flags:
         level, title, text = _FLAGS["regions_unknown"]
-        found.append(Advice(level, title, f"{text} They are left out.", stats.rows_with_unknown_regions))
+        found.append(Advice(level, title, f"{text} They are dropped.", stats.rows_with_unknown_regions))
     found += _of_loss(stats, settings or ViewSettings())
     for note, count in stats.build.get("notes", {}).items():
         level = Level.NOTE if note in _INFORMATIVE else Level.WRONG
@@ -78,7 +78,7 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
 def _of_loss(stats: Stats, settings: ViewSettings) -> list[Advice]:
     found = []
     if stats.rows_without_trained_token:
-        text = f"Under train_on={settings.train_on} nothing of them is trained, so they are not served."
+        text = f"train_on={settings.train_on} trains none of their tokens, so they are not served."
         found.append(
             Advice(
                 Level.LOSS, "Rows with nothing trained", text, stats.rows_without_trained_token, (), "nothing_trained"
@@ -90,7 +90,7 @@ def _of_loss(stats: Stats, settings: ViewSettings) -> list[Advice]:
         text = f"{reasons}. `penstock prepare` names them by file and line."
         found.append(Advice(Level.LOSS, "Rows rejected", text, sum(rejected.values())))
     if stats.duplicate_rows:
-        text = "Their content occurred in an earlier row, so it counts more than once."
+        text = "They repeat the content of an earlier row, which therefore counts more than once."
         first = tuple(one.row for one in stats.copies)
         found.append(Advice(Level.LOSS, "Duplicate rows", text, stats.duplicate_rows, first, "duplicate"))
     lost = stats.ledger.truncated / stats.ledger.tokens if stats.ledger.tokens else 0.0

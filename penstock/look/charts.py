@@ -1,8 +1,8 @@
-"""Geometry of the charts; `pages/charts.html` draws them as SVG.
+"""Computes the geometry of charts, which `pages/charts.html` draws as SVG.
 
-No colour and no style attribute leaves here: the page's stylesheet paints classes, so that charts follow dark and light
-and pass a strict content security policy. Every mark has a title, and every chart a table or a sentence with the same
-figures.
+Charts use classes only, without colours or style attributes: the page's stylesheet styles them for dark and light
+themes, and a strict content security policy applies. Every mark has a title, and every chart is accompanied by a table
+or a sentence with the same figures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 WIDTH: Final = 720
 HEIGHT: Final = 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 18, 28
-_MOST_POINTS: Final = 600  # more could not be told apart
+_MOST_POINTS: Final = 600  # more would be indistinguishable
 
 
 class Bar(NamedTuple):
-    """One bar of a histogram; `lost`: beyond the line."""
+    """One bar of a histogram; `lost` if it is beyond the marker line."""
 
     x: float
     y: float
@@ -36,13 +36,13 @@ class Tick(NamedTuple):
 
 
 class BarChart(NamedTuple):
-    """Bars with their axes; `line` is where the marker stands."""
+    """Bars with their axes; `line` is the position of the marker."""
 
     bars: list[Bar]
     xs: list[Tick]
     ys: list[Tick]
     line: float | None
-    flip: bool  # whether the marker's label stands to its left
+    flip: bool  # whether the marker's label is on its left
 
 
 class Curve(NamedTuple):
@@ -101,7 +101,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def curve(lines: Sequence[tuple[str, Points]], dots: Points = ()) -> Curve:
-    """Lines through (step, value) points, each with a class, and single dots; leaves out values that are not finite."""
+    """Lines through (step, value) points, each with a class, and single dots. Non-finite values are omitted."""
     kept = [(name, [point for point in points if math.isfinite(point[1])]) for name, points in lines]
     marks = [dot for dot in dots if math.isfinite(dot[1])]
     every = [point for _, points in kept for point in points] + marks or [(0.0, 0.0)]
@@ -123,7 +123,7 @@ def curve(lines: Sequence[tuple[str, Points]], dots: Points = ()) -> Curve:
 
 
 def running_mean(points: Sequence[tuple[float, float]], window: int = 20) -> list[tuple[float, float]]:
-    """Each value averaged with those before it, `window` of them at most."""
+    """The moving average over the last `window` values."""
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)

@@ -1,8 +1,8 @@
-"""Compares two datasets row by row: added, removed, changed, and what that does to the trained tokens.
+"""Compares two datasets row by row: rows added, removed and changed, and the effect on trained tokens.
 
-Rows of equal content are matched first, wherever they stand. Rows that remain on both sides between the same matched
-neighbours are the same row edited. Of matched rows, tokens and segments are compared: another template or tokenizer
-changes tokens, another regions mode only masks. Costs a hash of each row's tokens and segments.
+Rows with equal content are matched first, wherever they are. Unmatched rows between the same matched neighbours on both
+sides count as one row that was edited. Matched rows are compared by tokens and segments: another template or tokenizer
+changes tokens, another regions mode changes only masks. The cost is a hash of each row's tokens and segments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 
 class RecipeChange(NamedTuple):
-    """A part of the recipe that differs; of a template, `lines` are those of a unified diff."""
+    """A part of the recipe that differs; for templates, `lines` is a unified diff."""
 
     name: str
     before: str
@@ -45,7 +45,7 @@ class RecipeChange(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where two versions of a row first differ."""
+    """The first difference between two versions of a row."""
 
     before: int | None  # number of the row in A
     after: int | None  # in B
@@ -72,7 +72,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DatasetDiff:
-    """All that differs between A and B."""
+    """All differences between A and B."""
 
     a: str
     b: str
@@ -91,7 +91,7 @@ class DatasetDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there are no differences."""
         rows = self.added + self.removed + self.changed + self.masks_changed + self.content_changed
         return not (self.recipe or rows or self.moved)
 
@@ -104,7 +104,7 @@ class DatasetDiff:
 
 
 class _Fingerprints(NamedTuple):
-    """Of each row of a dataset: its content, its tokens, its segments."""
+    """Hashes of each row's content, tokens and segments."""
 
     content: UInt64
     tokens: UInt64
@@ -113,7 +113,7 @@ class _Fingerprints(NamedTuple):
 
 
 class _Matching(NamedTuple):
-    """Pairs of row numbers, and what is left on either side."""
+    """Matched row numbers, and the unmatched rows on either side."""
 
     same: tuple[Int64, Int64]  # equal content
     edited: tuple[Int64, Int64]
@@ -122,9 +122,11 @@ class _Matching(NamedTuple):
 
 
 def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
-    """All that differs; of changed rows, the first few are described."""
+    """Compare two datasets; the first few changed rows are described in full."""
     if a.is_preference != b.is_preference:
-        raise UsageError("one dataset holds preference pairs and the other single conversations: nothing to compare")
+        raise UsageError(
+            "one dataset holds preference pairs and the other single conversations; they can't be compared"
+        )
     left, right = _fingerprints(a, policy), _fingerprints(b, policy)
     found = _match(left.content, right.content)
     first, second = (np.concatenate(sides) for sides in zip(found.same, found.edited, strict=True))
@@ -158,7 +160,7 @@ def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.
 
 
 def _match(a: UInt64, b: UInt64) -> _Matching:
-    """Equal contents are matched in order, the k-th with the k-th; then what stands between the same neighbours."""
+    """Match rows of equal content in order, the k-th with the k-th, then rows between the same neighbours."""
     keys_a, keys_b = _occurrences(a), _occurrences(b)
     _, first, second = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = np.argsort(first)
@@ -174,7 +176,7 @@ def _match(a: UInt64, b: UInt64) -> _Matching:
 
 
 def _occurrences(hashes: UInt64) -> np.ndarray[Any, Any]:
-    """Each hash with how often it occurred before, as one comparable value."""
+    """Each hash combined with its number of earlier occurrences, as one comparable value."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     starts = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(ordered) else np.empty(0, np.bool_)
@@ -192,7 +194,7 @@ def _free(count: int, matched: Int64) -> Int64:
 
 
 def _gaps(free: Int64, matched: Int64, names: Int64) -> np.ndarray[Any, Any]:
-    """For each free row: the matched row before it (by name), and its number after that."""
+    """For each unmatched row: the matched row before it, and its distance from that row."""
     at = np.searchsorted(matched, free)
     gap = np.where(at > 0, names[np.maximum(at - 1, 0)] if len(names) else -1, -1)
     previous = np.where(at > 0, matched[np.maximum(at - 1, 0)] if len(matched) else -1, -1)
@@ -244,7 +246,7 @@ def _hashes(columns: Columns) -> tuple[UInt64, UInt64]:
 
 
 def _joined(hashes: UInt64, sides: int) -> UInt64:
-    """One hash per row; of a pair, of both sides in order."""
+    """One hash per row; for a pair, over both sides in order."""
     if sides == 1:
         return hashes
     pairs = hashes.reshape(-1, 2)
@@ -257,7 +259,7 @@ def _joined(hashes: UInt64, sides: int) -> UInt64:
 def _describe(
     a: StoredDataset, b: StoredDataset, rows_a: Int64, rows_b: Int64, policy: LossPolicy, masks_only: bool = False
 ) -> Iterator[Difference]:
-    """The first of these rows, each at its first differing token."""
+    """The first few of these rows, each with its first differing token."""
     tables = safe_bytes(a), safe_bytes(b)
     sides = 2 if a.is_preference else 1
     for row_a, row_b in zip(rows_a[:_FEW].tolist(), rows_b[:_FEW].tolist(), strict=True):
@@ -286,7 +288,7 @@ def _describe(
 
 
 def _first_difference(left: Example, right: Example, masks_only: bool) -> int | None:
-    """The first token that differs: in its id, or in its weight where only masks are compared."""
+    """The first token that differs in its id or, if only masks are compared, in its weight."""
     length = min(len(left), len(right))
     if masks_only:
         differ: Bool = left.loss_weights[:length] != right.loss_weights[:length]

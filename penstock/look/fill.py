@@ -1,4 +1,4 @@
-"""What a maximum length loses, and how full packed rows of a capacity are. Both from lengths alone."""
+"""Tokens lost to a maximum length, and fill rates of packed rows by capacity. Both need only the lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Lengths = npt.NDArray[np.integer]
 
 
 class Limit(NamedTuple):
-    """A maximum length, and what truncating to it would lose."""
+    """A maximum length, and the tokens that truncating to it would lose."""
 
     max_length: int
     sequences: int  # longer than that
@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Packed rows of one capacity: `wasted` is the share of places that hold padding, `cut` what doesn't fit a row."""
+    """Packed rows of one capacity: `wasted` is the share of padding, `cut` the tokens that don't fit in a row."""
 
     capacity: int
     rows: int
@@ -38,7 +38,7 @@ class Fill(NamedTuple):
 
 
 def limits(lengths: Lengths, chosen: int | None = None) -> tuple[Limit, ...]:
-    """Powers of two around the lengths, and the chosen maximum length."""
+    """Powers of two around the lengths, and the configured maximum length."""
     if not len(lengths):
         return ()
     total = int(lengths.sum(dtype=np.int64))
@@ -54,7 +54,7 @@ def limits(lengths: Lengths, chosen: int | None = None) -> tuple[Limit, ...]:
 
 
 def fills(lengths: Lengths, chosen: int | None = None) -> tuple[Fill, ...]:
-    """Packing under several capacities; a sequence longer than the capacity would be cut to it."""
+    """Packing at several capacities; sequences longer than the capacity would be truncated."""
     lengths = lengths[lengths > 0]
     if not len(lengths):
         return ()
@@ -68,7 +68,7 @@ def fills(lengths: Lengths, chosen: int | None = None) -> tuple[Fill, ...]:
 
 
 def best(found: Sequence[Fill]) -> Fill | None:
-    """The capacity that wastes least, padding and cut tokens together; the smaller one where two are equal."""
+    """The capacity with the least padding plus cut tokens; the smaller one on a tie."""
 
     def waste(fill: Fill) -> tuple[float, int]:
         return round(fill.wasted + fill.cut / max(fill.tokens + fill.cut, 1), 4), fill.capacity
@@ -77,7 +77,7 @@ def best(found: Sequence[Fill]) -> Fill | None:
 
 
 def candidates(top: int, chosen: int | None) -> list[int]:
-    """The largest powers of two up to `top`, and the chosen number."""
+    """The largest powers of two up to `top`, and the configured number."""
     top = min(max(top, _SMALLEST), _LARGEST)
     powers = [1 << bit for bit in range(_SMALLEST.bit_length() - 1, top.bit_length())][-_MOST:]
     return sorted({*powers, *([chosen] if chosen else [])})

@@ -1,6 +1,6 @@
-"""The ledgers as a flow: from rows in the sources to trained tokens, each step with what leaves there.
+"""The ledgers as a flow chart, from source rows to trained tokens, with the losses at each step.
 
-Steps of a stage add up: what enters is what leaves plus what goes on. The last step is what is trained.
+The steps of a stage add up: input equals losses plus what is passed on. The last step is the trained tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOLD = {
 
 
 class Step(NamedTuple):
-    """A bar of the flow: `amount` of `whole`, beginning after `before`. A total starts and ends a stage."""
+    """A bar of the flow: `amount` of `whole`, starting at `before`. Totals start and end a stage."""
 
     kind: str  # total, lost, masked, trained
     label: str
@@ -39,10 +39,10 @@ Lost = tuple[str, str, int]  # kind, label, count
 
 
 def flow(stats: Stats) -> list[Stage]:
-    """Rows from the sources to the view, then tokens from the rows of the view to those that are trained."""
+    """Rows from the sources to the view, then tokens from the view's rows to the trained ones."""
     ledger = stats.ledger
     prepared = ledger.rows + ledger.other_part
-    not_served = [("lost", f"not served: {_told(reason)}", count) for reason, count in ledger.dropped_rows.items()]
+    not_served = [("lost", f"not served: {_label(reason)}", count) for reason, count in ledger.dropped_rows.items()]
     if ledger.other_part:
         not_served.insert(0, ("lost", "on the other side of the hold-out", ledger.other_part))
     rows = [("rows prepared", not_served)]
@@ -51,7 +51,7 @@ def flow(stats: Stats) -> list[Stage]:
         whole = stats.build["rows"]
         rejected = [("lost", f"rejected: {kind}", count) for kind, count in stats.build["rejected"].items()]
         rows.insert(0, ("rows in the sources", rejected))
-    gone = [("lost", f"not served: {_told(reason)}", count) for reason, count in ledger.dropped_tokens.items()]
+    gone = [("lost", f"not served: {_label(reason)}", count) for reason, count in ledger.dropped_tokens.items()]
     if ledger.truncated:
         gone.append(("lost", "cut by max_length", ledger.truncated))
     gone.append(("masked", "masked: read, not trained", ledger.masked))
@@ -62,7 +62,7 @@ def flow(stats: Stats) -> list[Stage]:
 
 
 def _steps(parts: list[tuple[str, list[Lost]]], whole: int, last: str, label: str) -> tuple[Step, ...]:
-    """A total before each part, what leaves in it, and what is left in the end."""
+    """A total before each part, the losses in the part, and the final total."""
     steps, left = list[Step](), whole
     for total, lost in parts:
         steps.append(Step("total", total, left, 0, whole))
@@ -72,5 +72,5 @@ def _steps(parts: list[tuple[str, list[Lost]]], whole: int, last: str, label: st
     return (*steps, Step(last, label, left, 0, whole))
 
 
-def _told(reason: str) -> str:
+def _label(reason: str) -> str:
     return _TOLD[Reason(reason)] if reason in set(Reason) else reason

@@ -1,4 +1,4 @@
-"""Templates of the report, the viewer and notebooks: jinja2 with autoescape, and the filters that pages use."""
+"""Renders the HTML templates of the report, the viewer and notebooks: jinja2 with autoescape and custom filters."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ PAGES: Final = Path(__file__).parent / "pages"
 
 
 def render(template: str, **values: Any) -> str:
-    """A page; whatever is not Markup is escaped."""
+    """Render a page; anything that is not Markup is escaped."""
     return environment().get_template(template).render(**values)
 
 
 def stylesheet() -> Markup:
-    """The style of all pages, to be put inside a page."""
+    """The stylesheet of all pages, for inlining."""
     return _file("look.css")
 
 
 def script() -> Markup:
-    """The script of all pages, to be put inside a page."""
+    """The script of all pages, for inlining."""
     return _file("look.js")
 
 
 def source_hash(text: str) -> str:
-    """How a content security policy names an inline script or style."""
+    """The source expression of an inline script or style in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -63,7 +63,7 @@ def number(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """`1.2 M`: three digits or so, for headlines; the exact number stands beside it."""
+    """`1.2 M`: about three digits, for headlines that show the exact number nearby."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e4)):
         if value >= size:
             scale = 1e3 if unit == "k" else size
@@ -72,7 +72,7 @@ def short(value: float) -> str:
 
 
 def percent(part: float, whole: float = 1.0) -> str:
-    """A share, with as many digits as it needs to differ from 0 and from 100."""
+    """A percentage with enough digits to differ from 0 and from 100."""
     if not whole:
         return "0%"
     share = 100 * part / whole
@@ -89,7 +89,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def link(path: str, parameters: Mapping[str, object]) -> str:
-    """A path with a query; empty parameters are left out."""
+    """A path with a query string, without empty parameters."""
     from urllib.parse import urlencode
 
     given = {name: value for name, value in parameters.items() if value not in (None, "", ())}

@@ -1,4 +1,4 @@
-"""How a dataset came to be: recipe, sources, engines and checks, as pairs of a name and a text."""
+"""The provenance of a dataset: recipe, sources, engines and checks, as (name, text) pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.store.files import read_regular
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What was prepared, and how; `templates` by name."""
+    """The provenance of a dataset; `templates` by name."""
 
     key: str
     name: str
@@ -27,7 +27,7 @@ class Lineage:
 
 
 def lineage(dataset: StoredDataset) -> Lineage:
-    """Read from the manifest and from the notes beside the shards."""
+    """Read the provenance from the manifest and the notes stored with the shards."""
     recipe, notes = dataset.recipe, dataset.notes
     files = [str(file.get("name", "")) for file in notes.get("files", []) if isinstance(file, dict)]
     mapping = recipe.get("mapping") or {}
@@ -59,7 +59,7 @@ def _plain(value: Any) -> str:
 
 
 def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
-    """Which engine served, and what was compared with the references; from the notes beside the shards."""
+    """The engines used and the checks against the references, from the notes stored with the shards."""
     checked = mismatches = 0
     encoders, reasons = Counter[str](), Counter[str]()
     paths = set[tuple[int, ...]]()
@@ -81,7 +81,7 @@ def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
 
 
 def _rejected(dataset: StoredDataset, most: int = 5) -> list[str]:
-    """The first rejected rows; shards are opened only where the ledger says that there are any."""
+    """The first rejected rows. Shards are opened only if the ledger counts any."""
     found = list[str]()
     if not dataset.ledger["rejected"]:
         return found

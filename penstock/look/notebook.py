@@ -1,7 +1,7 @@
-"""HTML of datasets, views, examples, statistics and batches for notebooks.
+"""Notebook HTML for datasets, views, examples, statistics and batches.
 
-One fragment without script: notebooks remove scripts from output that they don't trust. Colours are translucent, so
-that they fit light and dark themes; trained text is underlined, too. What can't be drawn leaves the plain repr.
+The output is a fragment without scripts, since notebooks remove scripts from untrusted output. Colours are translucent
+to suit light and dark themes, and trained text is also underlined. Objects that can't be drawn keep their plain repr.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN: Final = 3  # sequences of a batch
 
 
 def html_of(shown: object) -> str | None:
-    """The fragment, or None where the plain repr has to do."""
+    """The HTML fragment, or None to fall back to the plain repr."""
     try:
         match shown:
             case Example() | Pair():
@@ -75,7 +75,7 @@ def _batch(batch: Batch) -> str:
 
 
 def _run(run: TokenRun, table: TokenBytes) -> Markup:
-    """Tokens with their ids as titles; both are safe: numbers, and text that went through escape."""
+    """Tokens with their ids as titles. Both are safe: ids are numbers, and text is escaped."""
     return Markup("".join(_token(token, table) for token in run.ids))  # noqa: S704
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.api import Dataset, View
 
 
-SHARDS_OPEN: Final = 16  # pages of mapped files count as memory; a look at a large dataset shouldn't
+SHARDS_OPEN: Final = 16  # mapped pages count as memory, so keep few shards open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookOptions(ViewSettings):
-    """Options of the commands that look at a dataset: those of a view, and those of packing."""
+    """Options of the commands that inspect a dataset: those of a view, and those of packing."""
 
     capacity: Annotated[int, Ge(1)] | None = option("Tokens of a packed row; default: the maximum length")
 
@@ -41,7 +41,7 @@ def look_options(values: Mapping[str, Any]) -> LookOptions:
 
 
 def open_to_look(dataset: Dataset, options: LookOptions, say: Callable[[str], None]) -> View:
-    """A view to look at. Rows whose regions are unknown are left out, and `say` hears it."""
+    """A view for inspection. Rows with unknown regions are dropped, and `say` is called with a message."""
     from penstock.api import View
 
     dataset.keep_open = SHARDS_OPEN

@@ -1,7 +1,7 @@
-"""The report: one HTML file with everything there is to see, no network and no other file.
+"""The report: one self-contained HTML file that needs no network.
 
-Style and script are inside it, allowed by their hash alone; rows in it can't run anything. All figures come from
-`stats`, which `penstock stats --json` prints. Costs what statistics cost, and some milliseconds.
+Style and script are inlined and allowed by hash only, so rows can't execute anything. All figures come from `stats`,
+which `penstock stats --json` prints. The cost is that of the statistics plus a few milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.store.dataset import StoredDataset
 from penstock.view.view import BaseView
 
 SAMPLES: Final = 6
-SAMPLE_TOKENS: Final = 700  # shown of a sampled sequence
+SAMPLE_TOKENS: Final = 700  # tokens shown per sampled sequence
 
 
 class Sample(NamedTuple):
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 def report(
     view: BaseView, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES
 ) -> str:
-    """The page, for a view of a dataset in the cache."""
+    """The report on a view of a cached dataset, as HTML."""
     style, code = stylesheet(), script()
     policy = f"default-src 'none'; style-src {source_hash(style)}; script-src {source_hash(code)}; base-uri 'none'"
     figures = report_figures(view, stats(view, capacity), run, samples)
@@ -48,7 +48,7 @@ def report(
 
 
 def report_figures(view: BaseView, counted: Stats, run: TrainingRun | None, samples: int = SAMPLES) -> dict[str, Any]:
-    """What the template of the report takes, besides style and script."""
+    """The variables of the report's template, apart from style and script."""
     dataset = view.dataset
     assert isinstance(dataset, StoredDataset)
     return {
@@ -68,7 +68,7 @@ def report_figures(view: BaseView, counted: Stats, run: TrainingRun | None, samp
 
 
 def _samples(view: BaseView, count: int) -> list[Sample]:
-    """Items across the lengths, the same ones for the same view: the shortest, the longest, and some between."""
+    """A deterministic sample of items across the lengths: the shortest, the longest, and some in between."""
     if not len(view):
         return []
     lengths = view.lengths if view.lengths.ndim == 1 else view.lengths.max(axis=1)
@@ -83,7 +83,7 @@ def _samples(view: BaseView, count: int) -> list[Sample]:
 
 
 def write_report(page: str, path: Path) -> None:
-    """Write the page beside its place, then move it there: a browser never sees half of one."""
+    """Write the page atomically, so that a browser never sees half of it."""
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(page, encoding="utf-8")
     partial.replace(path)

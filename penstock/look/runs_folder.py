@@ -14,7 +14,7 @@ Points = list[tuple[float, float]]
 
 
 class TrainingRun(NamedTuple):
-    """What a run wrote down."""
+    """The metrics and certificate of a training run."""
 
     name: str
     steps: int
@@ -26,7 +26,7 @@ class TrainingRun(NamedTuple):
 
 
 def training_run(folder: Path) -> TrainingRun:
-    """Read a run's folder; both files may be missing, but not both of them."""
+    """Read a run's folder. Either file may be missing, but not both."""
     metrics, certificate = folder / "metrics.jsonl", folder / "certificate.json"
     if not metrics.is_file() and not certificate.is_file():
         raise UsageError(f"{folder}: not a run's folder, for it has neither metrics.jsonl nor certificate.json")

@@ -1,8 +1,8 @@
-"""Statistics of a dataset or a view. Every figure that a report, the viewer or a notebook shows is one of these.
+"""Statistics of a dataset or a view: the source of every figure in reports, the viewer and notebooks.
 
-Of a dataset all rows are counted, and trained is what `all_assistant_messages` trains; of a view, what it serves after
-truncation. A pair counts as one row and as two sequences. Costs a few passes over the segments, and one packing for
-each capacity compared: about three seconds for a million rows.
+For a dataset, all rows are counted, with the trained tokens of `all_assistant_messages`; for a view, the rows it
+serves, after truncation. A pair counts as one row and two sequences. The cost is a few passes over the segments, and
+one packing per capacity compared: about three seconds for a million rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.view.ledger import Ledger, Reason
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.view import BaseView
 
-_FEW: Final = 5  # rows named as examples of something
+_FEW: Final = 5  # rows named as examples
 _OCTAVE: Final = 4  # fine bins from one power of two to the next
-_SINGLE: Final = 24  # up to this many messages, each number is a bin of its own
+_SINGLE: Final = 24  # up to this many messages, every number has its own bin
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How numbers are spread: values of a quantile are ones that occur."""
+    """The distribution of some numbers; quantiles are values that occur."""
 
     mean: float
     p50: int
@@ -43,7 +43,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.integer]) -> Spread:
-        """Zeros where there are no values."""
+        """Compute the distribution; all zeros if there are no values."""
         if not len(values):
             return cls(0.0, 0, 0, 0, 0)
         p50, p90, p99 = np.percentile(values, [50, 90, 99], method="higher")
@@ -51,7 +51,7 @@ class Spread:
 
 
 class Bin(NamedTuple):
-    """Sequences of at least `low` and less than `high` tokens (or messages)."""
+    """The number of sequences with at least `low` and fewer than `high` tokens (or messages)."""
 
     low: int
     high: int
@@ -59,7 +59,7 @@ class Bin(NamedTuple):
 
 
 class SourceCounts(NamedTuple):
-    """What comes from one source file."""
+    """The counts of one source file."""
 
     source: int
     name: str
@@ -69,7 +69,7 @@ class SourceCounts(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A row worth a look: its number in the dataset."""
+    """A notable row, by its number in the dataset."""
 
     row: int
     tokens: int
@@ -84,7 +84,7 @@ class Copies(NamedTuple):
 
 
 class Flagged(NamedTuple):
-    """How many rows have something wrong, and the first of them."""
+    """The number of rows with a problem, and the first of them."""
 
     rows: int
     first: tuple[int, ...]
@@ -92,7 +92,7 @@ class Flagged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a dataset, or a view of it, holds."""
+    """Statistics of a dataset or a view."""
 
     rows: int
     sequences: int
@@ -120,7 +120,7 @@ class Stats:
     ledger: Ledger = field(default_factory=Ledger)
     build: Mapping[str, Any] = field(default_factory=dict)  # rows in, kept and rejected, and notes
     cut_rows: int = 0  # rows over the maximum length
-    cut_tokens: int = 0  # the tokens they lose by it
+    cut_tokens: int = 0  # tokens that truncation removes from them
 
     def to_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -139,7 +139,7 @@ class Stats:
 
 
 class _Shard(NamedTuple):
-    """What one shard adds; one entry per sequence, but for the hashes (per row) and the sizes (of all sequences)."""
+    """The counts of one shard, one entry per sequence, except hashes (per row) and sizes (of all sequences)."""
 
     source: int
     rows: Int64
@@ -151,7 +151,7 @@ class _Shard(NamedTuple):
 
 
 def stats(target: Examples | BaseView, capacity: int | None = None) -> Stats:
-    """Statistics of all rows of a dataset, or of what a view serves; `capacity` is compared with the usual ones."""
+    """Statistics of all rows of a dataset, or of those a view serves; `capacity` is added to the usual ones."""
     if isinstance(target, BaseView):
         view, shards = target, list(_of_view(target))
         left_out = view.ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
@@ -230,7 +230,7 @@ def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Surv
     source = place_of(dataset, before).source if len(rows.unknown) else 0
     local = own - before
     unknown = int(rows.unknown[local].sum())
-    if rows.columns.prefixes is not None:  # the examples of a row are no duplicates
+    if rows.columns.prefixes is not None:  # examples of the same row are not duplicates
         first = np.diff(rows.columns.rows[local].astype(np.int64), prepend=-1) != 0
         own, local = own[first], local[first]
     hashes = row_hashes(rows.columns)[local]
@@ -238,7 +238,7 @@ def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Surv
 
 
 def start_token(dataset: Examples) -> int | None:
-    """The id of the tokenizer's beginning-of-sequence token, where it has one."""
+    """The id of the tokenizer's BOS token, if it has one."""
     return dataset.token_id("bos_token") if isinstance(dataset, StoredDataset) else None
 
 
@@ -262,7 +262,7 @@ def _sources(dataset: Examples, shards: list[_Shard]) -> tuple[SourceCounts, ...
 
 
 def source_names(dataset: Examples) -> dict[int, str]:
-    """The sources by name, as far as it is noted from where the dataset was prepared."""
+    """The sources, by name if the dataset's notes record it."""
     files = dataset.notes.get("files", []) if isinstance(dataset, StoredDataset) else []
     return {number: str(file.get("name", "")) for number, file in enumerate(files) if isinstance(file, dict)}
 
@@ -272,7 +272,7 @@ def _named(rows: Int64, lengths: Int64, trained: Int64, chosen: Int64) -> tuple[
 
 
 def _copies(hashes: npt.NDArray[np.uint64], rows: Int64, again: npt.NDArray[np.bool_]) -> tuple[Copies, ...]:
-    """The content that occurs most often."""
+    """The most frequent duplicates."""
     values, counts = np.unique(hashes[again], return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_FEW]
     return tuple(Copies(int(rows[np.argmax(hashes == values[at])]), int(counts[at]) + 1) for at in most)
@@ -295,7 +295,7 @@ def _build(dataset: Examples) -> dict[str, Any]:
 
 
 def _histogram(lengths: Int64) -> tuple[Bin, ...]:
-    """Bins between powers of two, from the first to the last that is not empty."""
+    """Bins between powers of two, from the first to the last non-empty one."""
     if not len(lengths):
         return ()
     bits = np.frexp(lengths.astype(np.float64))[1]  # 0 for no tokens, 1 for one, 2 for two and three, …
@@ -305,7 +305,7 @@ def _histogram(lengths: Int64) -> tuple[Bin, ...]:
 
 
 def _fine(lengths: Int64) -> tuple[Bin, ...]:
-    """Four bins from each power of two to the next (fewer for small numbers), first to last that is not empty."""
+    """Four bins per power of two (fewer for small numbers), from the first to the last non-empty one."""
     if not len(lengths):
         return ()
     octaves = int(lengths.max()).bit_length() + 1
@@ -317,14 +317,14 @@ def _fine(lengths: Int64) -> tuple[Bin, ...]:
 
 
 def _of_messages(messages: Int64) -> tuple[Bin, ...]:
-    """A bin per number where they are few, else between powers of two."""
+    """One bin per number if there are few, else bins between powers of two."""
     if not len(messages) or int(messages.max()) > _SINGLE:
         return _histogram(messages)
     return tuple(Bin(number, number + 1, int(count)) for number, count in enumerate(np.bincount(messages)))
 
 
 def _cut(target: Examples | BaseView) -> tuple[int, int]:
-    """Rows over a view's maximum length, and the tokens that they lose by it."""
+    """The number of rows over a view's maximum length, and the tokens they lose."""
     if not isinstance(target, BaseView) or target.settings.max_length is None:
         return 0, 0
     most, how = target.settings.max_length, target.settings.overlong

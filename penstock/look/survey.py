@@ -1,8 +1,8 @@
-"""A survey of token sequences, one shard at a time: how long each is, what is trained of it, and what looks wrong.
+"""Surveys token sequences one shard at a time: their lengths, trained tokens and problems.
 
-Statistics and the viewer's filters both read it, so that a figure and the list behind it can't disagree. Reads
-segments and offsets; token ids only at the start of a row, where the tokenizer has a beginning-of-sequence token.
-Vectorised: about a second for a million rows.
+Statistics and the viewer's filters both use the survey, so a figure always agrees with the list behind it. It reads
+segments and offsets, and token ids only at the start of rows, if the tokenizer has a BOS token. Vectorised: about a
+second for a million rows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbe
 
 
 class Flag(IntFlag):
-    """What looks wrong about a row; stored as uint8 by the viewer."""
+    """Problems of a row; the viewer stores them as uint8."""
 
     NOTHING_TRAINED = 1
     REGIONS_UNKNOWN = 2
-    NO_STOP = 4  # an answer is trained, and the token that ends it is not
-    CUT_ANSWER = 8  # max_length cuts an answer, so that its end is never seen
+    NO_STOP = 4  # an answer is trained, but not its stop token
+    CUT_ANSWER = 8  # max_length cuts off the end of an answer
     DOUBLE_BOS = 16
     DUPLICATE = 32  # the same content occurred in an earlier row
     OVERLONG = 64  # longer than max_length
@@ -73,7 +73,7 @@ def whole(rows: Rows) -> Extents:
 
 
 def served(view: BaseView) -> Iterator[tuple[int, Int64, Extents]]:
-    """Per shard: its number, the rows of the dataset behind its windows, and the windows that the view serves."""
+    """Per shard: its number, the dataset rows of its windows, and the windows that the view serves."""
     sides = 2 if view.is_preference else 1
     before = np.concatenate(([0], np.cumsum(view.dataset.shard_examples // sides)))
     cuts = np.searchsorted(view.numbers, before)
@@ -90,7 +90,7 @@ def served(view: BaseView) -> Iterator[tuple[int, Int64, Extents]]:
 def survey(
     rows: Rows, windows: Extents, policy: LossPolicy, overlong: Overlong = Overlong.ERROR, bos: int | None = None
 ) -> Survey:
-    """What each window holds; `overlong` is the policy that cut the windows."""
+    """Survey each window; `overlong` is the policy that cut the windows."""
     runs = rows.runs
     sequences, starts, ends, trained_from = windows
     weights = run_weights(policy, runs) > 0
@@ -134,7 +134,7 @@ def repeated(hashes: npt.NDArray[np.uint64]) -> Bool:
 
 
 def columns_of(dataset: Examples, shard: int) -> Columns:
-    """The columns of a shard, mapped for this call alone, so that pages of a whole dataset don't add up in memory."""
+    """The columns of a shard, mapped only for this call, so that mapped pages don't accumulate in memory."""
     if not isinstance(dataset, StoredDataset):
         return dataset.columns(shard)
     from penstock.store.shard import read_shard
@@ -143,7 +143,7 @@ def columns_of(dataset: Examples, shard: int) -> Columns:
 
 
 def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:
-    """Which windows hold a whole trained answer whose stop token is missing or not trained."""
+    """Which windows hold a complete trained answer whose stop token is missing or not trained."""
     owner = np.repeat(np.arange(len(runs.counts)), runs.counts)
     assistant = weights & runs.by(Role.ASSISTANT) & (runs.lengths > 0)
     keys = owner * _MESSAGES + runs.messages
@@ -159,7 +159,7 @@ def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:
 
 
 def _cut_answers(runs: Runs, weights: Bool, windows: Extents) -> Bool:
-    """Which windows end inside a trained answer: both tokens beside the cut are trained, and of one message."""
+    """Which windows end inside a trained answer: the tokens on both sides of the cut are trained and in one message."""
     cut = np.zeros(len(windows.sequences), np.bool_)
     some = np.flatnonzero((windows.ends < runs.sizes[windows.sequences]) & (windows.ends > windows.starts))
     if len(some):
@@ -172,7 +172,7 @@ def _cut_answers(runs: Runs, weights: Bool, windows: Extents) -> Bool:
 
 
 def _double_start(columns: Columns, bos: int) -> Bool:
-    """Which sequences begin with two beginning-of-sequence tokens."""
+    """Which sequences start with two BOS tokens."""
     starts, sizes = columns.id_offsets[:-1].astype(np.int64), np.diff(columns.id_offsets)
     double = np.zeros(len(starts), np.bool_)
     long = np.flatnonzero(sizes > 1)

@@ -1,7 +1,7 @@
-"""One example as HTML: a block per message, a span per token, the mask under every loss policy on each run.
+"""Renders one example as HTML: a block per message, a span per token, and each run's mask under every loss policy.
 
-Text is escaped twice over: `visible_text` writes out whatever is not printable, `escape` whatever is markup. A token
-carries its id; its bytes only where the text does not show them.
+`visible_text` replaces unprintable characters by escape sequences, and `escape` neutralises markup. A token carries its
+id, and its bytes only if the text doesn't show them.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class MessageBlock(NamedTuple):
     tokens: int
     trained: int
     runs: tuple[TokenRun, ...]
-    hidden: int = 0  # tokens left out, to keep a page small
+    hidden: int = 0  # tokens omitted to keep the page small
 
 
 def example_of(dataset: Examples, sequence: int, policy: LossPolicy) -> Example:
-    """A whole token sequence of a dataset, numbered over all shards (the sides of a pair are two), uncut."""
+    """A complete token sequence of a dataset, numbered over all shards (a pair counts as two)."""
     ends = np.cumsum(dataset.shard_examples)
     shard = int(np.searchsorted(ends, sequence, side="right"))
     number = sequence - int(ends[shard] - dataset.shard_examples[shard])
@@ -67,7 +67,7 @@ def example_of(dataset: Examples, sequence: int, policy: LossPolicy) -> Example:
 
 
 def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[MessageBlock]:
-    """The messages of an example; after `most` tokens, runs are left out and counted. No policy trains the `prompt`."""
+    """The messages of an example. After `most` tokens, runs are omitted and counted. The `prompt` is never trained."""
     found, left = [], len(example) if most is None else most
     for (message, role), group in groupby(_runs(example, prompt), key=lambda run: (run.message, run.role)):
         own, shown = list(group), list[TokenRun]()
@@ -101,7 +101,7 @@ def _runs(example: Example, prompt: int) -> Iterator[TokenRun]:
 
 
 def policy_weights(runs: Runs) -> dict[LossPolicy, Float32]:
-    """The weight of each run under every loss policy; rows with unknown regions have none but under `all_tokens`."""
+    """The weight of each run under every loss policy. With unknown regions, only `all_tokens` has weights."""
     known = not bool(runs.unknown.any())
     return {
         policy: run_weights(policy, runs)
@@ -113,32 +113,32 @@ def policy_weights(runs: Runs) -> dict[LossPolicy, Float32]:
 
 def run_html(run: TokenRun, token_bytes: TokenBytes) -> Markup:
     """A span per token."""
-    # Both parts of a span are made safe in _token_html: an integer, and text that went through escape.
+    # _token_html makes both parts of a span safe: the id is an integer, and the text is escaped.
     return Markup("".join(_token_html(token, token_bytes) for token in run.ids))  # noqa: S704
 
 
 def _token_html(token: int, token_bytes: TokenBytes) -> str:
     data = token_bytes[token] if 0 <= token < len(token_bytes) else b""
     text = visible_text(data) if data else "∅"
-    if text.isascii() and len(text) == len(data):  # the page works the bytes out by itself
+    if text.isascii() and len(text) == len(data):  # the page derives the bytes itself
         return f'<i data-t="{token}">{escape(text)}</i>'
     return f'<i data-t="{token}" data-b="{data.hex(" ")}">{escape(text)}</i>'
 
 
 def text_of(ids: Iterable[int], token_bytes: TokenBytes) -> str:
-    """The text of some tokens, written out where it is not printable."""
+    """The text of some tokens, with unprintable characters escaped."""
     return visible_text(b"".join(token_bytes[token] if 0 <= token < len(token_bytes) else b"" for token in ids))
 
 
 def sides_of(item: Example | Pair) -> list[tuple[str, Example, int]]:
-    """The sequences of an item, with a name each and the tokens of the prompt that no policy trains."""
+    """The sequences of an item with their names, and the length of the prompt, which is never trained."""
     if isinstance(item, Example):
         return [("", item, 0)]
     return [("chosen", item.chosen, item.prompt_length), ("rejected", item.rejected, item.prompt_length)]
 
 
 def safe_bytes(vocabulary: object) -> TokenBytes:
-    """The bytes of each token id, or nothing where a dataset has no tokenizer at hand."""
+    """The bytes of each token id, or None if the dataset has no tokenizer."""
     try:
         table: TokenBytes = vocabulary.vocabulary.token_bytes  # type: ignore[attr-defined]
         return table

@@ -1,7 +1,7 @@
-"""Bytes of tokens as text that is safe to print: in a terminal, and in a page.
+"""Converts token bytes to text that is safe to print in a terminal or a page.
 
-Escape sequences, control and format characters, odd white space and broken UTF-8 are written out (`\\x1b`, `\\u202e`),
-so that no data can act on the terminal, reorder a line or hide.
+Escape sequences, control and format characters, unusual white space and invalid UTF-8 are printed as escapes (`\\x1b`,
+`\\u202e`), so that data can't control the terminal, reorder a line or hide.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TRAILING_SPACE = "·"
 
 
 def visible_lines(data: bytes) -> list[str]:
-    """The text as lines; each newline ends one, and stands there as ↵."""
+    """The text as lines; each newline is shown as ↵ and ends a line."""
     lines = data.decode("utf-8", "backslashreplace").split("\n")
     ended = [_visible(line) + NEWLINE for line in lines[:-1]]
     return [*ended, _visible(lines[-1])] if lines[-1] or not ended else ended
 
 
 def visible_text(data: bytes) -> str:
-    """The text of a token or of a row, with its newlines: each stands there as ↵ and breaks the line."""
+    """The text of a token or a row; each newline is shown as ↵ and breaks the line."""
     return NEWLINE_BREAKS.join(map(_printable, data.decode("utf-8", "backslashreplace").split("\n")))
 
 

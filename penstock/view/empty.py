@@ -1,4 +1,4 @@
-"""Why a view has no examples: which option took its rows, and how many."""
+"""The error for a view without examples: names the options that dropped its rows, and how many each dropped."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from penstock.view.settings import HoldoutPart, ViewSettings
 
 
 def empty_view(ledger: Ledger, settings: ViewSettings) -> ViewError:
-    """The error for a view that serves nothing."""
+    """The error for a view that serves no examples."""
     if not ledger.rows:
         return ViewError(_no_rows(ledger.other_part, settings))
-    parts = "; ".join(_told(reason, count, settings) for reason, count in ledger.dropped_rows.items())
+    parts = "; ".join(_explained(reason, count, settings) for reason, count in ledger.dropped_rows.items())
     part = " that are held out" if settings.part is HoldoutPart.HELD_OUT else ""
     return ViewError(f"the view has no examples: it leaves out all {ledger.rows:,} rows{part}. {parts}.")
 
 
 def _no_rows(others: int, settings: ViewSettings) -> str:
     if not others:
-        return "the view has no examples, for the dataset has none. Its build ledger says where its rows went."
+        return "the view has no examples because the dataset has none. Its build ledger says why rows were rejected."
     if settings.part is HoldoutPart.HELD_OUT:
         return (
             f"the hold-out is empty: holdout={settings.holdout} holds out none of {others:,} rows. "
@@ -30,7 +30,7 @@ def _no_rows(others: int, settings: ViewSettings) -> str:
     )
 
 
-def _told(reason: str, count: int, settings: ViewSettings) -> str:
+def _explained(reason: str, count: int, settings: ViewSettings) -> str:
     match Reason(reason):
         case Reason.OVERLONG:
             return (

@@ -18,20 +18,20 @@ from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
 from penstock.view.settings import LossPolicy
 
-IGNORED: Final = -100  # the label that every trainer leaves out of the loss
+IGNORED: Final = -100  # the label that trainers exclude from the loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One token sequence with its loss weights. Labels stand at their own token; shifting is the model's part."""
+    """One token sequence with its loss weights. Labels are not shifted; the model shifts them."""
 
     input_ids: Int64
     loss_weights: Float32
     row: RowLocation
-    start: int  # where in its row the sequence begins; more than 0 after truncate_left and split
-    runs: Runs  # who made which tokens; runs outside the window are there, and empty
+    start: int  # offset of the sequence in its row; above 0 after truncate_left and split
+    runs: Runs  # the message and part of each token; runs outside the window are kept, with length 0
     desirable: bool | None = None  # KTO's label
-    dataset: Examples | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
+    dataset: Examples | None = field(default=None, repr=False)  # lets notebooks show text; never pickled
 
     @property
     def loss_mask(self) -> Bool:
@@ -55,7 +55,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Two answers to one prompt; both sides begin with the same `prompt_length` tokens, which are not trained."""
+    """Two answers to one prompt. Both sides start with the same `prompt_length` tokens, which are not trained."""
 
     chosen: Example
     rejected: Example
@@ -72,7 +72,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which tokens of a row become an example: start:end, trained from `trained_from` on."""
+    """The tokens start:end of a row that become an example, trained from `trained_from` onwards."""
 
     start: int
     end: int
@@ -82,7 +82,7 @@ class Cut:
 def cut_example(
     columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Examples | None = None
 ) -> Example:
-    """The window of example `number` of a shard, weighted by the policy on the whole row."""
+    """Cut a window out of example `number` of a shard. The policy weights the whole row before the cut."""
     runs = Runs.of(columns, number, number + 1)
     weights = run_weights(policy, runs)
     runs = runs._replace(ends=np.minimum(np.maximum(runs.ends, cut.start), cut.end) - cut.start)

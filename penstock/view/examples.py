@@ -1,7 +1,7 @@
-"""What a view reads: the interface between `store` and everything to its right.
+"""The interface that views need from a dataset.
 
-A dataset in the cache satisfies `Examples`, and so does `memory.MemoryExamples`. Nothing is read through it
-but the columns of one shard at a time, so that a view costs memory for its index alone.
+Datasets in the cache implement `Examples`, and so does `memory.MemoryExamples`. Columns are read one shard at a time,
+so a view needs memory only for its index.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Examples(Protocol):
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """All that decided the tokens; `recipe["tokenizer"]` tells whether two datasets share a vocabulary."""
+        """Every input that determines the tokens. Datasets with equal `recipe["tokenizer"]` share a vocabulary."""
         ...
 
     @property
@@ -44,25 +44,25 @@ class Examples(Protocol):
         ...
 
     def locate(self, example: int, /) -> RowLocation:
-        """Where a token sequence comes from."""
+        """The source and row of a token sequence."""
         ...
 
     def __len__(self) -> int:
-        """How many rows there are: examples, or pairs."""
+        """The number of rows: examples, or pairs."""
         ...
 
 
 def is_labelled(examples: Examples) -> bool:
-    """Whether each answer is labelled as desirable or not (KTO), by `Columns.desirable`."""
+    """Whether each answer has a KTO label (`Columns.desirable`)."""
     mapping = examples.recipe.get("mapping") or {}
     return bool(mapping.get("format") == "kto")
 
 
 def place_of(examples: Examples, row: int) -> RowLocation:
-    """Where a row of the dataset (an example, or a pair) comes from."""
+    """The source and row that a row of the dataset (an example or a pair) comes from."""
     return examples.locate(2 * row if examples.is_preference else row)
 
 
 def named(place: RowLocation) -> str:
-    """A place as error messages say it."""
+    """A row location as text for error messages."""
     return f"row {place.row} of source {place.source}"

@@ -1,8 +1,8 @@
-"""Many items of a view or a mixture at once, as flat arrays: what collating reads.
+"""Reads many items of a view or a mixture at once, as flat arrays for collating.
 
-Enters: item numbers, in any order and from any shard. Leaves: their tokens and loss weights one sequence after the
-other, equal to those of `view[i]`, and where each comes from. Of pairs come all chosen sides, then all rejected ones.
-Costs some 3 µs a sequence and 0.1 ms a call, besides copying; weights are computed once for all runs of the call.
+`Gatherer` takes item numbers in any order and from any shard. It returns their tokens and loss weights (concatenated,
+and equal to those of `view[i]`) and their locations. Pairs are returned as all chosen sides, then all rejected sides.
+The cost is about 3 µs per sequence and 0.1 ms per call, plus copying; weights are computed once for all runs of a call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Gathered(NamedTuple):
-    """Sequences one after the other. Of n pairs there are 2n sequences, but n places and n prompts."""
+    """Concatenated sequences. For n pairs there are 2n sequences, but n places and n prompts."""
 
     ids: Int64
     weights: Float32
@@ -47,7 +47,7 @@ class Located(NamedTuple):
 
 
 class Gatherer:
-    """Reads items of one view or mixture. It has no state but look-up tables, and may be used from any thread."""
+    """Reads items of one view or mixture. Its only state is look-up tables, and it can be used from any thread."""
 
     def __init__(self, served: Served) -> None:
         if isinstance(served, BaseMixture):
@@ -72,7 +72,7 @@ class Gatherer:
         return found._replace(prompts=prompts, places=found.places[: len(items)])
 
     def read(self, sequences: Located) -> Gathered:
-        """The tokens, weights and places of these sequences, each by itself."""
+        """The tokens, weights and places of these sequences; the sides of a pair are read separately."""
         lengths = sequences.lengths
         if not len(lengths):
             nothing = np.empty(0, np.int64)
@@ -91,7 +91,7 @@ class Gatherer:
         return np.array(found, np.int64)
 
     def trained_roles(self, items: Int64) -> tuple[UInt8, Int64]:
-        """The roles of the tokens that are predicted with a loss, in order, and how many of them each item has."""
+        """The roles of the tokens predicted with a loss, in order, and the number of them in each item."""
         sequences, _ = self.locate(items)
         if not len(sequences.lengths):
             return np.empty(0, np.uint8), np.empty(0, np.int64)
@@ -102,7 +102,7 @@ class Gatherer:
         return cut_out(runs.roles, runs, sequences)[trained], np.add.reduceat(trained.astype(np.int64), firsts)
 
     def locate(self, items: Int64) -> tuple[Located, Int64]:
-        """Where the sequences of these items are, and the prompts of pairs."""
+        """Locate the sequences of these items, and the prompts of pairs."""
         if len(self.parts) == 1:
             return self.parts[0].locate(items, 0)
         which = np.searchsorted(self._bounds, items, side="right")
@@ -125,7 +125,7 @@ class Gatherer:
         return located, joined(prompts, 1) if self._pairs else prompts[0][:0]
 
     def _read(self, sequences: Located) -> tuple[Int64, Runs, list[tuple[int, int]]]:
-        """The tokens and whole runs of the sequences, and their places. The one loop over sequences: kept lean."""
+        """The tokens, complete runs and places of the sequences. This is the only per-sequence loop, so it is hot."""
         ids, ends, roles, parts, messages = [], list[UInt32](), list[UInt8](), list[UInt8](), list[Int32]()
         given, counts, places = list[Float32 | None](), [0], list[tuple[int, int]]()
         chained: dict[int, Runs] = {}  # sequences that may share a prefix with others of their row
@@ -181,11 +181,11 @@ class _Part:
         self._index = view.scanned()._index
         self._sides = 2 if view.is_preference else 1
         self._first_examples = np.cumsum(view.dataset.shard_examples) - view.dataset.shard_examples
-        self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source, and what to add to its row numbers
+        self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source and the offset of its row numbers
         self.policy: LossPolicy = view.settings.train_on
 
     def locate(self, items: Int64, part: int) -> tuple[Located, Int64]:
-        """The sequences of these items (of pairs: all chosen, then all rejected), and the prompts of pairs."""
+        """The sequences of these items (for pairs, all chosen, then all rejected), and the prompts of pairs."""
         index, sides = self._index, self._sides
         numbers = index.rows[items].astype(np.int64)
         shards = np.searchsorted(index.bounds, numbers, side="right") - 1
@@ -204,7 +204,7 @@ class _Part:
         return both, index.prompts[items].astype(np.int64) - starts
 
     def shard(self, shard: int) -> tuple[Columns, int, int]:
-        """The columns of a shard, its source, and the row of the source that its row 0 is."""
+        """The columns of a shard, its source, and the source row that corresponds to its row 0."""
         columns = self._dataset.columns(shard)
         origin = self._origins.get(shard)
         if origin is None:
@@ -214,7 +214,7 @@ class _Part:
 
 
 def cut_out(per_run: npt.NDArray[Scalar], runs: Runs, sequences: Located) -> npt.NDArray[Scalar]:
-    """The weight (or mask) of every token. The policy saw whole rows; only now the windows are cut out of them."""
+    """Expand per-run values to tokens and cut out the windows. The policy has already seen the whole rows."""
     counts = runs.counts
     ends = runs.ends - np.repeat(sequences.starts, counts)
     ends = np.minimum(np.maximum(ends, 0), np.repeat(sequences.lengths, counts)).astype(np.uint32)
@@ -222,7 +222,7 @@ def cut_out(per_run: npt.NDArray[Scalar], runs: Runs, sequences: Located) -> npt
 
 
 def _of_whole_rows(runs: Runs, chained: dict[int, Runs]) -> Runs:
-    """The runs, with the last messages of the rows that sequences belong to."""
+    """The runs, with the last messages of each sequence's whole row."""
     users, assistants = (runs.highest_message(runs.by(role)) for role in (Role.USER, Role.ASSISTANT))
     for number, one in chained.items():
         assert one.last_users is not None
@@ -232,7 +232,7 @@ def _of_whole_rows(runs: Runs, chained: dict[int, Runs]) -> Runs:
 
 
 def _joined_weights(given: list[Float32 | None], counts: list[int]) -> Float32 | None:
-    """The weights that rows give their messages, NaN for the runs of shards that know of none."""
+    """The weights that rows give their messages; NaN for runs from shards without weights."""
     if all(weights is None for weights in given):
         return None
     empty = (np.full(count, np.nan, np.float32) for count in counts)

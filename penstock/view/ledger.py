@@ -1,10 +1,10 @@
-"""The view ledger: where the rows and tokens of a view's examples went. Its sums add up exactly.
+"""The view ledger: accounts for every row and token of a dataset under a view. Its sums add up exactly.
 
-    rows   = kept + dropped (by reason)               of the view's part; `other_part` counts the rest of the dataset
-    tokens = trained + masked + truncated + dropped   of the same rows
+    rows   = kept + dropped (by reason)               in the view's part; `other_part` counts the rest of the dataset
+    tokens = trained + masked + truncated + dropped   in the same rows
 
-A row is one example, or one pair with the tokens of both sides. Under `split` a kept row may serve several examples,
-and chunks of it without a trained token count as dropped tokens of a kept row.
+A row is one example, or one pair with the tokens of both sides. With `split`, a kept row may serve several examples,
+and its chunks without a trained token count as dropped tokens.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why tokens are not served."""
+    """Why a row or chunk is dropped."""
 
     REGIONS_UNKNOWN = "regions_unknown"
     OVERLONG = "overlong"
     NO_TRAINED_TOKEN = "no_trained_token"
-    CHUNK_WITHOUT_TRAINED_TOKEN = "chunk_without_trained_token"  # of a row that serves other chunks
+    CHUNK_WITHOUT_TRAINED_TOKEN = "chunk_without_trained_token"  # the row serves other chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Counts of rows and tokens; ledgers of disjoint rows add."""
+    """Counts of rows and tokens. Ledgers of disjoint rows can be added."""
 
     rows: int = 0
     kept: int = 0
@@ -40,12 +40,12 @@ class Ledger:
 
     @property
     def dropped(self) -> int:
-        """Tokens that are dropped for any reason."""
+        """Tokens dropped for any reason."""
         return sum(self.dropped_tokens.values())
 
     @property
     def adds_up(self) -> bool:
-        """Whether both sums hold; anything else is a bug of ours."""
+        """Whether both sums hold; false indicates a bug in Penstock."""
         rows = self.kept + sum(self.dropped_rows.values())
         return self.rows == rows and self.tokens == self.trained + self.masked + self.truncated + self.dropped
 

@@ -1,6 +1,6 @@
-"""A dataset in memory: for trying views out without a cache, and for tests.
+"""A dataset in memory, for tests and for trying out views without a cache.
 
-Enters: rows as lists of `Piece`. Leaves: `MemoryExamples`, which satisfies `Examples` and pickles.
+`MemoryExamples` is built from rows given as lists of `Piece`. It implements `Examples` and can be pickled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = Sequence[Piece]
 
 @dataclass(frozen=True, eq=False)
 class MemoryExamples:
-    """Rows held as columns; `rows` are single examples, or chosen and rejected in turn."""
+    """Rows stored as columns: single examples, or alternating chosen and rejected sides."""
 
     shards: tuple[Columns, ...]
     key: str
@@ -62,11 +62,11 @@ class MemoryExamples:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """Only the name of a tokenizer."""
+        """A recipe with just a tokenizer name."""
         return {"tokenizer": self.tokenizer}
 
     def locate(self, example: int) -> RowLocation:
-        """The only source, and the row's number."""
+        """The row's number in source 0, the only one."""
         return RowLocation(0, example // 2 if self.is_preference else example)
 
     def view(self, **options: Unpack[ViewArguments]) -> BaseView:

@@ -1,12 +1,12 @@
-"""Mixtures: several views as one, with a share of each per epoch.
+"""Mixtures: combine several views into one, with a given share of each per epoch.
 
-Enters: views (or datasets) with a number of passes, or of examples, per epoch. Leaves: `Mixture`, which packing and
-feeding read like a view: items are numbered over all parts, and `epoch_indices(epoch)` says which of them an epoch
-holds. That is a function of (seed, name of the part, epoch) alone, so that any epoch is found without the ones before.
+Each view (or dataset) comes with a number of passes or examples per epoch. Packing and feeding read a mixture like a
+view: items are numbered over all parts, and `epoch_indices(epoch)` lists the items of an epoch. The list depends only
+on (seed, name of the part, epoch), so any epoch can be computed without the earlier ones.
 
-Whole passes serve every item. What remains, a fraction, is fresh: epochs walk through a shuffle of the part without
-repeating an item until less than another fraction is left, and then shuffle anew. Of 0.3, epochs 0, 1 and 2 are
-disjoint, and so are 3, 4 and 5. An epoch costs a shuffle of each part that is served in fractions.
+A whole pass serves every item. A fractional pass samples without replacement: epochs walk through a shuffle of the part
+until less than another fraction is left, then reshuffle. With 0.3, epochs 0, 1 and 2 are disjoint, and so are 3, 4
+and 5. An epoch costs one shuffle per part with a fraction.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock.view.runs import Float32
 from penstock.view.settings import ViewSettings
 from penstock.view.view import BaseView
 
-_MOST_PASSES: Final = 1000  # beyond this, a number of examples was meant
+_MOST_PASSES: Final = 1000  # a larger number is probably meant as a number of examples
 
 
 class Count(NamedTuple):
-    """So many examples per epoch, whatever the size of the dataset."""
+    """A fixed number of examples per epoch, whatever the size of the dataset."""
 
     examples: int
 
@@ -65,7 +65,7 @@ def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> BaseM
     A number is passes per epoch; `Count` is examples per epoch. Datasets get the default view; `.view(…)` changes it.
     """
     if not parts:
-        raise UsageError("a mixture of nothing. Give at least one name with (dataset, passes per epoch).")
+        raise UsageError("the mixture is empty. Give at least one name with (dataset, passes per epoch).")
     shares = {name: Share(_as_view(part), _amount(name, amount)) for name, (part, amount) in parts.items()}
     _check_alike(shares)
     return BaseMixture(shares, seed)
@@ -79,7 +79,7 @@ class BaseMixture:
         self.seed = seed
 
     def view(self, **options: Unpack[ViewArguments]) -> Self:
-        """The same mixture with these options changed in every part, scanned at once."""
+        """The same mixture with these options changed in every part. All parts are scanned immediately."""
         changed = {name: Share(share.view.changed(**options), share.amount) for name, share in self.shares.items()}
         mixture = type(self)(changed, self.seed)
         _ = mixture._bounds
@@ -103,12 +103,12 @@ class BaseMixture:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledgers of all parts, added; each part counts once, whatever its passes."""
+        """The sum of the parts' ledgers; each part counts once, whatever its number of passes."""
         return sum((share.view.ledger for share in self.shares.values()), Ledger())
 
     @cached_property
     def lengths(self) -> Int32:
-        """Tokens per item; of pairs, a column per side."""
+        """Tokens per item; for pairs, a column per side."""
         return np.concatenate([share.view.lengths for share in self.shares.values()])
 
     @cached_property
@@ -117,7 +117,7 @@ class BaseMixture:
         return np.concatenate([share.view.trained_weights for share in self.shares.values()])
 
     def epoch_indices(self, epoch: int) -> Int64:
-        """The items of an epoch, part by part; an item of two passes stands there twice."""
+        """The items of an epoch, part by part; with two passes, each item appears twice."""
         if epoch < 0:
             raise UsageError(f"epoch {epoch} does not exist. Epochs count from 0.")
         chosen = [self._chosen(name, epoch) for name in self.shares]
@@ -174,7 +174,7 @@ class BaseMixture:
 
 
 def _key(seed: int, name: str, lap: int) -> int:
-    """The key of one shuffle of one part; the name keeps parts of equal size from moving together."""
+    """The key of one shuffle of one part; the name keeps parts of equal size from being shuffled alike."""
     return int.from_bytes(blake3(orjson.dumps([seed, name, lap])).digest(8), "little")
 
 
@@ -189,18 +189,18 @@ def _plain(amount: float | Count) -> object:
 def _amount(name: str, amount: float | Count) -> float | Count:
     if isinstance(amount, Count):
         if amount.examples < 1:
-            raise UsageError(f"part {name!r}: {amount} is no number of examples. Use 1 or more.")
+            raise UsageError(f"part {name!r}: {amount} is not a valid number of examples. Use 1 or more.")
         return amount
     if isinstance(amount, bool) or not math.isfinite(amount) or not 0 < amount <= _MOST_PASSES:
         raise UsageError(
-            f"part {name!r}: {amount!r} is no number of passes per epoch (above 0, at most {_MOST_PASSES}). "
+            f"part {name!r}: {amount!r} is not a valid number of passes per epoch (above 0, at most {_MOST_PASSES}). "
             "For a number of examples, write Count(5000)."
         )
     return float(amount)
 
 
 def _check_alike(shares: Mapping[str, Share]) -> None:
-    """One vocabulary, and one kind of item."""
+    """Check that all parts share a vocabulary and a kind of item."""
     first_name, first = next(iter(shares.items()))
     for name, share in shares.items():
         if share.view.dataset.recipe["tokenizer"] != first.view.dataset.recipe["tokenizer"]:
@@ -209,9 +209,9 @@ def _check_alike(shares: Mapping[str, Share]) -> None:
                 "Prepare both with the same tokenizer."
             )
         if share.view.is_preference != first.view.is_preference:
-            raise UsageError(f"of {name!r} and {first_name!r} one holds preference pairs and the other does not.")
+            raise UsageError(f"one of {name!r} and {first_name!r} holds preference pairs and the other does not.")
         if share.view.is_labelled != first.view.is_labelled:
             raise UsageError(
-                f"of {name!r} and {first_name!r} one holds labelled answers (KTO) and the other does not. "
-                "Prepare it with --format prompt_completion or messages to leave its labels out of account."
+                f"one of {name!r} and {first_name!r} holds labelled answers (KTO) and the other does not. "
+                "Prepare it with --format prompt_completion or messages to ignore its labels."
             )

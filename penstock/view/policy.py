@@ -1,12 +1,12 @@
-"""Loss policies: how much each run of tokens counts in the loss.
+"""Loss policies: the weight of each run of tokens in the loss.
 
-Enters: the runs of one example or of a whole shard; the same function serves both, so that what is counted is what is
-served. Leaves: one weight per run, 0 where it is not trained.
+`run_weights` returns one weight per run, 0 where it is not trained. The same function handles one example and a whole
+shard, so ledgers count exactly what is served.
 
 An assistant message is trained on its body and its stop token, never on its header or on white space after the stop.
-A weight that the row gives to a message multiplies the runs that the policy trains, whatever the policy; under
-`customized` it also decides for messages of other roles. Runs that no message made are trained by `all_tokens` alone.
-Context, which is trained in another example of the row, is trained by none.
+If the row gives a message a weight, it applies to the runs that the policy trains; under `customized` it also selects
+messages of other roles. Runs that belong to no message are trained only by `all_tokens`. Context that is trained in
+another example of the row is never trained here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_weights(policy: LossPolicy, runs: Runs) -> Float32:
 
 
 def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
-    """The runs that the policy trains where the row gives no weights."""
+    """The runs that the policy trains in rows without weights."""
     assistant = runs.by(Role.ASSISTANT)
     match policy:
         case LossPolicy.ALL_ASSISTANT_MESSAGES | LossPolicy.CUSTOMIZED:
@@ -57,5 +57,5 @@ def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
 
 
 def _is_content(runs: Runs) -> Bool:
-    """Bodies and stop tokens: what a message says, and that it ends."""
+    """Which runs are the body or the stop token of a message."""
     return runs.of_part(Part.BODY, Part.STOP)

@@ -1,8 +1,8 @@
-"""Segments as arrays of runs: the one form in which policies, windows and statistics see a shard.
+"""Segments as arrays of runs, the form in which policies, windows and statistics read a shard.
 
-Enters: the columns of a shard (or a few of its examples). Leaves: `Runs`, and `Tally`, which counts tokens of
-chosen runs inside windows of rows. Token ids are never touched. Costs a handful of passes over the segments;
-a window costs one binary search at each end.
+`Runs` holds the segments of a shard (or of a few of its examples), and `Tally` counts the tokens of selected runs
+inside windows of rows. Token ids are never read. The cost is a few passes over the segments, plus two binary searches
+per window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Runs(NamedTuple):
     parts: UInt8
     messages: Int32
     weights: Float32 | None  # NaN: not given
-    last_users: Int32 | None = None  # of rows with several examples: per example, the row's last user message, or -1
+    last_users: Int32 | None = None  # per example: last user message of its row, or -1 (only if rows share runs)
     last_assistants: Int32 | None = None
 
     @classmethod
@@ -54,7 +54,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def _of_chains(cls, columns: Columns) -> Runs:
-        """The runs of all examples of a shard, those that they share repeated."""
+        """The runs of all examples of a shard; shared runs are repeated."""
         places, offsets, shared = segment_places(columns)
         is_shared = np.arange(len(places)) - np.repeat(offsets[:-1], np.diff(offsets)) < np.repeat(
             shared, np.diff(offsets)
@@ -73,7 +73,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def _of_chain(cls, columns: Columns, number: int) -> Runs:
-        """The runs of one example of a shard in which some are shared."""
+        """The runs of one example of a shard with shared runs."""
         shared, bounds = shared_segments(columns, number), columns.segment_offsets
         own = slice(bounds.item(number), bounds.item(number + 1))
         head = np.zeros(shared.stop - shared.start + own.stop - own.start, np.bool_)
@@ -134,22 +134,22 @@ class Runs(NamedTuple):
 
     @property
     def unknown(self) -> Bool:
-        """Which examples have no certain regions: those with a single run, that no message made."""
+        """Which examples have unknown regions: those with a single run that belongs to no message."""
         unknown: Bool = self.counts == 1
         only = self.offsets[:-1][unknown]
         unknown[unknown] = (self.by(Role.NONE) & self.of_part(Part.GLUE))[only]
         return unknown
 
     def by(self, *roles: Role) -> Bool:
-        """Which runs were made by messages of these roles."""
+        """Which runs belong to messages with these roles."""
         return _among(self.roles, roles)
 
     def of_part(self, *parts: Part) -> Bool:
-        """Which runs are such a part of a message."""
+        """Which runs are one of these parts of a message."""
         return _among(self.parts, parts)
 
     def highest_message(self, chosen: Bool) -> Int32:
-        """Per example, the highest message number among chosen runs, or -1."""
+        """Per example, the highest message number among the selected runs, or -1."""
         highest = np.full(len(self.offsets) - 1, -1, np.int32)
         filled = self.counts > 0
         if filled.any():
@@ -166,7 +166,7 @@ def _among(values: UInt8, wanted: tuple[Role, ...] | tuple[Part, ...]) -> Bool:
 
 
 class Tally:
-    """Counts the tokens of chosen runs, per example and inside windows of examples."""
+    """Counts the tokens of selected runs, per example and inside windows of examples."""
 
     __slots__ = ("_before", "_chosen", "_ends", "_lengths", "_offsets")
 
@@ -177,16 +177,16 @@ class Tally:
 
     @property
     def totals(self) -> Int64:
-        """Chosen tokens per example."""
+        """Selected tokens per example."""
         return np.diff(self._before[self._offsets])
 
     def between(self, rows: Int64, starts: Int64, ends: Int64) -> Int64:
-        """Chosen tokens of window starts:ends of each of the rows."""
+        """Selected tokens in the window starts:ends of each row."""
         base = self._ends[self._offsets[rows]]
         return self._up_to(base + ends) - self._up_to(base + starts)
 
     def _up_to(self, tokens: Int64) -> Int64:
-        """Chosen ones among the first `tokens` tokens of all examples joined."""
+        """Selected tokens among the first `tokens` tokens of all examples concatenated."""
         if not len(self._chosen):
             return np.zeros(len(tokens), np.int64)
         run = np.searchsorted(self._ends[1:], tokens)

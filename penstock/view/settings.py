@@ -45,14 +45,14 @@ class Overlong(StrEnum):
 
 
 class UnknownRegions(StrEnum):
-    """What happens to a row whose regions are not certain, under a policy that needs them."""
+    """What happens to a row with unknown regions under a policy that needs them."""
 
     ERROR = "error"
     DROP = "drop"
 
 
 class HoldoutPart(StrEnum):
-    """Which side of the hold-out a view shows."""
+    """The side of the hold-out that a view serves."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -60,16 +60,16 @@ class HoldoutPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSettings:
-    """The options of a view. `view_settings()` validates them."""
+    """The options of a view, validated by `view_settings()`."""
 
     train_on: LossPolicy = option("Loss policy: " + ", ".join(LossPolicy), LossPolicy.ALL_ASSISTANT_MESSAGES)
     max_length: Annotated[int, Ge(1)] | None = option(
         "Longest sequence, in tokens", expects="a number of tokens of 1 or more, or None for no limit"
     )
     overlong: Overlong = option("Longer rows: " + ", ".join(Overlong), Overlong.TRUNCATE)
-    regions_unknown: UnknownRegions = option("Rows whose regions are not certain: error, drop", UnknownRegions.ERROR)
+    regions_unknown: UnknownRegions = option("Rows with unknown regions: error, drop", UnknownRegions.ERROR)
     holdout: Annotated[float, Gt(0), Lt(1)] | Annotated[int, Ge(1)] | None = option(
-        "Rows to hold out: a fraction, or how many",
+        "Rows to hold out: a fraction or a number",
         expects="a fraction between 0 and 1 (0.05), a number of rows of 1 or more, or None to hold nothing out",
     )
     part: HoldoutPart = option("Side of the hold-out: train, held_out", HoldoutPart.TRAIN)
@@ -84,8 +84,8 @@ class ViewSettings:
 
 
 def view_settings(options: ViewArguments, base: ViewSettings | None = None) -> ViewSettings:
-    """Validated settings: those of `base` (by default the defaults), changed by the options."""
+    """Validate options on top of `base` (or of the defaults)."""
     settings = read_options(ViewSettings, {**asdict(base or ViewSettings()), **options}, "a view")
     if settings.part is HoldoutPart.HELD_OUT and settings.holdout is None:
-        raise UsageError("part='held_out' shows rows that nothing holds out. Add holdout=0.05 (or a number of rows).")
+        raise UsageError("part='held_out' needs a hold-out. Add holdout=0.05 (or a number of rows).")
     return settings

@@ -1,8 +1,8 @@
-"""A view: a dataset as a sequence of training examples, under settings that are decided at load time.
+"""A view: a dataset as a sequence of training examples, under settings chosen at load time.
 
-Enters: a prepared dataset and `ViewSettings`. Leaves: `view[i]`, lengths, a ledger and a digest. Nothing is encoded
-and nothing is written; another view of the same dataset costs one scan of its segments (`scan`), an example costs
-some tens of microseconds. A view pickles as (dataset, settings): the index is computed again where it is needed.
+A view has examples (`view[i]`), lengths, a ledger and a digest. It encodes and writes nothing: a view costs one scan of
+the dataset's segments (`scan`), and an example a few tens of microseconds. A view is pickled as (dataset, settings);
+its index is recomputed when needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.view.settings import ViewSettings, view_settings
 
 
 class Served(Protocol):
-    """What packing and feeding read: a view, or a mixture of views."""
+    """The interface that packing and feeding need: a view, or a mixture of views."""
 
     @property
     def digest(self) -> str:
@@ -53,7 +53,7 @@ class Served(Protocol):
 
     @property
     def lengths(self) -> Int32:
-        """Tokens per item; of pairs, a column per side."""
+        """Tokens per item; for pairs, a column per side."""
         ...
 
     @property
@@ -71,12 +71,12 @@ class Served(Protocol):
 
 
 def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
-    """A view of the dataset, scanned at once, so that what can't be served is refused here."""
+    """A view of the dataset, scanned immediately so that rows that can't be served raise here."""
     return BaseView(dataset, view_settings(options)).filled()
 
 
 class BaseView:
-    """A sequence of examples, or of pairs on preference data."""
+    """A sequence of examples or, for preference data, of pairs."""
 
     def __init__(self, dataset: Examples, settings: ViewSettings) -> None:
         self.dataset = dataset
@@ -88,13 +88,13 @@ class BaseView:
         return self
 
     def filled(self) -> Self:
-        """This view, scanned; an error that names the cause where it has no examples."""
+        """This view, scanned. Raises an error that names the cause if it has no examples."""
         if not len(self):
             raise empty_view(self.ledger, self.settings)
         return self
 
     def changed(self, **options: Unpack[ViewArguments]) -> Self:
-        """The same dataset under settings changed by the options; nothing is scanned yet."""
+        """The same dataset with some settings changed; nothing is scanned yet."""
         return type(self)(self.dataset, view_settings(options, self.settings))
 
     @property
@@ -119,7 +119,7 @@ class BaseView:
 
     @property
     def lengths(self) -> Int32:
-        """Tokens per item after truncation; of pairs, a column per side."""
+        """Tokens per item after truncation; for pairs, a column per side."""
         return self._index.lengths
 
     @property
@@ -129,12 +129,12 @@ class BaseView:
 
     @property
     def starts(self) -> Int32:
-        """Per item, where in its row it begins."""
+        """Per item, its start in its row."""
         return self._index.starts
 
     @property
     def prompts(self) -> Int32:
-        """Per pair, where in its row the common prompt ends; of single examples: empty."""
+        """Per pair, the end of the common prompt in its row; empty for single examples."""
         return self._index.prompts
 
     @cached_property
@@ -143,7 +143,7 @@ class BaseView:
         return trained_weights(self.dataset, self.settings, self._index)
 
     def epoch_indices(self, epoch: int) -> Int64:
-        """Every item, once an epoch."""
+        """Every item, once per epoch."""
         return np.arange(len(self), dtype=np.int64)
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ def prepared(
     return cache, json.loads(done.stdout)
 
 
-def test_json_is_all_there_is_on_standard_output(prepared: tuple[Path, dict[str, object]]) -> None:
+def test_json_is_the_only_output_on_stdout(prepared: tuple[Path, dict[str, object]]) -> None:
     cache, said = prepared
     assert said["examples"] == 400
     assert said["hit"] is False
@@ -84,7 +84,7 @@ def test_exit_codes(arguments: list[str], code: int, text: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_row_is_one_line_with_its_place(write_rows: object, tmp_path: Path, tokenizer: Path) -> None:
+def test_a_bad_row_is_one_line_with_its_location(write_rows: object, tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "bad.jsonl"
     source.write_text('{"messages": [{"role": "bot", "content": "x"}]}\n')
     done = run("prepare", source, "--tokenizer", tokenizer, cache=tmp_path / "c")
@@ -95,7 +95,7 @@ def test_a_bad_row_is_one_line_with_its_place(write_rows: object, tmp_path: Path
     assert json.loads(mapped.stdout)["examples"] == 1
 
 
-def test_help_names_every_option() -> None:
+def test_help_lists_every_option() -> None:
     from dataclasses import fields
 
     from penstock.build.options import PrepareOptions

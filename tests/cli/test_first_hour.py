@@ -1,4 +1,4 @@
-"""What a new user meets on the command line: other tools' names, typos, Ctrl-C, small comforts."""
+"""The command line for new users: option names of other tools, typos, Ctrl-C, conveniences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]
     return subprocess.run(line, capture_output=True, text=True, **more)
 
 
-def test_names_of_other_tools_are_understood(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_option_names_of_other_tools_are_accepted(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     options = prepare_options({"tokenizer_name_or_path": "t", "num_proc": 3, "cache_dir": "c", "max_samples": 7})
     assert (options.tokenizer, options.workers, str(options.cache), options.limit) == ("t", "3", "c", 7)
     common = ("--cache-dir", tmp_path, "--num-proc=1", "--max-samples", "5", "--json")
@@ -44,7 +44,7 @@ def test_names_of_other_tools_are_understood(examples: Path, tokenizer: Path, tm
         prepare_options({"tokenizer": "t", "num_proc": 3, "workers": 2})
 
 
-def test_names_that_mean_something_else_say_what_to_use() -> None:
+def test_option_names_with_another_meaning_are_explained() -> None:
     with pytest.raises(UsageError, match=r"'max_length' is decided when loading.*ds.view\(max_length=…\)"):
         prepare_options({"tokenizer": "t", "max_length": 9})
     with pytest.raises(UsageError) as caught:
@@ -57,7 +57,7 @@ def test_names_that_mean_something_else_say_what_to_use() -> None:
     assert "--max-length is decided when loading" in done.stderr
 
 
-def test_every_alias_names_an_option_of_ours() -> None:
+def test_every_alias_refers_to_an_existing_option() -> None:
     known = {entry.name for entry in PrepareOptions.__dataclass_fields__.values()}
     assert set(other_names.PREPARE.values()) <= known
     assert not known & {*other_names.PREPARE, *other_names.PREPARE_HINTS}
@@ -66,14 +66,14 @@ def test_every_alias_names_an_option_of_ours() -> None:
     assert not {key.split(".")[0] for key in keys} & {*other_names.TRAIN, *other_names.TRAIN_HINTS}
 
 
-def test_all_typos_of_a_configuration_at_once() -> None:
+def test_all_typos_in_a_configuration_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         read_config({"modle": {}, "optim": {"lrr": 1}, "feed": {"batchsize": 2}})
     for told in ("'modle'", "'optim.lrr'", "'feed.batchsize'", "Did you mean 'batch_size'"):
         assert told in str(caught.value)
 
 
-def test_where_no_format_fits_the_column_is_named(tokenizer: Path, tmp_path: Path) -> None:
+def test_an_unknown_format_error_names_the_column(tokenizer: Path, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [{"id": "1", "dialog": turns}]
     with pytest.raises(SourceError, match="If 'dialog' holds the conversation, say so: --messages-key dialog."):
@@ -81,8 +81,8 @@ def test_where_no_format_fits_the_column_is_named(tokenizer: Path, tmp_path: Pat
     assert len(ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path, messages_key="dialog")) == 1
 
 
-def test_ctrl_c_is_one_line(tokenizer: Path, tmp_path: Path) -> None:
-    """A real SIGINT to the whole process group, workers included; the same command goes on."""
+def test_ctrl_c_prints_one_line(tokenizer: Path, tmp_path: Path) -> None:
+    """Sends a real SIGINT to the whole process group, workers included; rerunning the command resumes."""
     row = json.dumps({"text": "Row with some words in it, again and again. " * 200})
     (tmp_path / "rows.jsonl").write_text("".join(row.replace("Row", f"Row {n}") + "\n" for n in range(6000)))
     line = [
@@ -105,7 +105,7 @@ def test_ctrl_c_is_one_line(tokenizer: Path, tmp_path: Path) -> None:
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in told
-    assert told.splitlines()[-1] == "penstock: stopped; the same command goes on from here"
+    assert told.splitlines()[-1] == "penstock: stopped; the same command resumes from here"
 
 
 def test_version_and_completion() -> None:
@@ -120,7 +120,7 @@ def test_version_and_completion() -> None:
     assert set(ps.__all__) <= set(dir(ps))
 
 
-def test_stats_say_what_a_length_cuts(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_stats_report_what_a_length_limit_cuts(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
     ds = ps.prepare(examples / "data/chats.jsonl", tokenizer=tokenizer, cache=tmp_path)
     lengths = [len(ds.input_ids(number)) for number in range(len(ds))]
     counted = stats(ds.view(max_length=60))
@@ -132,7 +132,7 @@ def test_stats_say_what_a_length_cuts(examples: Path, tokenizer: Path, tmp_path:
     assert f"{counted.cut_rows:,} rows, {counted.cut_tokens:,} tokens cut" in done.stdout
 
 
-def test_a_dataset_is_named_by_a_short_key_or_latest(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_dataset_can_be_named_by_a_short_key_or_latest(tokenizer: Path, tmp_path: Path) -> None:
     first = ps.prepare([{"text": "a"}], tokenizer=tokenizer, cache=tmp_path)
     os.utime(first.path / "manifest.json", (1, 1))
     (first.path / "used").unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def test_show_wraps_in_its_column(tokenizer: Path, tmp_path: Path) -> None:
     assert sum("│" in line for line in lines) >= 5
 
 
-def test_workers_are_capped_with_a_word(monkeypatch: pytest.MonkeyPatch, tokenizer: Path, tmp_path: Path) -> None:
+def test_workers_are_capped_with_a_message(monkeypatch: pytest.MonkeyPatch, tokenizer: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(limits, "_limits", lambda: (4, 100))
     assert limits.worker_count("auto") == (4, "")
     assert limits.worker_count("3") == (3, "")
@@ -164,7 +164,7 @@ def test_workers_are_capped_with_a_word(monkeypatch: pytest.MonkeyPatch, tokeniz
     assert limits.worker_count("3")[0] == 2
 
 
-def test_a_target_that_can_not_be_imported() -> None:
+def test_a_target_that_cannot_be_imported() -> None:
     with pytest.raises(UsageError, match="--target nowhere_to_be_found:make: 'nowhere_to_be_found' can't be imported"):
         _factory(TargetSpec(None, None, (), "nowhere_to_be_found:make"))
 
@@ -184,8 +184,8 @@ def test_progress_counts_the_rows_of_the_split(tokenizer: Path, tmp_path: Path) 
     assert seen[-1][1] < rows.stat().st_size / 5
 
 
-def test_a_trainer_that_speaks(examples: Path, tmp_path: Path) -> None:
-    """At once, before anything heavy is imported; and a finished run says so."""
+def test_train_reports_progress_from_the_start(examples: Path, tmp_path: Path) -> None:
+    """It prints a line before any heavy import, and a finished run says so."""
     line = [sys.executable, "-m", "penstock.cli", "train", "sft", str(examples / "sft.yaml")]
     changes = ["feed.epochs=null", "feed.steps=2", f"output={tmp_path / 'run'}", f"data.prepare.cache={tmp_path / 'c'}"]
     variables = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -200,7 +200,7 @@ def test_a_trainer_that_speaks(examples: Path, tmp_path: Path) -> None:
     again = subprocess.run([*line, *changes], capture_output=True, text=True, **more)
     assert "found in the cache" in again.stderr
     assert "all 2 steps are done already" in again.stderr
-    assert "all 2 steps were done already" in again.stdout
+    assert "all 2 steps are already done" in again.stdout
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "checkpoints").write_text("")
     refused = subprocess.run([*line, *changes, f"output={tmp_path / 'other'}"], capture_output=True, text=True, **more)

@@ -79,7 +79,7 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
     rows.write_text('{"input_ids": [5, 6]}\n')
     bare = ps.adopt(rows, tokenizer=tokenizer, cache=place / "cache", check_tokenizer="warn")
     assert bare.view(train_on="all_tokens")[0].input_ids.tolist() == [5, 6]
-    with pytest.raises(RegionsUnknown, match="1 of 1 rows have regions that are not certain"):
+    with pytest.raises(RegionsUnknown, match="1 of 1 rows have unknown regions"):
         bare.view(train_on="customized")
 
 

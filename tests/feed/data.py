@@ -17,7 +17,7 @@ from tests.view.rows import chat
 
 
 def rows(count: int, seed: int = 0) -> list[list[Piece]]:
-    """Conversations of 8 to 60 tokens, each with ids of its own."""
+    """Conversations of 8 to 60 tokens with distinct ids."""
     rng = np.random.default_rng(seed)
     return [
         chat(
@@ -60,7 +60,7 @@ def mixture() -> BaseMixture:
 
 
 def plain(batch: Batch) -> dict[str, Any]:
-    """All that a batch says, as bytes and plain values."""
+    """All fields of a batch, as bytes and plain values."""
     tensors = {
         name: tensor if isinstance(tensor, int) else (str(tensor.dtype), tensor.shape, np.asarray(tensor).tobytes())
         for name, tensor in batch.tensors.items()

@@ -1,4 +1,4 @@
-"""Gathering gives what `view[i]` gives, for views, pairs and mixtures."""
+"""Gathering returns the same tokens as `view[i]`, for views, pairs and mixtures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_same(found: Gathered, sequences: list[Example]) -> None:
     limit=st.integers(1, 20),
     data=st.data(),
 )
-def test_any_view(drawn: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
+def test_gather_equals_view(drawn: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
     if policy is LossPolicy.CUSTOMIZED:
         policy = LossPolicy.ALL_TOKENS  # needs weights, which not every draw has
     served = MemoryExamples.of(drawn, shard_rows=5).view(
@@ -59,7 +59,7 @@ def test_any_view(drawn: list, policy: LossPolicy, overlong: str, limit: int, da
 
 @settings(max_examples=40, deadline=None)
 @given(drawn=st.lists(some_pairs(), min_size=1, max_size=6), limit=st.integers(1, 20))
-def test_any_pairs(drawn: list, limit: int) -> None:  # type: ignore[type-arg]
+def test_gather_equals_view_of_pairs(drawn: list, limit: int) -> None:  # type: ignore[type-arg]
     sides = [side for pair in drawn for side in pair]
     served = MemoryExamples.of(sides, shard_rows=4, pairs=True).view(max_length=limit, regions_unknown="drop")
     if len(served):
@@ -72,26 +72,26 @@ PROMPTS_TOO = pair_view(train_on="all_tokens")  # a policy that would train prom
 @pytest.mark.parametrize(
     "served", [view(), pair_view(), PROMPTS_TOO, mixture()], ids=["view", "pairs", "pairs, all tokens", "mixture"]
 )
-def test_all_kinds_in_any_order(served: Served) -> None:
+def test_items_are_gathered_in_any_order(served: Served) -> None:
     order = np.random.default_rng(0).permutation(len(served)).tolist()
     check(served, order)
     check(served, [order[0], order[0]])
 
 
 class Sliced(MemoryExamples):
-    """Rows numbered inside their shard, as in a cache: shard s holds the rows from 100 s on of source s."""
+    """Rows numbered inside their shard, as in a cache: shard s holds rows 100·s onwards of source s."""
 
     def locate(self, example: int) -> RowLocation:
         shard, number = divmod(example, 10)
         return RowLocation(shard, 100 * shard + number)
 
 
-def test_places_are_found_from_the_shard_s_own() -> None:
+def test_places_come_from_row_numbers_in_the_shard() -> None:
     held = MemoryExamples.of(rows(25), shard_rows=10)
     shards = tuple(shard._replace(rows=shard.rows - shard.rows[0]) for shard in held.shards)
     check(Sliced(shards, held.key).view(), [24, 0, 11, 9, 10, 20])
 
 
-def test_nothing_is_nothing() -> None:
+def test_gathering_no_items() -> None:
     found = Gatherer(view())(np.empty(0, np.int64))
     assert len(found.ids) == len(found.lengths) == 0 and found.places.shape == (0, 2)

@@ -1,4 +1,4 @@
-"""The loader: look-ahead, resuming, ranks and tails change nothing that they should not."""
+"""The loader: prefetching, resuming, ranks and tails don't change the rows of a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds(*names: str) -> Any:
 
 
 def threads() -> int:
-    return sum(thread.name == "penstock-ahead" for thread in threading.enumerate())
+    return sum(thread.name == "penstock-prefetch" for thread in threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def no_thread_is_left() -> object:
 
 
 @kinds()
-def test_ahead_changes_nothing_over_three_epochs(make: Callable[[], Served], options: dict[str, Any]) -> None:
+def test_prefetching_changes_nothing_over_three_epochs(make: Callable[[], Served], options: dict[str, Any]) -> None:
     serial = plains(Loader(make(), epochs=3, seed=7, ahead=0, **options))
     assert serial[-1]["where"][1] == 2 and len(serial) == len(Loader(make(), epochs=3, seed=7, **options))
     for ahead in (1, 8):
@@ -120,7 +120,7 @@ def test_three_sequences_on_eight_ranks() -> None:
     assert all(len(rank) == 1 and rank[0].tensors["input_ids"].shape[1] >= 1 for rank in packed)
 
 
-def test_an_uneven_share_is_filled_up() -> None:
+def test_uneven_shares_get_filler_rows() -> None:
     served = view(10)
     ranks = [list(Loader(served, batch_size=5, rank=rank, world_size=2)) for rank in range(2)]
     assert [[batch.tensors["input_ids"].shape[0] for batch in rank] for rank in ranks] == [[3, 3], [3, 3]]
@@ -143,20 +143,20 @@ def test_tails() -> None:
     assert last.rows[2:] == first.rows[:3]
 
 
-def test_evaluation_sees_every_row_once_in_order_and_again_the_next_time() -> None:
+def test_evaluation_serves_every_row_once_in_order_every_time() -> None:
     served = view()
     evaluation = Loader(served, batch_size=8, shuffle=False)
     for _ in range(2):
         assert [row for batch in evaluation for row in batch.rows] == [(0, row) for row in range(37)]
 
 
-def test_a_run_by_steps_crosses_epochs() -> None:
+def test_a_run_limited_by_steps_crosses_epochs() -> None:
     loader = Loader(view(10), batch_size=4, steps=7)
     assert [(batch.step, batch.epoch) for batch in loader] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2)]
     assert len(loader) == loader.steps == 7
 
 
-def test_batches_say_what_they_hold() -> None:
+def test_batch_counts() -> None:
     served = view()
     for batch in Loader(served, batch_size=4, collate="packed", capacity=100, pad_to_multiple_of=16):
         tensors = batch.tensors
@@ -185,7 +185,7 @@ def test_every_token_once_and_labels_never_cross_sequences() -> None:
     )
 
 
-def test_a_state_goes_on_with_another_world_size_and_look_ahead() -> None:
+def test_a_run_resumes_with_another_world_size_and_prefetch_depth() -> None:
     served = view()
     options: dict[str, Any] = {"batch_size": 8, "epochs": 2, "collate": "packed", "capacity": 100}
     whole = list(Loader(served, **options))
@@ -202,7 +202,7 @@ def test_a_state_goes_on_with_another_world_size_and_look_ahead() -> None:
         assert step_rows(ranks, at + 2) == Counter(batch.rows)
 
 
-def test_states_that_do_not_belong() -> None:
+def test_states_of_other_runs_are_refused() -> None:
     served = view()
     state = Loader(served, batch_size=4).state_dict()
     with pytest.raises(FeedError, match=r"belongs to another dataset: its dataset is b3-"):
@@ -212,11 +212,11 @@ def test_states_that_do_not_belong() -> None:
     for options in ({"batch_size": 5}, {"batch_size": 4, "seed": 1}, {"batch_size": 4, "collate": "packed"}):
         with pytest.raises(FeedError, match="belongs to another plan"):
             Loader(served, **options).load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(FeedError, match="no state of a loader: it lacks dataset"):
+    with pytest.raises(FeedError, match="not a loader state: dataset"):
         Loader(served, batch_size=4).load_state_dict({"step": 3})
     with pytest.raises(FeedError, match="version 2"):
         Loader(served, batch_size=4).load_state_dict({**state, "version": 2})
-    with pytest.raises(FeedError, match="step 11 is not one of this run's 10"):
+    with pytest.raises(FeedError, match="step 11 is beyond this run's 10 steps"):
         Loader(served, batch_size=4).load_state_dict({**state, "step": 11})
     mixed = Loader(mixture(), batch_size=4)
     with pytest.raises(FeedError, match="another dataset"):
@@ -230,13 +230,13 @@ def test_a_state_inside_a_step_needs_the_same_micro_batches() -> None:
     next(iter(run))
     state = run.state_dict()
     assert (state["step"], state["micro"]) == (0, 1)
-    with pytest.raises(FeedError, match="stands inside step 0, after 1 of 4 micro-batches on 1 ranks"):
+    with pytest.raises(FeedError, match="is inside step 0, after 1 of 4 micro-batches on 1 ranks"):
         Loader(served, batch_size=8, micro_batch=4).load_state_dict(state)
     with pytest.raises(FeedError, match="Save states between steps"):
         Loader(served, batch_size=8, micro_batch=2, rank=0, world_size=2).load_state_dict(state)
 
 
-def test_what_is_made_ahead_does_not_count_in_a_state() -> None:
+def test_prefetched_batches_do_not_count_in_a_state() -> None:
     run = Loader(view(), batch_size=4, ahead=8)
     feed = iter(run)
     assert run.state_dict()["step"] == 0
@@ -245,7 +245,7 @@ def test_what_is_made_ahead_does_not_count_in_a_state() -> None:
     run.close()
 
 
-def test_iterations_start_anew_and_seeking_is_for_the_next_one() -> None:
+def test_each_iteration_restarts_and_seek_applies_to_the_next_one() -> None:
     run = Loader(view(), batch_size=4)
     assert next(iter(run)).step == next(iter(run)).step == 0
     run.seek(6)
@@ -276,7 +276,7 @@ def break_at(run: Loader, index: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 8])
-def test_errors_of_collating_reach_the_loop_at_their_step(ahead: int) -> None:
+def test_collate_errors_reach_the_loop_at_their_step(ahead: int) -> None:
     run = Loader(view(), batch_size=4, ahead=ahead)
     break_at(run, 3)
     steps = []
@@ -286,7 +286,7 @@ def test_errors_of_collating_reach_the_loop_at_their_step(ahead: int) -> None:
     assert steps == [0, 1, 2] and run.state_dict()["step"] == 3
 
 
-def test_the_loop_s_own_error_wins() -> None:
+def test_an_error_in_the_loop_takes_precedence() -> None:
     run = Loader(view(), batch_size=4, ahead=8)
     break_at(run, 1)
     with pytest.raises(ZeroDivisionError), run:
@@ -303,7 +303,7 @@ def test_a_batch_of_another_step_is_never_served(ahead: int) -> None:
     )()  # type: ignore[assignment]
     feed = iter(run)
     assert [next(feed).step, next(feed).step] == [0, 1]
-    with pytest.raises(FeedError, match="batch 2 was asked for, and that of step 3"):
+    with pytest.raises(FeedError, match="batch 2 was requested but step 3"):
         next(feed)
     assert threads() == 0, "an error ends the thread at once"
     with pytest.raises(FeedError, match="closed"):
@@ -316,18 +316,18 @@ def test_an_exhausted_iteration_stays_exhausted() -> None:
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(feed)
-    assert threads() == 0 and feed._ahead._desk.produce is None, "and lets go of the view"
+    assert threads() == 0 and feed._prefetcher._shared.produce is None, "and releases the view"
 
 
 @kinds("padded", "packed mixture", "pairs")
-def test_loaders_pickle_where_they_stand(make: Callable[[], Served], options: dict[str, Any]) -> None:
+def test_loaders_pickle_with_their_position(make: Callable[[], Served], options: dict[str, Any]) -> None:
     run = Loader(make(), epochs=2, **options)
     run.seek(2)
     copy = pickle.loads(pickle.dumps(run))
     assert isinstance(copy, Loader) and plains(copy) == plains(run)
 
 
-def test_the_capacity_is_the_view_s_limit() -> None:
+def test_the_default_capacity_is_the_max_length() -> None:
     assert Loader(view(), batch_size=2, collate="packed").settings.plan.capacity == 64
     with pytest.raises(UsageError, match="packing needs a capacity"):
         Loader(view(max_length=None), batch_size=2, collate="packed")
@@ -344,11 +344,11 @@ def test_the_capacity_is_the_view_s_limit() -> None:
         ({"batch_size": 2, "batchsize": 3}, "unknown option 'batchsize'. Did you mean 'batch_size'?"),
         ({"batch_size": 2, "collate": "packd"}, "collate='packd' is unknown; did you mean 'packed'?"),
         ({"batch_size": 2, "collate": "pairs"}, "the view serves single examples. Use padded, packed or tree"),
-        ({"batch_size": 2, "capacity": 9}, "capacity and align are for packed rows"),
-        ({"batch_size": 2, "epochs": 1, "steps": 2}, "epochs=1 and steps=2 both say when to end"),
+        ({"batch_size": 2, "capacity": 9}, "capacity and align apply to packed rows"),
+        ({"batch_size": 2, "epochs": 1, "steps": 2}, "epochs=1 and steps=2 both set the length of the run"),
         ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank=2 of world_size=2"),
         ({"batch_size": 2, "pin_memory": True}, "Add framework='torch'"),
-        ({"batch_size": 2, "pad_to_capacity": True}, "pad_to_capacity is for packed rows"),
+        ({"batch_size": 2, "pad_to_capacity": True}, "pad_to_capacity applies to packed rows"),
         ({"batch_size": 2, "shuffle": 1}, "shuffle=1 is neither True nor False"),
         ({"batch_size": 2, "tail": "cut"}, "tail='cut' is unknown. Use one of: fill, drop, wrap"),
         ({"batch_size": 2, "collate": "packed", "capacity": 20}, "more than capacity=20"),
@@ -360,7 +360,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_pairs_are_collated_as_pairs_alone() -> None:
+def test_pairs_are_only_collated_as_pairs() -> None:
     with pytest.raises(UsageError, match=r"the view serves preference pairs\. Use pairs"):
         Loader(pair_view(), batch_size=2, collate="padded")
     assert Loader(pair_view(), batch_size=2).batch(0).tensors["input_ids"].shape[0] == 4

@@ -1,4 +1,4 @@
-"""Where a step's rows go and what they weigh: ranks from the launcher, and one mean loss however a step is cut up."""
+"""Ranks come from the launcher, and the mean loss doesn't depend on how a step is divided."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what launchers say."""
+    """Sets a launcher's environment variables."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    settings._say.cache_clear()
+    settings._log_rank.cache_clear()
 
     def say(**said: int) -> None:
         for name, value in said.items():
@@ -60,7 +60,7 @@ def test_explicit_ranks_win(launched: Any) -> None:
         Loader(view(), batch_size=4, world_size=2)
 
 
-def test_a_world_needs_a_rank(launched: Any) -> None:
+def test_a_world_size_needs_a_rank(launched: Any) -> None:
     with pytest.raises(UsageError, match="world_size=2 without a rank. Give the rank, from 0 on"):
         Loader(view(), batch_size=4, world_size=2)
     assert Loader(view(), batch_size=4).settings.world_size == 1
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def weight_of(batch: Batch) -> float:
-    """What a batch's own tensors say: predictions begin at a sequence's second token."""
+    """The weight from a batch's own tensors; predictions start at a sequence's second token."""
     labels, weights = batch.tensors["labels"][:, 1:], batch.tensors["loss_weights"][:, 1:]
     return float(weights[labels != -100].sum(dtype=np.float64))
 

@@ -1,4 +1,4 @@
-"""The feed on datasets in a cache: the same batches as from their views, with the tokenizer's own padding."""
+"""Batches of cached datasets equal those of their views and use the tokenizer's padding token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path, examples: P
     return ps.prepare(examples / "data" / "chats.jsonl", tokenizer=str(tokenizer), cache=cache, workers="1")
 
 
-def test_packed_batches_hold_the_view_s_examples(chats: ps.Dataset) -> None:
+def test_packed_batches_hold_the_examples_of_the_view(chats: ps.Dataset) -> None:
     view = chats.view(max_length=512)
     seen = []
     for batch in Loader(view, batch_size=4, collate="packed"):
@@ -36,7 +36,7 @@ def test_packed_batches_hold_the_view_s_examples(chats: ps.Dataset) -> None:
     assert sorted(seen) == list(range(len(view)))
 
 
-def test_padding_is_the_tokenizer_s_own(chats: ps.Dataset) -> None:
+def test_padding_uses_the_tokenizers_pad_token(chats: ps.Dataset) -> None:
     wanted = chats.token_id("pad_token")
     wanted = chats.token_id("eos_token") if wanted is None else wanted
     batch = Loader(chats.view(), batch_size=8).batch(0)

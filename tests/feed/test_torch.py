@@ -1,4 +1,4 @@
-"""The exits to torch, each as its users would write it."""
+"""The torch adapters, used the way a training script would use them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.feed.data import mixture, pair_view, plains, view
 
 torch = pytest.importorskip("torch")
 datasets = pytest.importorskip("torch.utils.data")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
+pytestmark = pytest.mark.filterwarnings("ignore")  # from third-party libraries
 
 from penstock.feed.torch_datasets import Collator, MapRows, Stream, hf_dataset  # noqa: E402
 
 
 def tiny_model() -> Any:
-    """A small language model with attention that takes packed rows."""
+    """A small language model whose attention supports packed rows."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -132,7 +132,7 @@ def gradients(served: BaseView, world_size: int = 1, **options: Any) -> torch.Te
     "options", [{}, {"collate": "packed"}, {"world_size": 2}, {"collate": "packed", "world_size": 2}]
 )
 def test_micro_batches_change_no_gradient(options: dict[str, Any]) -> None:
-    served = view(40, train_on="last_assistant_message")  # some micro-batches train many times as much as others
+    served = view(40, train_on="last_assistant_message")  # the trained weight varies widely between micro-batches
     whole = gradients(served, **{**options, "world_size": 1})
     for micro_batch in (1, 2, 4, 8):
         cut = gradients(served, micro_batch=micro_batch, **options)

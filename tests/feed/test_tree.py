@@ -1,4 +1,4 @@
-"""Trees: the chains of a row in one sequence train like separate rows, and branches do not see each other."""
+"""Trees: the chains of a row in one sequence train like separate rows, and branches don't attend to each other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_loss_and_gradients_are_those_of_separate_rows(chains: ps.Dataset, kind:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_other_branches_move_no_logit(chains: ps.Dataset, attention: str) -> None:
+def test_other_branches_change_no_logits(chains: ps.Dataset, attention: str) -> None:
     net, view = model("llama", attention), chains.view()
     batch = view.loader(batch_size=len(CHATS), collate="tree", shuffle=False, framework="torch", ahead=0).batch(0)
     tensors = {name: tensor for name, tensor in batch.inputs.items() if name != "labels"}
@@ -95,7 +95,7 @@ def test_the_mask_for_flex_attention_is_the_same(chains: ps.Dataset) -> None:
     assert torch.equal(dense, batch.tensors["attention_mask"] == 0)
 
 
-def test_trees_hold_every_example_once_an_epoch_on_any_rank(chains: ps.Dataset) -> None:
+def test_trees_hold_every_example_once_per_epoch(chains: ps.Dataset) -> None:
     view = chains.view()
     options: dict[str, Any] = {"batch_size": 3, "collate": "tree", "epochs": 2}
     whole = list(view.loader(**options))
@@ -110,6 +110,6 @@ def test_trees_hold_every_example_once_an_epoch_on_any_rank(chains: ps.Dataset) 
         assert sorted(i for own in ranks for i in own.items.tolist()) == sorted(batch.items.tolist())
 
 
-def test_mixtures_have_no_trees(chains: ps.Dataset) -> None:
+def test_trees_of_mixtures_are_refused(chains: ps.Dataset) -> None:
     with pytest.raises(UsageError, match="one view"):
         ps.mix({"a": (chains, 1.0), "b": (chains, 0.5)}).loader(batch_size=2, collate="tree")

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests and screenshots: Debian's, driven by Playwright, with all that it says recorded."""
+"""A headless Chromium (Debian's, driven by Playwright) for tests and screenshots, with its console recorded."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ PHONE = {"width": 390, "height": 844}
 
 
 def chromium() -> str | None:
-    """Where Chromium is installed."""
+    """The path of the installed Chromium."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @dataclass
 class Tab:
-    """A page, with what it wrote to the console and where it reached out to."""
+    """A page, with its console messages and network requests."""
 
     page: Page
     said: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def hosts(self) -> set[str]:
-        """Everything but local files and data."""
+        """Requests other than local files and data URLs."""
         return {urlsplit(url).netloc for url in self.requests if not url.startswith(("file:", "data:"))}
 
     def faults(self) -> list[str]:
-        """Serious faults of accessibility, as axe-core finds them."""
+        """Serious accessibility violations found by axe-core."""
         self.page.evaluate(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
         found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [
@@ -57,7 +57,7 @@ class Browser:
         self._context = context
 
     def open(self, url: str, size: dict[str, int] = DESKTOP, scheme: str = "light") -> Tab:
-        """A new tab with this page."""
+        """Open this page in a new tab."""
         page = self._context.new_page()
         tab = Tab(page)
         page.on("console", lambda message: tab.said.append(message.text))

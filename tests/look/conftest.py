@@ -1,4 +1,4 @@
-"""A small dataset with everything that a page can show: tools, two sources, hostile text, duplicates, forged tokens."""
+"""A small dataset that exercises every page: tools, two sources, hostile text, duplicates, forged tokens."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, examples: Path, tokenizer: P
 
 @pytest.fixture(scope="session")
 def viewer(dataset: ps.Dataset) -> Iterator[str]:
-    """The address of a viewer that runs."""
+    """The address of a running viewer."""
     yield from serving(Session(dataset, LookOptions(max_length=128), dataset))
 
 
 def serving(session: Session) -> Iterator[str]:
-    """Serve in a thread; the address."""
+    """Serve in a thread and return the address."""
     listening = listen()
     port = listening.getsockname()[1]
     app = make_app(session, port)

@@ -1,4 +1,4 @@
-"""Report and viewer in a real browser: they work, run nothing of the rows, ask nobody, and are accessible."""
+"""Report and viewer in a real browser: they work, execute nothing from rows, make no requests, and are accessible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tabs() -> Iterator[Browser]:
 
 
 def fine(tab: Tab, viewer: str | None) -> None:
-    """No word on the console, no request to anybody else, nothing ran, no serious fault, no sideways scrolling."""
+    """No console message, foreign request, injected script, accessibility violation or horizontal scrolling."""
     assert tab.said == []
     assert tab.hosts() <= ({viewer.removeprefix("http://")} if viewer else set())
     assert tab.page.evaluate("window.hacked") is None
@@ -78,13 +78,13 @@ def test_masks_follow_the_policy(tabs: Browser, viewer: str, dataset: ps.Dataset
         assert tab.page.locator(".run.trained i").count() == expected
         assert tab.page.locator("[data-trained-total]").inner_text() == f"{expected:,}"
         assert tab.page.url.endswith(f"train_on={policy}")
-    again = tabs.open(tab.page.url)  # an address can be kept
+    again = tabs.open(tab.page.url)  # URLs can be bookmarked
     assert again.page.locator(".run.trained i").count() == expected
     fine(again, viewer)
     fine(tab, viewer)
 
 
-def test_hostile_rows_run_and_reorder_nothing(tabs: Browser, viewer: str) -> None:
+def test_hostile_rows_neither_execute_nor_reorder_text(tabs: Browser, viewer: str) -> None:
     for size in (DESKTOP, PHONE):
         tab = tabs.open(f"{viewer}/row/0", size)
         text = tab.page.locator("main").inner_text()
@@ -97,7 +97,7 @@ def test_hostile_rows_run_and_reorder_nothing(tabs: Browser, viewer: str) -> Non
         tops = sorted({top for top, _ in places})
         for line in tops:
             lefts = [left for top, left in places if top == line]
-            assert lefts == sorted(lefts)  # tokens stand in their order
+            assert lefts == sorted(lefts)  # tokens are in order
         fine(tab, viewer)
 
 
@@ -131,7 +131,7 @@ def test_filters_search_and_keys(tabs: Browser, viewer: str) -> None:
     fine(tab, viewer)
 
 
-def test_a_search_can_be_stopped_and_goes_on(tabs: Browser, viewer: str) -> None:
+def test_a_search_can_be_stopped_and_continued(tabs: Browser, viewer: str) -> None:
     tab = tabs.open(f"{viewer}/?q=user")
     page = tab.page
     expect(page.locator("#search-status")).to_contain_text("So far: 100 hits")
@@ -142,7 +142,7 @@ def test_a_search_can_be_stopped_and_goes_on(tabs: Browser, viewer: str) -> None
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
-def test_every_page_is_fine(tabs: Browser, viewer: str, size: dict[str, int], scheme: str) -> None:
+def test_every_page_loads_without_problems(tabs: Browser, viewer: str, size: dict[str, int], scheme: str) -> None:
     for path in ("/", "/row/0", "/batch?capacity=256&batch_size=4&step=2", "/report", "/diff", "/nothing"):
         tab = tabs.open(f"{viewer}{path}", size, scheme)
         if path == "/nothing":  # the browser itself notes a 404

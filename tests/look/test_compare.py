@@ -90,7 +90,7 @@ def test_a_changed_template_line_is_named(make: Prepare, tokenizer: Path, tmp_pa
     assert code == 1 and f"+{lines[at]}" in said
 
 
-def test_rows_come_and_go(make: Prepare) -> None:
+def test_added_and_removed_rows_are_named(make: Prepare) -> None:
     one, other = make(ROWS), make([chat("new", "first"), *ROWS[:3], *ROWS[4:]])
     found = compare(one, other)
     assert (found.added_rows, found.removed_rows, found.changed) == ((0,), (3,), 0)
@@ -99,7 +99,7 @@ def test_rows_come_and_go(make: Prepare) -> None:
     assert back.moved and not back.equal and not (back.added or back.removed or back.changed)
 
 
-def test_a_mask_that_changes_alone_is_told_apart(make: Prepare) -> None:
+def test_a_changed_mask_is_distinguished_from_changed_tokens(make: Prepare) -> None:
     weighted = [json.loads(json.dumps(row)) for row in ROWS]
     for row in weighted:
         row["messages"][1]["weight"] = 1.0
@@ -121,7 +121,7 @@ def test_pairs_compare_with_pairs(make: Prepare, pairs: ps.Dataset) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=12), st.lists(st.integers(0, 6), max_size=12))
-def test_every_row_is_matched_once_or_left_over(a: list[int], b: list[int]) -> None:
+def test_every_row_is_matched_at_most_once(a: list[int], b: list[int]) -> None:
     left, right = np.array(a, np.uint64), np.array(b, np.uint64)
     found = _match(left, right)
     assert sorted([*found.same[0], *found.edited[0], *found.removed]) == list(range(len(a)))

@@ -1,4 +1,4 @@
-"""Notebook HTML: escaped, with text where the dataset is at hand, and never in the way of pickling."""
+"""Notebook HTML is escaped, shows text if the dataset is available, and doesn't affect pickling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.look.conftest import HOSTILE
 from tests.view.rows import chat
 
 
-def test_everything_has_a_table(dataset: ps.Dataset, pairs: ps.Dataset) -> None:
+def test_every_object_has_a_table(dataset: ps.Dataset, pairs: ps.Dataset) -> None:
     view = dataset.view(max_length=64)
     batch = view.loader(batch_size=4, collate="packed", capacity=128, ahead=0).batch(0)
     shown = {
@@ -39,7 +39,7 @@ def test_rows_are_escaped(dataset: ps.Dataset) -> None:
     assert "<script" not in page and "<img" not in page and "\u202e" not in page
 
 
-def test_what_is_pickled_leaves_the_dataset_behind(dataset: ps.Dataset) -> None:
+def test_pickles_do_not_contain_the_dataset(dataset: ps.Dataset) -> None:
     view = dataset.view(max_length=64)
     again = pickle.loads(pickle.dumps(view[1]))
     assert again.dataset is None and (again.input_ids == view[1].input_ids).all() and "title=" in again._repr_html_()

@@ -1,4 +1,4 @@
-"""The report: its figures are those of `penstock stats --json`, its flow is the ledger, and nothing in it can run."""
+"""The report: its figures equal `penstock stats --json`, its flow equals the ledger, and rows can't run anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = ["--max-length", "128", "--capacity", "200", "--holdout", "0.1"]
 
 
 class Page(HTMLParser):
-    """Every attribute of every element, and what would reach out or run."""
+    """Collects every attribute of every element, and anything that would load or execute."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def values(self, name: str) -> dict[str, int]:
-        """The exact numbers behind figures of one kind."""
+        """The exact numbers of figures of one kind."""
         return {str(a[name]): int(str(a["data-value"])) for _, a in self.elements if name in a and "data-value" in a}
 
 
@@ -45,7 +45,7 @@ def penstock(*arguments: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
-def test_every_figure_is_that_of_stats(dataset: ps.Dataset, tmp_path: Path) -> None:
+def test_every_figure_equals_stats(dataset: ps.Dataset, tmp_path: Path) -> None:
     written = tmp_path / "report.html"
     assert str(written) in penstock("report", dataset.path, "-o", written, *OPTIONS)
     counted = json.loads(penstock("stats", dataset.path, "--json", *OPTIONS))
@@ -92,7 +92,7 @@ def test_the_flow_adds_up_to_the_ledger(dataset: ps.Dataset) -> None:
             assert sum(step.amount for step in tokens.steps if step.kind == kind) == amount
 
 
-def test_a_report_needs_no_network_and_runs_nothing_of_its_rows(dataset: ps.Dataset) -> None:
+def test_a_report_needs_no_network_and_executes_nothing_from_rows(dataset: ps.Dataset) -> None:
     text = report(dataset.view(), samples=400)
     page = Page(text)
     tags = [tag for tag, _ in page.elements]
@@ -107,7 +107,7 @@ def test_a_report_needs_no_network_and_runs_nothing_of_its_rows(dataset: ps.Data
     assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
 
 
-def test_what_is_wrong_is_said(dataset: ps.Dataset) -> None:
+def test_problems_are_reported(dataset: ps.Dataset) -> None:
     view = dataset.view(max_length=64)  # which ends before the answer of row 0
     said = {one.title: one for one in advice(view.stats(), view.settings)}
     assert said["Answers cut by max_length"].first[0] == 1

@@ -1,4 +1,4 @@
-"""What `show` prints: every token once, with its origin, and nothing that acts on a terminal."""
+"""`show` prints every token once, with its origin, and nothing that controls the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def printed(dataset: MemoryExamples, **console: object) -> str:
     return out.getvalue()
 
 
-def test_without_colours_the_gutter_marks_what_is_trained() -> None:
+def test_without_colours_the_gutter_marks_trained_text() -> None:
     assert printed(MemoryExamples.of([ROW])) == (
         "row 0 of source 0 · 8 tokens, 4 trained (50%)\n"
         "   #  role       part    tokens  weight\n"
@@ -59,13 +59,13 @@ def test_both_sides_of_a_pair_are_shown() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_whatever_the_bytes_only_printable_characters_come_out(data: bytes) -> None:
+def test_any_bytes_print_as_printable_characters(data: bytes) -> None:
     lines = visible_lines(data)
     assert lines and all(line.isprintable() for line in lines)
     assert sum(line.endswith("↵") for line in lines) >= data.count(b"\n")
 
 
-def test_odd_characters_are_written_out() -> None:
+def test_unusual_characters_are_escaped() -> None:
     data = "a\tb\r \u202e \u200b\u00a0\U000e0001 \n ".encode() + b"\xff"
     assert visible_lines(data) == ["a⇥b\\r \\u202e \\u200b\\xa0\\U000e0001·↵", " \\xff"]
     assert visible_lines(b"end  ") == ["end··"]

@@ -1,4 +1,4 @@
-"""Statistics against numbers counted by hand, and against the ledger."""
+"""Statistics compared with numbers counted by hand and with the ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3, 4))]
 DATASET = MemoryExamples.of([SHORT, LONG, SHORT, SILENT, UNKNOWN], shard_rows=2)
 
 
-def test_a_dataset_is_counted_whole() -> None:
+def test_all_rows_of_a_dataset_are_counted() -> None:
     seen = stats(DATASET)
     assert (seen.rows, seen.sequences, seen.tokens, seen.trained) == (5, 5, 54, 23)
     assert seen.trained_share == 23 / 54
@@ -43,7 +43,7 @@ def test_a_dataset_is_counted_whole() -> None:
     assert seen.packing[0] == Fill(32, 2, 54, 1 - 54 / 64, 0)
 
 
-def test_rows_that_look_wrong_are_flagged() -> None:
+def test_rows_with_problems_are_flagged() -> None:
     bare = [Piece(0, Role.USER, Part.BODY, (1, 2)), Piece(1, Role.ASSISTANT, Part.BODY, (3, 4, 5))]
     dataset = MemoryExamples.of([SHORT, bare, LONG], shard_rows=2)
     assert stats(dataset).flags == {"no_stop": Flagged(1, (1,))}
@@ -95,7 +95,7 @@ def test_json_and_table() -> None:
     assert "8 to 15" in text and "█" * 40 in text
 
 
-def test_an_empty_dataset_has_statistics_too() -> None:
+def test_an_empty_dataset_has_statistics() -> None:
     seen = stats(MemoryExamples.of([]))
     assert (seen.rows, seen.tokens, seen.trained_share, seen.histogram) == (0, 0, 0.0, ())
     Console(file=io.StringIO()).print(stats_table(seen))

@@ -1,4 +1,4 @@
-"""The viewer's server: pages and filters, who may ask, and hostile requests."""
+"""The viewer's server: pages, filters, access checks and hostile requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pages(viewer: str, dataset: ps.Dataset) -> None:
     assert "\\u202egnihtyna" in ask(viewer, "/row/0")[1].split('id="rendered"')[1]
 
 
-def test_filters_list_what_a_loop_finds(viewer: str, dataset: ps.Dataset) -> None:
+def test_filters_agree_with_a_plain_loop(viewer: str, dataset: ps.Dataset) -> None:
     view = dataset.view()
     tools = {int(n) for n, ex in zip(view.numbers, view, strict=True) if (ex.runs.roles == Role.TOOL.value).any()}
     assert f"of {len(tools)} rows that pass" in ask(viewer, "/?role=tool")[1]
@@ -98,7 +98,7 @@ def test_search_finds_each_row_once(viewer: str, dataset: ps.Dataset) -> None:
     assert rest[0]["hit"]["row"] == 100
 
 
-def test_a_search_ends_when_nobody_listens(viewer: str) -> None:
+def test_a_search_ends_when_the_client_disconnects(viewer: str) -> None:
     address = urlsplit(viewer)
     with socket.create_connection((str(address.hostname), int(address.port or 0))) as connection:
         connection.sendall(f"GET /search?q=zzz HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
@@ -106,7 +106,7 @@ def test_a_search_ends_when_nobody_listens(viewer: str) -> None:
     assert ask(viewer, "/")[0] == 200
 
 
-def test_only_this_machine_under_its_own_name(viewer: str) -> None:
+def test_only_local_requests_with_the_right_host_are_answered(viewer: str) -> None:
     port = urlsplit(viewer).port
     with listen() as listening:
         assert listening.getsockname()[0] == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What views promise, written token by token in plain Python: slow, obvious, and shared with nothing."""
+"""A reference implementation of views in plain Python, token by token: slow, obvious and independent."""
 
 from __future__ import annotations
 

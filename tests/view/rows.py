@@ -1,4 +1,4 @@
-"""Rows for tests of views: random ones for laws, and one small conversation whose parts are known by heart."""
+"""Rows for tests of views: random ones for property tests, and one small conversation with known parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPES = [(2, 3, 1, 1), (1, 0, 1, 0), (0, 2, 0, 0), (0, 0, 0, 0), (2, 1, 1, 0)] 
 MESSAGES = st.tuples(
     st.sampled_from(ROLES),
     st.sampled_from(SHAPES),
-    st.integers(0, 99),  # decides the ids: few different ones, so that the sides of a pair share prefixes
+    st.integers(0, 99),  # determines the ids: few distinct ones, so that the sides of a pair share prefixes
     st.sampled_from([None, None, 0.0, 0.5, 2.0]),
 )
 Shape = tuple[Role, tuple[int, int, int, int], int, float | None]
@@ -50,7 +50,7 @@ def _pair(prompt: list[Shape], chosen: list[Shape], rejected: list[Shape], openi
 
 
 def pairs() -> st.SearchStrategy[list[list[Piece]]]:
-    """Two conversations that begin with the same messages."""
+    """Two conversations that start with the same messages."""
     ends = st.lists(MESSAGES, max_size=2)
     return st.builds(_pair, st.lists(MESSAGES, max_size=3), ends, ends, st.sampled_from([0, 0, 1, -1]))
 

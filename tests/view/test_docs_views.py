@@ -1,4 +1,4 @@
-"""The examples in docs/views.md run, and give what the page says."""
+"""The examples in docs/views.md run and print the output shown on the page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _numbered(rows: int, first: int) -> MemoryExamples:
     )
 
 
-def test_the_page_says_what_happens() -> None:
+def test_the_examples_of_the_page_run() -> None:
     names = {
         "ps": SimpleNamespace(mix=mix, Count=Count),
         "ds": MemoryExamples.of([tool_chat(), SHORT]),

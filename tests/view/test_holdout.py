@@ -43,7 +43,7 @@ def test_a_fraction_is_stable_when_rows_are_appended(
 
 @settings(max_examples=40, deadline=None)
 @given(contents=CONTENTS, more=CONTENTS, data=st.data())
-def test_a_count_holds_out_the_smallest_and_their_equals(
+def test_a_count_holds_out_the_smallest_hashes_and_ties(
     contents: list[int], more: list[int], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(contents) - 1))
@@ -62,7 +62,7 @@ def test_a_count_of_distinct_rows_is_exact() -> None:
     assert len(part(list(range(0, 5000, 5)), "held_out", 37)) == 37
 
 
-def test_a_fraction_is_about_that_much_and_seeds_differ() -> None:
+def test_a_fraction_is_approximate_and_depends_on_the_seed() -> None:
     contents = list(range(0, 20_000, 5))
     first, second = (part(contents, "held_out", 0.25, seed, shard_rows=1000) for seed in (0, 1))
     assert all(900 < len(some) < 1100 for some in (first, second))
@@ -81,7 +81,7 @@ def test_pairs_are_held_out_whole() -> None:
     assert (train.ledger.rows, held_out.ledger.rows) == (30, 10)
 
 
-def test_the_mixer_is_the_published_one() -> None:
+def test_the_mixer_is_splitmix64() -> None:
     # First outputs of SplitMix64 from seed 0, whose state advances by the golden gamma.
     gamma = np.uint64(0x9E3779B97F4A7C15)
     states = np.arange(3, dtype=np.uint64) * gamma
@@ -92,7 +92,7 @@ def test_the_mixer_is_the_published_one() -> None:
     ]
 
 
-def test_a_keyed_permutation_is_one() -> None:
+def test_a_keyed_permutation_is_a_permutation() -> None:
     first, second = keyed_permutation(1000, 1), keyed_permutation(1000, 2)
     assert sorted(first.tolist()) == list(range(1000)) == sorted(second.tolist())
     assert (first != second).mean() > 0.9

@@ -1,4 +1,4 @@
-"""Over-length policies on rows and pairs that are known by heart."""
+"""Over-length policies on rows and pairs with known tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_truncate_left_keeps_the_tail() -> None:
     assert example.loss_mask.tolist() == [True, True, True, False]
 
 
-def test_what_truncation_leaves_untrained_is_dropped() -> None:
+def test_rows_without_trained_tokens_after_truncation_are_dropped() -> None:
     view = MemoryExamples.of([ROW]).view(max_length=5)
     assert (len(view), view.ledger.dropped_rows, view.ledger.dropped) == (0, {"no_trained_token": 1}, 11)
 
@@ -53,7 +53,7 @@ def test_split_drops_chunks_that_train_nothing() -> None:
     assert view.ledger.dropped_tokens == {"chunk_without_trained_token": 4}
 
 
-def test_drop_counts_and_error_names() -> None:
+def test_drop_counts_rows_and_error_names_them() -> None:
     dataset = MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1)), ROW])
     view = dataset.view(max_length=10, overlong="drop")
     assert (len(view), view.ledger.dropped_rows, view.ledger.dropped) == (1, {"overlong": 1}, 11)
@@ -95,7 +95,7 @@ def test_pairs_are_truncated_together() -> None:
 
 def test_pairs_are_never_split() -> None:
     dataset = MemoryExamples.of(pair(4, (1,), (5,)), pairs=True)
-    with pytest.raises(UsageError, match="tear pairs apart"):
+    with pytest.raises(UsageError, match="would split pairs"):
         dataset.view(overlong="split")
 
 
@@ -121,7 +121,7 @@ def test_the_digest_follows_the_settings_and_the_content() -> None:
     assert view.digest.startswith("b3-")
 
 
-def test_indices_behave_like_a_list_s() -> None:
+def test_indexing_behaves_like_a_list() -> None:
     view = MemoryExamples.of([ROW] * 3).view()
     assert view.example(-1).row.row == 2
     assert view.example(np.int64(1)).row.row == 1

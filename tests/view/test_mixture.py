@@ -1,4 +1,4 @@
-"""Mixtures: how much of each part an epoch holds, and that epochs depend on nothing but (seed, epoch)."""
+"""Mixtures: the share of each part in an epoch, and epochs that depend only on (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(1, 70).map(Count))
     seed=st.integers(0, 2**63),
     epoch=st.integers(0, 2**40),
 )
-def test_an_epoch_holds_the_promised_number_of_each(
+def test_an_epoch_holds_the_requested_number_of_each_part(
     left: tuple[int, float | Count], right: tuple[int, float | Count], seed: int, epoch: int
 ) -> None:
     mixture = mix({"left": (dataset(left[0]), left[1]), "right": (dataset(right[0]), right[1])}, seed=seed)
@@ -49,7 +49,7 @@ def test_an_epoch_holds_the_promised_number_of_each(
     assert sum(uses.values()) == len(mixture.epoch_indices(epoch)) and max(uses) < len(mixture)
 
 
-def test_fractions_are_fresh_until_the_part_is_used_up() -> None:
+def test_fractions_do_not_repeat_items_until_the_part_is_used_up() -> None:
     mixture = mix({"all": (dataset(10), 1.0), "some": (dataset(100), 0.3)}, seed=3)
     epochs = [set(mixture.epoch_indices(epoch).tolist()) - set(range(10)) for epoch in range(6)]
     assert all(len(epoch) == 30 for epoch in epochs)
@@ -58,7 +58,7 @@ def test_fractions_are_fresh_until_the_part_is_used_up() -> None:
     assert epochs[0] not in epochs[1:]
 
 
-def test_epochs_need_no_history_and_follow_the_seed() -> None:
+def test_epochs_need_no_history_and_depend_on_the_seed() -> None:
     parts = {"a": (dataset(50), 0.5), "b": (dataset(50), 2.5)}
     first, again = mix(parts, seed=1), mix(parts, seed=1)
     late = again.epoch_indices(7)
@@ -83,7 +83,7 @@ def test_items_come_from_their_part() -> None:
 
 def test_a_mixture_is_viewed_like_a_dataset() -> None:
     odd = MemoryExamples.of([UNKNOWN, *[chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 3])
-    mixture = mix({"odd": (odd, 1.0), "even": (dataset(3), 1.0)})  # nothing is scanned, so nothing is refused yet
+    mixture = mix({"odd": (odd, 1.0), "even": (dataset(3), 1.0)})  # nothing is scanned yet, so nothing is refused
     with pytest.raises(RegionsUnknown):
         mixture.view(max_length=5)
     view = mixture.view(max_length=5, regions_unknown="drop")
@@ -103,22 +103,22 @@ def test_a_mixture_pickles_and_has_a_stable_digest() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "message"),
-    [(0.0, "0.0 is no number of passes"), (5000, "write Count(5000)"), (-1.0, "-1.0"), (Count(0), "Count(examples=0)")],
+    [(0.0, "0.0 is not a valid"), (5000, "write Count(5000)"), (-1.0, "-1.0"), (Count(0), "Count(examples=0)")],
 )
-def test_amounts_that_make_no_sense(amount: float | Count, message: str) -> None:
+def test_invalid_amounts_are_refused(amount: float | Count, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         mix({"a": (dataset(3), amount)})
     assert message in str(caught.value)
 
 
-def test_parts_that_do_not_belong_together() -> None:
+def test_incompatible_parts_are_refused() -> None:
     first = dataset(3)
     with pytest.raises(UsageError, match="'b' and 'a' have different tokenizers"):
         mix({"a": (first, 1.0), "b": (replace(first, tokenizer="other"), 1.0)})
     pairs = MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 2, pairs=True)
-    with pytest.raises(UsageError, match="one holds preference pairs"):
+    with pytest.raises(UsageError, match="holds preference pairs"):
         mix({"a": (first, 1.0), "b": (pairs, 1.0)})
-    with pytest.raises(UsageError, match="mixture of nothing"):
+    with pytest.raises(UsageError, match="mixture is empty"):
         mix({})
     with pytest.raises(ViewError, match=r"part 'a' of the mixture gives no example: its view has 3"):
         mix({"a": (first, 0.1)}).epoch_indices(0)

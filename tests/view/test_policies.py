@@ -1,4 +1,4 @@
-"""Each policy on one conversation, by hand: which messages and parts are trained, with which weight."""
+"""Each policy on one conversation with hand-written results: trained messages, parts and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3))]
 
 
 def trained(row: list[Piece], policy: str) -> dict[int, float]:
-    """Weight by message; also checks that of an assistant exactly body and stop are trained."""
+    """Weight by message; also checks that exactly the body and stop of assistant messages are trained."""
     example = MemoryExamples.of([row]).view(train_on=policy).example(0)
     weights: dict[int, float] = {}
     ends = example.runs.ends.tolist()
@@ -44,7 +44,7 @@ def test_which_messages_are_trained(policy: str, messages: set[int]) -> None:
     assert trained(tool_chat(), policy) == dict.fromkeys(messages, 1.0)
 
 
-def test_all_tokens_leaves_nothing_out() -> None:
+def test_all_tokens_trains_every_token() -> None:
     example = MemoryExamples.of([tool_chat()]).view(train_on="all_tokens").example(0)
     assert example.loss_mask.all()
     assert np.array_equal(example.labels, example.input_ids)
@@ -53,18 +53,18 @@ def test_all_tokens_leaves_nothing_out() -> None:
 @pytest.mark.parametrize(
     ("policy", "weights"),
     [
-        ("all_assistant_messages", {2: 0.5, 6: 1.0, 8: 2.0}),  # 4 has weight 0; the user's weight is not asked
+        ("all_assistant_messages", {2: 0.5, 6: 1.0, 8: 2.0}),  # 4 has weight 0; the user's weight is ignored
         ("last_assistant_message", {8: 2.0}),
         ("all_user_and_system_messages", {0: 1.0, 1: 3.0, 5: 1.0}),
         ("customized", {1: 3.0, 2: 0.5, 6: 1.0, 8: 2.0}),  # no weight: assistants 1, others 0
     ],
 )
-def test_weights_that_rows_give(policy: str, weights: dict[int, float]) -> None:
+def test_weights_in_rows(policy: str, weights: dict[int, float]) -> None:
     assert trained(tool_chat({1: 3.0, 2: 0.5, 4: 0.0, 8: 2.0}), policy) == weights
 
 
 def test_customized_without_any_weight_is_refused() -> None:
-    with pytest.raises(ViewError, match=r"needs per-message weights, and none of the 1 rows gives any\. Give"):
+    with pytest.raises(ViewError, match=r"needs per-message weights, but none of the 1 rows has any\. Give"):
         MemoryExamples.of([tool_chat()]).view(train_on="customized")
 
 
@@ -73,9 +73,9 @@ def test_unknown_regions_are_refused_by_name() -> None:
     with pytest.raises(RegionsUnknown) as caught:
         dataset.view()
     assert str(caught.value) == (
-        "7 of 8 rows have regions that are not certain, and train_on='all_assistant_messages' needs them: "
+        "7 of 8 rows have unknown regions, but train_on='all_assistant_messages' needs them: "
         "row 1 of source 0, row 2 of source 0, row 3 of source 0, row 4 of source 0, row 5 of source 0, …. "
-        "Leave them out with regions_unknown='drop', or train on all_tokens."
+        "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
     )
 
 
@@ -94,7 +94,7 @@ def test_a_row_that_ends_with_the_user_has_no_last_turn() -> None:
     assert trained(row, "last_assistant_message") == {1: 1.0}
 
 
-def test_every_policy_is_served() -> None:
+def test_every_policy_has_a_view() -> None:
     for policy in LossPolicy:
         assert len(MemoryExamples.of([tool_chat({2: 1.0})]).view(train_on=policy)) == 1
 
@@ -111,11 +111,11 @@ def test_every_policy_is_served() -> None:
         ({"holdout": 1.0}, "holdout=1.0 is not possible. Use a fraction"),
         ({"holdout": 0}, "holdout=0 is not possible"),
         ({"holdout": float("nan")}, "holdout=nan"),
-        ({"part": "held_out"}, "nothing holds out"),
+        ({"part": "held_out"}, "needs a hold-out"),
         ({"holdout_seed": -1}, "holdout_seed=-1"),
     ],
 )
-def test_wrong_options_say_what_is_right(options: dict[str, object], message: str) -> None:
+def test_errors_for_invalid_options_name_the_valid_ones(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         MemoryExamples.of([tool_chat()]).view(**options)  # type: ignore[arg-type]
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Laws that hold for every row, policy and limit; and views against the plain reference."""
+"""Properties that hold for every row, policy and limit, and comparisons of views with the reference."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_chunks_of_a_split_row_partition_it(sample: list[list[Piece]], limit: in
 
 @settings(max_examples=30, deadline=None)
 @given(sample=st.lists(rows(unknown=False), max_size=10), limit=LIMITS, data=st.data())
-def test_shards_do_not_matter(sample: list[list[Piece]], limit: int | None, data: st.DataObject) -> None:
+def test_sharding_does_not_change_a_view(sample: list[list[Piece]], limit: int | None, data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from([policy for policy in LossPolicy if policy is not LossPolicy.CUSTOMIZED]))
     views = [
         MemoryExamples.of(sample, shard_rows=size).view(train_on=policy, max_length=limit, regions_unknown="drop")

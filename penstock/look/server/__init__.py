@@ -1,1 +1,1 @@
-"""The viewer: a local web page over one dataset, or two. Needs the extra `penstock[look]`."""
+"""The viewer: a local web application for one dataset, or two to compare. Needs the extra `penstock[look]`."""

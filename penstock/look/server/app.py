@@ -1,4 +1,4 @@
-"""The pages of the viewer, and the server that shows them: on loopback, for one person."""
+"""The pages of the viewer and their server, which listens on loopback for a single user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from penstock.look.visible import visible_text
 from penstock.view.settings import LossPolicy
 
 PER_PAGE: Final = 50
-MOST_HITS: Final = 100  # of one search, until more are asked for
+MOST_HITS: Final = 100  # per search, until more are requested
 LOOPBACK: Final = "127.0.0.1"
 STATIC: Final = {
     "look.css": "text/css",
@@ -47,7 +47,7 @@ Page = Callable[[Session, Request], Response]
 
 
 def make_app(session: Session, port: int) -> Guard:
-    """The application, guarded; `port` is part of the names it answers to."""
+    """The guarded application; `port` is part of the host names it accepts."""
     pages: dict[str, Page] = {
         "/": rows_page,
         "/row/{row:int}": row_page,
@@ -63,12 +63,12 @@ def make_app(session: Session, port: int) -> Guard:
 
 
 async def _shown(page: Page, session: Session, request: Request) -> Response:
-    """A page from a thread; what is wrong with the request is said with a 4xx."""
+    """Render a page in a thread; invalid requests get a 4xx response that says why."""
     try:
         response = await run_in_threadpool(page, session, request)
     except PenstockError as error:
         return _error_page(400, str(error))
-    response.background = BackgroundTask(session.catalog.start)  # once the page is out
+    response.background = BackgroundTask(session.catalog.start)  # after the response is sent
     return response
 
 
@@ -103,7 +103,7 @@ def _filters(query: Query) -> Filters:
 
 
 def _asked(filters: Filters, text: str = "") -> dict[str, object]:
-    """Filters as an address says them."""
+    """Filters from a query string."""
     names = ("role", "min", "max", "share_min", "share_max", "warning", "source", "sort")
     return {"q": text, **dict(zip(names, filters, strict=True))}
 
@@ -113,7 +113,7 @@ def _query(request: Request) -> Query:
 
 
 def rows_page(session: Session, request: Request) -> Response:
-    """The list of rows, filtered; a search fills it from `search`."""
+    """The filtered list of rows; searches load it from `search`."""
     query = _query(request)
     filters, text, page = _filters(query), query.text("q"), query.number("page", 1) or 1
     query.end()
@@ -134,7 +134,7 @@ def rows_page(session: Session, request: Request) -> Response:
 
 
 def jump(_session: Session, request: Request) -> Response:
-    """To a row by its number."""
+    """Redirect to a row by its number."""
     query = _query(request)
     row = query.number("row")
     query.end()
@@ -168,7 +168,7 @@ def _text(session: Session, example: Any) -> str:
 
 
 def _neighbours(session: Session, filters: Filters, row: int) -> tuple[int | None, int | None]:
-    """The rows before and after, among those that pass."""
+    """The previous and next rows among those that pass the filters."""
     chosen = session.catalog.rows(filters)
     if chosen is None:
         return (row - 1 if row else None), (row + 1 if row + 1 < len(session.dataset) else None)
@@ -186,7 +186,7 @@ def _neighbours(session: Session, filters: Filters, row: int) -> tuple[int | Non
 
 
 async def search(session: Session, request: Request) -> Response:
-    """Hits as lines of JSON, as they are found; it ends when the page goes away."""
+    """Stream hits as JSON lines, as they are found, until the client disconnects."""
     try:
         query = _query(request)
         filters, text, first = _filters(query), query.text("q"), query.number("after") or 0
@@ -237,7 +237,7 @@ def _line(**value: Any) -> bytes:
 
 
 def batches(session: Session, request: Request) -> Response:
-    """What a step of a plan holds."""
+    """One step of a plan."""
     return _page("batch.html", session, "Batch", **batch_page(session, _query(request)))
 
 
@@ -248,7 +248,7 @@ def report_page(session: Session, request: Request) -> Response:
 
 
 def diff_page(session: Session, request: Request) -> Response:
-    """The difference to another dataset."""
+    """The differences from another dataset."""
     _query(request).end()
     compared = session.comparison()
     if compared is None:
@@ -268,7 +268,7 @@ async def static(request: Request) -> Response:
 
 
 def listen(port: int = 0) -> socket.socket:
-    """A socket on loopback; port 0 takes a free one."""
+    """A socket on loopback; port 0 selects any free port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind((LOOPBACK, port))

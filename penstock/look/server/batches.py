@@ -1,4 +1,4 @@
-"""The batch page: what a step of a plan holds, how its rows are packed and how full they are."""
+"""The batch page: the contents of a step of a plan, how its rows are packed, and how full they are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BatchRow(NamedTuple):
 
 
 def batch_page(session: Session, query: Query) -> dict[str, Any]:
-    """What the page shows, for the plan that the address asks for."""
+    """The page's variables, for the plan in the query string."""
     collate = query.choice("collate", ("packed", "padded"), "padded" if session.dataset.is_preference else "packed")
     batch_size, seed = query.number("batch_size", 1, _MOST) or _BATCH_SIZE, query.number("seed") or 0
     capacity, step = query.number("capacity", 1, 1 << 24), query.number("step") or 0
@@ -67,7 +67,7 @@ def batch_page(session: Session, query: Query) -> dict[str, Any]:
 
 
 def _fitting(session: Session) -> int:
-    """A capacity where none is given: the longest sequence fits."""
+    """The default capacity, which fits the longest sequence."""
     lengths = session.view().lengths
     longest = int(lengths.max()) if len(lengths) else 1
     return max(_CAPACITY, 1 << (longest - 1).bit_length())

@@ -1,6 +1,6 @@
-"""What the viewer knows of every row, for its filters: 10 bytes a row, read in the background in a second or two.
+"""The catalog behind the viewer's filters: 10 bytes per row, read in the background within a second or two.
 
-Until it is there, rows are listed straight from their shards; a page that filters or sorts waits for it.
+Until it is ready, rows are listed directly from their shards; a page that filters or sorts waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.view.settings import Overlong, ViewSettings
 
 
 class Filters(NamedTuple):
-    """Which rows to list, and in which order; None and empty: any."""
+    """Which rows to list, and in which order; None and empty values match any row."""
 
     role: str = ""
     shortest: int | None = None
@@ -34,7 +34,7 @@ class Filters(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any filter is set."""
         return self != Filters()
 
 
@@ -59,7 +59,7 @@ class Catalog:
         self._started = False
 
     def start(self) -> None:
-        """Begin to read in the background; the first page does, once it is out."""
+        """Start reading in the background; called after the first page is sent."""
         with self._starting:
             if not self._started:
                 self._started = True
@@ -81,14 +81,14 @@ class Catalog:
         return chosen
 
     def flags(self) -> dict[str, int]:
-        """How many rows each warning has."""
+        """The number of rows per warning."""
         self._wait()
         counts = {str(flag.name).lower(): int(np.count_nonzero(self._flags & flag)) for flag in Flag}
         return {name: count for name, count in counts.items() if count}
 
     @property
     def ready(self) -> bool:
-        """Whether all rows were read."""
+        """Whether all rows have been read."""
         return self._ready.is_set()
 
     @property
@@ -148,6 +148,6 @@ class Catalog:
 
 
 def _either(values: UInt8, sides: int) -> UInt8:
-    """The bits of a row: those of its sequence, or of both sides of a pair."""
+    """The bits of a row: those of its sequence, or of both sides of a pair combined."""
     joined: UInt8 = np.bitwise_or.reduce(values.reshape(-1, sides), axis=1)
     return joined

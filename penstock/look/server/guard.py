@@ -1,8 +1,8 @@
-"""What stands before every page: only reads, only from this machine's own browser, and nothing runs that isn't ours.
+"""Middleware that guards every page: read-only, for this machine's own browser, with no foreign scripts.
 
-A page of another site could otherwise ask a server on loopback for the rows, directly or under a name of its own that
-resolves here (DNS rebinding). So the Host must be ours, and so must the Origin where there is one. Rows contain
-HTML and scripts: a strict content security policy stands behind the escaping.
+Another site's page could otherwise request rows from a loopback server, directly or through a host name that resolves
+to loopback (DNS rebinding). The Host header must therefore be ours, and so must Origin if it is present. Rows contain
+HTML and scripts: a strict content security policy backs up the escaping.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST: Final = 4096  # bytes of a path with its query
 
 
 class Guard:
-    """Refuses what is not ours, and adds the headers to what is."""
+    """Rejects foreign requests and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app

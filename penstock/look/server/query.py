@@ -1,4 +1,4 @@
-"""The query of an address, checked: unknown names and wrong values are errors that say what is right."""
+"""Validated query strings: unknown names and invalid values are errors that say what is valid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS: Final = 15  # of a number in an address
 
 
 class Query:
-    """Reads parameters by name and kind; `end` refuses those that nobody read."""
+    """Reads parameters by name and kind; `end` rejects parameters that were not read."""
 
     def __init__(self, given: Mapping[str, str], pairs: Iterable[tuple[str, str]]) -> None:
         names = [name for name, _ in pairs]
@@ -34,7 +34,7 @@ class Query:
         return value
 
     def number(self, name: str, low: int = 0, high: int = 10**_DIGITS) -> int | None:
-        """A whole number, or None where none is given."""
+        """A whole number, or None if it is missing."""
         value = self.text(name)
         if not value:
             return None
@@ -43,8 +43,8 @@ class Query:
         return int(value)
 
     def end(self) -> None:
-        """Refuse parameters that have no meaning here."""
+        """Reject parameters that this page doesn't have."""
         for name in self._given:
             if name not in self._read:
                 known = ", ".join(sorted(self._read)) or "none"
-                raise UsageError(f"{name!r} has no meaning here. There is: {known}.")
+                raise UsageError(f"{name!r} is not a parameter of this page. Parameters: {known}.")

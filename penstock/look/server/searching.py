@@ -1,8 +1,8 @@
-"""Text search over all rows, shard by shard: ids become text by one vectorised gather, which is then scanned for bytes.
+"""Text search over all rows, shard by shard: one vectorised gather turns ids into bytes, which are then scanned.
 
-Case is ignored for ASCII letters, other characters are compared as they are. A shard of a million tokens takes some
-50 ms, and is mapped only while it is read, so that memory stays flat. Hits come as they are found; the caller stops
-by not asking for more.
+Case is ignored for ASCII letters; other characters are compared exactly. A shard of a million tokens takes about 50 ms
+and is mapped only while it is read, so memory stays flat. Hits are yielded as they are found; callers can stop at any
+time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hit(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What one shard gave; `rows` are those scanned so far."""
+    """The hits in one shard; `rows` is the number of rows scanned so far."""
 
     rows: int
     hits: list[Hit]
@@ -49,7 +49,7 @@ class Searcher:
         self._bounds = np.concatenate(([0], np.cumsum(dataset.shard_examples // self._sides)))
 
     def scan(self, text: str, first: int = 0, among: Bool | None = None) -> Iterator[Scanned]:
-        """Hits from row `first` on, after each shard; `among`: rows that may be hits."""
+        """Yield hits from row `first` onwards, shard by shard; `among` restricts the rows."""
         needle = _lower(text.encode())
         for shard in range(int(np.searchsorted(self._bounds, first, side="right")) - 1, len(self._dataset.shards)):
             start, end = int(self._bounds[shard]), int(self._bounds[shard + 1])
@@ -65,7 +65,7 @@ class Searcher:
             yield Scanned(end, hits)
 
     def _hits(self, columns: Columns, needle: bytes, before: int) -> Iterator[Hit]:
-        """One hit per row; a match never runs from one sequence into the next."""
+        """One hit per row; a match never spans two sequences."""
         data, ends = self._decoded(columns, self._lower)
         rows = ends[columns.id_offsets[1:].astype(np.int64)]  # where each sequence ends, in bytes
         last, shown = -1, list[tuple[int, int]]()
@@ -88,7 +88,7 @@ class Searcher:
             )
 
     def _decoded(self, columns: Columns, table: pa.Array) -> tuple[bytes, Int64]:
-        """The text of a shard, and where each token begins in it."""
+        """The text of a shard, and the start of each token in it."""
         ids = np.ascontiguousarray(columns.ids)
         taken = table.take(pa.Array.from_buffers(pa.from_numpy_dtype(ids.dtype), len(ids), [None, pa.py_buffer(ids)]))
         _, offsets, data = taken.buffers()
@@ -105,7 +105,7 @@ class Searcher:
 
 
 def _lower(text: bytes) -> bytes:
-    """ASCII letters in lower case; nothing else changes, lengths least of all."""
+    """Lower-case ASCII letters; everything else, and the length, is unchanged."""
     return text.lower()
 
 
@@ -117,7 +117,7 @@ def _table(tokens: list[bytes]) -> pa.Array:
 
 
 def _clipped(text: bytes, cut: bool, *, left: bool) -> str:
-    """Text around a hit, without the halves of characters at its edge."""
+    """The text around a hit, without partial characters at its edges."""
     while left and cut and text and text[0] & 0xC0 == 0x80:
         text = text[1:]
     if not left:

@@ -1,7 +1,6 @@
-"""What the viewer keeps while it runs: the dataset, its view, and what was read of it.
+"""The state of a running viewer: the dataset, its view, and cached results.
 
-Pages run in threads; what is shared is guarded by one lock, held only while something is made that others would
-make again.
+Pages run in threads. One lock guards the shared state; it is held only while a cached result is computed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from penstock.view.settings import LossPolicy, UnknownRegions, ViewSettings
 
 T = TypeVar("T")
 _PREVIEW: Final = 40  # tokens of a message in the list
-_HEADER: Final = 8  # tokens of the line that begins a message
-_PLANS: Final = 4  # kept, for turning pages
+_HEADER: Final = 8  # tokens of a message's first line
+_PLANS: Final = 4  # cached, for paging
 
 
 class Listing(NamedTuple):
@@ -43,7 +42,7 @@ class Listing(NamedTuple):
     place: str
     tokens: int
     trained: int
-    turns: list[tuple[str, str]]  # role and beginning of the first question and the last answer
+    turns: list[tuple[str, str]]  # role and start of the first question and the last answer
 
 
 class Session:
@@ -52,7 +51,7 @@ class Session:
     def __init__(self, dataset: Dataset, options: LookOptions, against: Dataset | None = None) -> None:
         self.dataset, self.options, self.against = dataset, options, against
         self.settings = options.view
-        self.said = list[str]()
+        self.messages = list[str]()
         self.sides = 2 if dataset.is_preference else 1
         self._lock = threading.RLock()
         self._origin_lock = threading.Lock()
@@ -62,7 +61,7 @@ class Session:
 
     @cached_property
     def name(self) -> str:
-        """The source, or how many there are."""
+        """The name of the source, or the number of sources."""
         names = source_names(self.dataset)
         return names[0] if len(names) == 1 else f"{len(names)} sources" if names else self.dataset.key[:15]
 
@@ -80,27 +79,27 @@ class Session:
 
     @cached_property
     def searcher(self) -> Searcher:
-        """Finds text."""
+        """The text search over the dataset."""
         return Searcher(self.dataset)
 
     def view(self) -> View:
         """The view of the command's options, scanned once."""
-        return self._once("view", lambda: open_to_look(self.dataset, self.options, self.said.append))
+        return self._once("view", lambda: open_to_look(self.dataset, self.options, self.messages.append))
 
     def figures(self) -> dict[str, Any]:
-        """What the report's template takes."""
+        """The variables of the report's template."""
         view = self.view()
         return self._once("figures", lambda: report_figures(view, stats(view, self.options.capacity), None))
 
     def comparison(self) -> DatasetDiff | None:
-        """The difference to the other dataset, where there is one."""
+        """The differences from the other dataset, if there is one."""
         other = self.against
         if other is None:
             return None
         return self._once("comparison", lambda: compare(self.dataset, other, self.settings.train_on))
 
     def plan(self, settings: PlanSettings) -> Plan:
-        """A plan of batches; the last few stay."""
+        """A plan of batches; the last few are cached."""
         view = self.view()
         with self._lock:
             if settings not in self._plans:
@@ -110,7 +109,7 @@ class Session:
             return self._plans[settings]
 
     def sequences(self, row: int, policy: LossPolicy) -> list[tuple[str, Example, int]]:
-        """The sequences of a row, uncut, with the tokens of their common prompt."""
+        """The complete sequences of a row, with the length of their common prompt."""
         if not self.dataset.is_preference:
             return [("", example_of(self.dataset, row, policy), 0)]
         found = [example_of(self.dataset, 2 * row + side, policy) for side in (0, 1)]
@@ -135,7 +134,7 @@ class Session:
         return Listing(row, f"{name}, row {place.row:,}", tokens, trained, self._turns(parts[0][1]))
 
     def _turns(self, example: Example) -> list[tuple[str, str]]:
-        """The beginnings of the first message of a user and the last of an assistant, or of the whole."""
+        """The start of the first user message and of the last assistant message, or of the whole row."""
         runs, found = example.runs, list[tuple[str, str]]()
         starts = runs.ends.astype(np.int64) - runs.lengths
         for role, which in (("user", 0), ("assistant", -1)):
@@ -151,7 +150,7 @@ class Session:
         return text.replace("↵\n", " ") + ("…" if length > _PREVIEW else "")
 
     def _without_header(self, ids: Int64) -> Int64:
-        """Without special tokens, and without the line that a template begins a message with. For a preview only."""
+        """Preview text, without special tokens and the template's first line of a message."""
         special = self.dataset.vocabulary.special
         marked = special[np.minimum(ids, len(special) - 1)]
         if len(ids) and marked[0]:
@@ -161,7 +160,7 @@ class Session:
         return ids[~marked]
 
     def source_json(self, row: int) -> tuple[str, str]:
-        """The row as its source has it, indented, and what went wrong if it can't be read."""
+        """The source row as indented JSON, and the error if it can't be read."""
         try:
             with self._origin_lock:
                 raw = self.dataset.origin.source_row(row)

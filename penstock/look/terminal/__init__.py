@@ -1,1 +1,1 @@
-"""Looks at prepared data in the terminal."""
+"""Prints progress, summaries, statistics and examples in the terminal."""

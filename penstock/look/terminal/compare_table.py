@@ -10,7 +10,7 @@ from penstock.look.compare import DatasetDiff, Difference
 
 
 def print_comparison(compared: DatasetDiff, console: Console) -> None:
-    """What changed: recipe, totals, then the first changed rows, each at its first differing token."""
+    """Print the changes: recipe, totals, then the first changed rows, each with its first differing token."""
     if compared.equal:
         console.print(f"no difference: {compared.before.rows:,} rows, {compared.before.tokens:,} tokens")
         return
@@ -25,7 +25,7 @@ def print_comparison(compared: DatasetDiff, console: Console) -> None:
     )
     console.print(counts, highlight=False)
     if compared.moved:
-        console.print("rows that both have stand in another order")
+        console.print("common rows are in a different order")
     for name, rows, count in (
         ("removed from A", compared.removed_rows, compared.removed),
         ("added in B", compared.added_rows, compared.added),

@@ -1,4 +1,4 @@
-"""Progress of a command or a build as one line: live in a terminal, printed now and then elsewhere."""
+"""Progress of a command or a build: a live line in a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.build.progress import Progress
 
-PLAIN_EVERY = 5.0  # seconds between lines when nobody watches live
+PLAIN_EVERY = 5.0  # seconds between lines outside a terminal
 
 
 def amount(number: float, unit: str = "") -> str:
@@ -35,7 +35,7 @@ P = TypeVar("P")
 
 
 class LiveProgress(Generic[P]):
-    """Shows progress on a console, as the line that describes it."""
+    """Shows progress on a console as one line."""
 
     def __init__(self, console: Console, line: Callable[[P], str]) -> None:
         self._console, self._line = console, line

@@ -1,4 +1,4 @@
-"""What a build did, in words: the facts that a terminal, a notebook and a script show."""
+"""The summary of a build, as facts for a terminal, a notebook or a script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.store.dataset import StoredDataset
 
 WARNING = "warning"
-Fact = tuple[str, str]  # a label, '' where the one above goes on, and what is told
+Fact = tuple[str, str]  # (label, text); the label is '' if the line continues the one above
 
 
 def facts(outcome: Outcome) -> list[Fact]:
-    """What was done, what was left out, and how fast."""
+    """Rows and tokens processed, rows left out, and speed."""
     progress = outcome.progress
     found = [*dataset_facts(outcome.dataset), ("slices", _slices(outcome))]
     if outcome.tokenizer:
@@ -31,7 +31,7 @@ def facts(outcome: Outcome) -> list[Fact]:
     if progress.checked:
         found.append(("spot check", _checks(outcome)))
     if progress.others_checked:
-        refused = f", {progress.others_refused} refused and made again" if progress.others_refused else ""
+        refused = f", {progress.others_refused} refused and rebuilt" if progress.others_refused else ""
         compared = f"{progress.others_rows:,} rows compared with the reference engines{refused}"
         found.append(("others' shards", f"{progress.others_checked}: {compared}"))
     if outcome.quarantine:
@@ -40,7 +40,7 @@ def facts(outcome: Outcome) -> list[Fact]:
 
 
 def dataset_facts(dataset: StoredDataset) -> list[Fact]:
-    """What is in a dataset, by its ledger."""
+    """The contents of a dataset, according to its ledger."""
     ledger = dataset.ledger
     rejected = sum(ledger["rejected"].values())
     found = [("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {rejected:,} rejected")]
@@ -57,7 +57,7 @@ def dataset_facts(dataset: StoredDataset) -> list[Fact]:
 
 
 def _first_noted(dataset: StoredDataset, note: str) -> str:
-    """Where the first row with a note is; rows are counted from 0."""
+    """The location of the first row with a note; rows are counted from 0."""
     place = dataset.ledger.get("first_noted", {}).get(note)
     files = dataset.notes.get("files", [])
     if place is None or place[0] >= len(files):
@@ -66,7 +66,7 @@ def _first_noted(dataset: StoredDataset, note: str) -> str:
 
 
 def one_line(outcome: Outcome) -> str:
-    """The same in a line."""
+    """The same facts on one line."""
     dataset, progress = outcome.dataset, outcome.progress
     how = "found in the cache" if outcome.hit else f"prepared in {duration(progress.seconds)}"
     rejected = sum(dataset.ledger["rejected"].values())
@@ -74,10 +74,10 @@ def one_line(outcome: Outcome) -> str:
     return f"penstock: {len(dataset):,} rows, {dataset.tokens:,} tokens {how}{aside} ({dataset.key[:11]})"
 
 
-def as_html(title: str, told_facts: list[Fact]) -> str:
+def as_html(title: str, lines: list[Fact]) -> str:
     """Facts as a small table for a notebook."""
     cell = '<td style="text-align:left;vertical-align:top;white-space:pre-wrap">'
-    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in told_facts)
+    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in lines)
     return f"<div><code>{escape(title)}</code><table>{rows}</table></div>"
 
 
@@ -85,11 +85,11 @@ def _slices(outcome: Outcome) -> str:
     progress = outcome.progress
     if outcome.hit:
         return f"{len(outcome.dataset.shards)} found in the cache: nothing to do"
-    parts = [f"{progress.slices_done} made"]
+    parts = [f"{progress.slices_done} encoded"]
     if progress.slices_reused:
         parts.append(f"{progress.slices_reused} found in the cache")
     if progress.slices_elsewhere:
-        parts.append(f"{progress.slices_elsewhere} made by other processes")
+        parts.append(f"{progress.slices_elsewhere} encoded by other processes")
     return ", ".join(parts)
 
 
@@ -111,11 +111,11 @@ def _engines(outcome: Outcome) -> str:
 
 
 def _checks(outcome: Outcome) -> str:
-    """What was compared with the references."""
+    """The checks against the references."""
     progress = outcome.progress
     text = f"{progress.checked:,} rows compared with the reference engines"
     if progress.mismatches:
-        return f"{text}, {progress.mismatches:,} differed (their slices were redone)"
+        return f"{text}, {progress.mismatches:,} differed (their slices were recomputed)"
     taken, compared = progress.paths
     return f"{text}; paths: {compared} of {taken} checked" if taken else text
 

@@ -1,8 +1,7 @@
-"""One example, token for token: who made which text, and what is trained.
+"""Prints one example token by token: the origin of each run, and whether it is trained.
 
-Enters: an item of a view, the bytes of each token id, a console. Leaves: a line per run of tokens, labelled with
-message, role, part and token count; continued lines are indented. Trained text carries `+` in the gutter and is
-green, so that the same output reads with and without colours.
+Each run of tokens gets a line labelled with its message, role, part and token count; continuation lines are indented.
+Trained text is green and marked with `+` in the gutter, so the output is readable with and without colours.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Stretch(NamedTuple):
 
 
 def show(view: Served, index: SupportsIndex, token_bytes: TokenBytes, console: Console) -> None:
-    """Print an item of a view; `token_bytes` gives the bytes that a token id stands for."""
+    """Print an item of a view; `token_bytes` returns the bytes of a token id."""
     item = view[index]
     if isinstance(item, Example):
         _show_example(item, "", token_bytes, console)
@@ -46,7 +45,7 @@ def show(view: Served, index: SupportsIndex, token_bytes: TokenBytes, console: C
 
 
 def stretches(example: Example) -> Iterator[Stretch]:
-    """The runs of an example, cut where the weight changes; empty ones left out."""
+    """The non-empty runs of an example, split where the weight changes."""
     runs, weights = example.runs, example.loss_weights
     owner = np.repeat(np.arange(len(runs.roles)), runs.lengths)
     changes = np.flatnonzero((owner[1:] != owner[:-1]) | (weights[1:] != weights[:-1])) + 1
@@ -90,7 +89,7 @@ def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -
 
 
 def _wrapped(line: str, console: Console, indent: int) -> list[str]:
-    """The line in pieces that fit its column of a terminal; what is piped stays whole."""
+    """The line, wrapped to its column in a terminal; piped output is not wrapped."""
     width = console.width - indent
     if not console.is_terminal or width < 20 or cell_len(line) <= width:
         return [line]
@@ -98,5 +97,5 @@ def _wrapped(line: str, console: Console, indent: int) -> list[str]:
 
 
 def _line(console: Console, text: Text) -> None:
-    # A soft wrap leaves the line whole: what is copied or piped is what is there.
+    # A soft wrap keeps the line whole when it is copied or piped.
     console.print(text, soft_wrap=True)

@@ -11,7 +11,7 @@ _BAR = 40
 
 
 def stats_table(stats: Stats) -> Group:
-    """The numbers, the tokens by role and a histogram of lengths."""
+    """Totals, tokens by role, and a histogram of lengths."""
     return Group(_numbers(stats), _roles(stats), _histogram(stats))
 
 
@@ -56,6 +56,6 @@ def _histogram(stats: Stats) -> Table:
     table.add_column(style="green")
     most = max((bar.sequences for bar in stats.histogram), default=0)
     for bar in stats.histogram:
-        filled = "█" * (-(-_BAR * bar.sequences // most))  # rounded up: what is there is seen
+        filled = "█" * (-(-_BAR * bar.sequences // most))  # rounded up, so that small counts stay visible
         table.add_row(f"{bar.low:,} to {max(bar.high - 1, bar.low):,}", f"{bar.sequences:,}", filled)
     return table

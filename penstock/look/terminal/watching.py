@@ -1,4 +1,4 @@
-"""Progress of `ps.prepare` where somebody watches: a line in a terminal, a display in a notebook, else nothing."""
+"""Progress of `ps.prepare`: a line in a terminal, a display in a notebook, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Watched:
         return None
 
     def __call__(self, progress: Progress) -> None:
-        """A slice is done."""
+        """Called after every slice."""
 
     def done(self, outcome: Outcome) -> None:
-        """The dataset is there."""
+        """Called when the dataset is complete."""
 
 
 class WatchedInTerminal(Watched):
-    """A live line while it goes on, and one line at the end, on standard error."""
+    """A live line during the build and a final line, both on standard error."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -61,7 +61,7 @@ class WatchedInTerminal(Watched):
 
 
 class WatchedInNotebook(Watched):
-    """A display that is updated in place, and holds the summary in the end."""
+    """A display that is updated in place and finally shows the summary."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -86,7 +86,7 @@ class WatchedInNotebook(Watched):
 
 
 def watched(progress: bool | None) -> Watched:
-    """What to show: always with True, never with False, else where a person is likely to see it."""
+    """The progress display: always with True, never with False, else in terminals and notebooks."""
     if progress is False:
         return Watched()
     if _in_notebook():

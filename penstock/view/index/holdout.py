@@ -1,9 +1,9 @@
-"""The hold-out: which rows a view shows, decided by (seed, content of the row) alone.
+"""The hold-out: assigns each row to one part, depending only on the seed and the row's content.
 
-Enters: the row hashes of all examples. Leaves: a threshold on keyed hashes; a row is held out where its own lies at
-or below it. So equal rows share a side, and neither order, slicing nor mixing moves a row. Rows appended later move
-no older row when a fraction is held out; when a number is, they can only push older rows back to the training part.
-Costs one multiply-shift chain per row; a number of rows also needs 8 bytes a row while it is computed.
+A row is held out if its keyed hash is at or below a threshold. Equal rows are therefore on the same side, and order,
+slicing and mixing don't move a row. If a fraction is held out, rows appended later move no older row; if a number is,
+they can only move older rows back to the training part. The cost is one multiply-shift chain per row, and for a number
+of rows also 8 bytes per row while the threshold is computed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.view.settings import HoldoutPart, ViewSettings
 
 
 class Holdout:
-    """Tells which rows belong to a view's part."""
+    """Decides which rows belong to a view's part."""
 
     __slots__ = ("_part", "_seed", "_threshold")
 
     def __init__(self, chosen: ViewSettings, hashes: Iterable[UInt64]) -> None:
-        """`hashes` are the row hashes by shard; they are read only where a number of rows is held out."""
+        """`hashes` are the row hashes by shard, read only if a number of rows is held out."""
         self._part, self._seed = chosen.part, chosen.holdout_seed
         self._threshold: np.uint64 | None = None
         match chosen.holdout:
@@ -37,7 +37,7 @@ class Holdout:
                 self._threshold = np.uint64(int(fraction * 2.0**64))
 
     def shows(self, hashes: UInt64) -> Bool:
-        """Which of these rows the view's part contains."""
+        """Which of these rows belong to the view's part."""
         if self._threshold is None:
             return np.ones(len(hashes), np.bool_)
         held_out = keyed_hashes(hashes, self._seed) <= self._threshold

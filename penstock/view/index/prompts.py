@@ -1,11 +1,11 @@
-"""The common prompt of a pair: where the two sides begin to differ, as a message would say it.
+"""The common prompt of a pair: the tokens before the answers start to differ, at message granularity.
 
-It is the longest common prefix of tokens, cut back to the start of the body where it ends inside an assistant message:
-answers that begin with the same words still differ from their first token on, and a header belongs to the prompt.
-Nothing inside the common prompt is ever trained: it is the same on both sides, so it says nothing about preference.
+It is the longest common prefix of tokens; if the prefix ends inside an assistant message, it is cut back to the start
+of the message's body. Answers that start with the same words thus count as different from their first token, and the
+header belongs to the prompt. The common prompt is never trained: it is equal on both sides and expresses no preference.
 
-Enters: a shard's ids and runs, sides adjacent. Leaves: one length per pair. This is the one place where a view reads
-token ids to decide; it reads the common prefixes only (plus a block), in blocks over all pairs at once.
+This is the only place where a view reads token ids to build its index. It reads just the common prefixes (plus one
+block), in blocks over all pairs at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prompt_lengths(columns: Columns, runs: Runs) -> Int64:
 
 
 def _common_prefixes(columns: Columns, left: Int64, right: Int64, sizes: Int64) -> Int64:
-    """How many tokens from `left` and from `right` on are equal, at most `sizes`."""
+    """The number of equal tokens starting at `left` and `right`, at most `sizes`."""
     common = np.zeros(len(sizes), np.int64)
     live = np.flatnonzero(sizes)
     block = _BLOCK
@@ -51,7 +51,7 @@ def _common_prefixes(columns: Columns, left: Int64, right: Int64, sizes: Int64) 
 
 
 def _answer_starts(runs: Runs, sizes: Int64, common: Int64) -> Int64:
-    """Per side: the common prefix, cut back to where the assistant's answer begins that it ends in."""
+    """Per side: the common prefix, cut back to the start of the assistant answer that it ends in."""
     bounds = common.copy()
     sides = np.flatnonzero(sizes)
     if not len(sides):
@@ -66,14 +66,14 @@ def _answer_starts(runs: Runs, sizes: Int64, common: Int64) -> Int64:
     start = joined - runs.lengths
     slot = _message_slots(runs)
     opening = np.zeros(int(slot.max(initial=-1)) + 1, np.int64)
-    answers = np.flatnonzero(answer)[::-1]  # reversed: the first run of a message is written last, and stays
+    answers = np.flatnonzero(answer)[::-1]  # reversed, so that the first run of a message is written last and wins
     opening[slot[answers]] = start[answers]
     bounds[sides] = opening[slot[run]] - base[sides]
     return bounds
 
 
 def _message_slots(runs: Runs) -> Int64:
-    """A number per run that is the same for runs of one message of one example, and differs otherwise."""
+    """A number per run that identifies its message and example."""
     width = runs.highest_message(np.ones(len(runs.roles), np.bool_)).astype(np.int64) + 2
     first: Int64 = np.cumsum(width) - width + 1
     return np.repeat(first, runs.counts) + runs.messages

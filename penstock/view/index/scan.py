@@ -1,9 +1,8 @@
-"""From a dataset and settings to the index of a view: which window of which row is served.
+"""Builds the index of a view: which window of which row is served.
 
-Enters: the segments and offsets of every shard, one shard at a time (of pairs also the ids of common prompts).
-Leaves: `Index` with its ledger. A row that can't be served is counted by reason, or named in the error that refuses
-the view; none is skipped. Costs about a second for a million rows of ten segments, no Python per row, and keeps
-12 bytes an example (20 a pair).
+The scan reads the segments and offsets of one shard at a time (for pairs, also the ids of the common prompts). Rows
+that can't be served are counted by reason in the ledger or named in the error; none is skipped silently. A million rows
+of ten segments take about a second, with no Python per row; the index takes 12 bytes per example (20 per pair).
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs
 from penstock.view.settings import LossPolicy, Overlong, UnknownRegions, ViewSettings
 
-_NAMED: Final = 5  # rows that an error names
+_NAMED: Final = 5  # rows named in an error
 _Compact = tuple[npt.NDArray[np.integer], Int32, Int32, Int32]
 
 
 class Index(NamedTuple):
-    """The served windows in order, and where everything else went."""
+    """The served windows in order, and the ledger."""
 
     bounds: Int64  # rows before each shard, and the total
-    rows: npt.NDArray[np.integer]  # number of the row in the dataset; 4 bytes as long as they suffice
+    rows: npt.NDArray[np.integer]  # row number in the dataset; 4 bytes where that is enough
     starts: Int32
-    lengths: Int32  # of pairs: a column per side
-    prompts: Int32  # of pairs: where in the row the common prompt ends
+    lengths: Int32  # pairs: a column per side
+    prompts: Int32  # pairs: end of the common prompt in the row
     ledger: Ledger
 
 
 def scan(examples: Examples, settings: ViewSettings) -> Index:
-    """The index of a view, or the error that refuses it."""
+    """Build the index of a view, or raise if some row can't be served."""
     _check_roles(examples, settings)
     shards = range(len(examples.shard_examples))
     holdout = Holdout(settings, (each_row_once(examples.columns(shard)) for shard in shards))
@@ -66,9 +65,9 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
 
 
 def trained_weights(examples: Examples, settings: ViewSettings, index: Index) -> Float32:
-    """The loss weights of each window's tokens, added up; its first token is never predicted, and does not count."""
+    """The sum of the loss weights of each window, without its first token, which is never predicted."""
     totals = np.empty(len(index.rows), np.float32)
-    cuts = np.searchsorted(index.rows, index.bounds).tolist()  # windows stand in the order of their rows
+    cuts = np.searchsorted(index.rows, index.bounds).tolist()  # windows are in row order
     for shard, (first, last) in enumerate(pairwise(cuts)):
         if first == last:
             continue
@@ -92,7 +91,7 @@ def _none(examples: Examples) -> _Compact:
 
 
 def _compact(served: Windows, before: int) -> _Compact:
-    """Rows numbered over the dataset, in the smallest types that hold them."""
+    """Number the rows over the whole dataset, in the smallest types that hold them."""
     small = np.uint32 if before < 2**31 else np.int64
     return (
         (served.rows + before).astype(small),
@@ -107,10 +106,10 @@ def _any_weight(runs: Runs) -> bool:
 
 
 def _check_roles(examples: Examples, settings: ViewSettings) -> None:
-    """Of adopted rows it is known which tokens were trained, not who wrote them."""
+    """Adopted rows record which tokens were trained, but not which role wrote them."""
     if examples.recipe.get("adopted") and settings.train_on not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
         raise RegionsUnknown(
-            f"the dataset was adopted: it is known which tokens were trained, but not which message wrote them, and "
+            f"the dataset was adopted: it records which tokens were trained, but not which message they belong to, and "
             f"train_on={settings.train_on.value!r} needs that. Use train_on='customized' for the mask that the rows "
             "came with, or 'all_tokens'."
         )
@@ -133,15 +132,15 @@ def _check_regions(examples: Examples, settings: ViewSettings, unknown_rows: lis
         return
     first = ", ".join(named(place_of(examples, int(row))) for row in unknown[:_NAMED])
     raise RegionsUnknown(
-        f"{len(unknown)} of {len(examples)} rows have regions that are not certain, and "
+        f"{len(unknown)} of {len(examples)} rows have unknown regions, but "
         f"train_on={settings.train_on.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
-        "Leave them out with regions_unknown='drop', or train on all_tokens."
+        "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
     )
 
 
 def _check_weights(examples: Examples, settings: ViewSettings, weighted: bool) -> None:
     if settings.train_on is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
         raise ViewError(
-            f"train_on='customized' needs per-message weights, and none of the {len(examples)} rows gives any. "
+            f"train_on='customized' needs per-message weights, but none of the {len(examples)} rows has any. "
             "Give messages a weight (keys weight, train, loss, …), or choose another policy."
         )

@@ -1,8 +1,7 @@
-"""One shard under a view's settings: which windows of its rows are served, and a ledger of them all.
+"""Applies a view's settings to one shard: selects the windows of its rows to serve, and accounts for all rows.
 
-Enters: the columns of a shard and which of its rows belong to the view's part. Leaves: windows that each hold at
-least one trained token (of pairs: on both sides), with row numbers in the shard, and a ledger that adds up.
-Vectorised; each row is looked at once.
+Every served window holds at least one trained token (pairs: on both sides). Windows have row numbers within the shard,
+and the ledger adds up. Vectorised; each row is visited once.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Rows(NamedTuple):
 
     columns: Columns
     runs: Runs
-    sizes: Int64  # of pairs: a column per side
-    unknown: Bool  # regions not certain (of pairs: on either side)
+    sizes: Int64  # pairs: a column per side
+    unknown: Bool  # unknown regions (pairs: on either side)
 
     @classmethod
     def of(cls, columns: Columns) -> Rows:
@@ -49,12 +48,12 @@ class Rows(NamedTuple):
 
 
 def row_hashes(columns: Columns) -> UInt64:
-    """One hash per row; the sides of a pair have the same."""
+    """One hash per row; the sides of a pair share it."""
     return columns.row_hashes if columns.sides is None else columns.row_hashes[0::2]
 
 
 def each_row_once(columns: Columns) -> UInt64:
-    """The hashes of the rows behind the examples of a shard, each once."""
+    """The hashes of the rows that a shard's examples come from, once per row."""
     hashes = row_hashes(columns)
     if columns.prefixes is None:
         return hashes
@@ -62,7 +61,7 @@ def each_row_once(columns: Columns) -> UInt64:
 
 
 def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewSettings) -> tuple[Windows, Ledger]:
-    """The windows to serve of the rows in the part; `unknown` are those of them to leave out for their regions."""
+    """The windows to serve from the rows in the part; rows in `unknown` are dropped for their unknown regions."""
     usable = np.flatnonzero(part & ~unknown)
     cut, trained = _cut_singles(rows, usable, settings) if rows.sizes.ndim == 1 else _cut_pairs(rows, usable, settings)
     keep = (trained if trained.ndim == 1 else trained.min(axis=1)) > 0
@@ -116,7 +115,7 @@ def _cut_singles(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Win
 
 
 def _cut_pairs(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Windows, Int64]:
-    """Windows of usable pairs, and the trained tokens behind the common prompt on each side."""
+    """Windows of usable pairs, and the trained tokens after the common prompt on each side."""
     tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
     prompts = prompt_lengths(rows.columns, rows.runs)[usable]
     cut = pair_windows(settings.overlong, settings.max_length, rows.sizes[usable], prompts)

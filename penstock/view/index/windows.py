@@ -1,8 +1,8 @@
 """Over-length policies: which window of each row is served.
 
-Enters: the sizes of rows. Leaves: windows (row, start, length), in row order, none longer than `max_length`.
-Under `split` the windows of a row partition it; under `drop` an over-long row has none; otherwise each row has one.
-Vectorised, linear in the number of windows.
+Windows (row, start, length) are in row order, and none is longer than `max_length`. With `split`, the windows of a row
+partition it; with `drop`, an over-long row has none; otherwise each row has one. Vectorised, linear in the number of
+windows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.view.settings import Overlong
 
 
 class Windows(NamedTuple):
-    """Served parts of rows. Of pairs, `lengths` has a column per side, and both sides share the start."""
+    """Served parts of rows. For pairs, `lengths` has a column per side, and both sides share the start."""
 
     rows: Int64
     starts: Int64
     lengths: Int64
-    prompts: Int64  # of pairs: where in the row the common prompt ends; of single rows: empty
+    prompts: Int64  # pairs: end of the common prompt in the row; empty for single rows
 
     def where(self, keep: Bool) -> Windows:
         """Only the windows to keep."""
@@ -34,7 +34,7 @@ _NO_PROMPTS: Final = np.empty(0, np.int64)
 
 
 def windows(overlong: Overlong, limit: int | None, sizes: Int64) -> Windows:
-    """The windows of single rows. (`error` is the caller's, who can name the row: it counts as no limit here.)"""
+    """The windows of single rows. `error` counts as no limit here: the caller raises, since it can name the row."""
     rows = np.arange(len(sizes))
     if limit is None:
         return Windows(rows, np.zeros_like(sizes), sizes, _NO_PROMPTS)
@@ -55,7 +55,7 @@ def windows(overlong: Overlong, limit: int | None, sizes: Int64) -> Windows:
 
 
 def _split(limit: int, sizes: Int64) -> Windows:
-    chunks = np.maximum(-(-sizes // limit), 1)  # an empty row is one empty chunk, so that it is counted
+    chunks = np.maximum(-(-sizes // limit), 1)  # an empty row has one empty chunk, so that it is counted
     rows = np.repeat(np.arange(len(sizes)), chunks)
     first = np.cumsum(chunks) - chunks
     starts = (np.arange(len(rows)) - first[rows]) * limit
@@ -65,13 +65,13 @@ def _split(limit: int, sizes: Int64) -> Windows:
 def pair_windows(overlong: Overlong, limit: int | None, sizes: Int64, prompts: Int64) -> Windows:
     """The windows of pairs: `sizes` has a column per side, `prompts` the length of their common prompt.
 
-    `truncate` keeps the head of both sides. `truncate_left` takes the same number of tokens off the head of the
-    prompt on both sides, as many as the longer side is over; what is still over once the prompt is gone is cut off
-    the end of the completion. So the two sides always begin with the same prompt.
+    `truncate` keeps the head of both sides. `truncate_left` removes the same number of tokens from the start of the
+    prompt on both sides, enough for the longer side to fit; if removing the whole prompt is not enough, the completion
+    is cut at its end. Both sides therefore always start with the same prompt.
     """
     if overlong is Overlong.SPLIT:
         raise UsageError(
-            "overlong='split' would tear pairs apart, and this is preference data. "
+            "overlong='split' can't be used with preference data, because it would split pairs. "
             "Use 'truncate', 'truncate_left', 'drop' or 'error'."
         )
     rows, starts = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
