@@ -161,6 +161,24 @@ def test_where_the_prompt_has_more_it_rules(prepare: Callable[..., ps.Dataset]) 
     assert [view_messages(ds, item) for item in range(2)] == [[1], [3]]
 
 
+def test_no_turn_goes_on_with_a_chain_that_has_the_server_s_prompt(
+    prepare: Callable[..., ps.Dataset], oracle: Any
+) -> None:
+    """Its prompt holds what the template prints for the turn before, which is not what that chain has."""
+    template = trl_templates()["nemotron_3_nano"]  # opens a block that answers without reasoning close at once
+    chat = [user("a"), calls(), RESULT, says("d", "e"), user("f"), says("g", "h")]
+    ds = prepare([chat], template, regions="structure", dropped_tool_calls="keep")
+    result = check(ds, Truth(oracle, template))
+    assert (result.turns, result.trained, result.wrong) == (3, 3, [])
+    assert [view_messages(ds, item) for item in range(ds.examples)] == [[1], [3], [5]]
+
+
+def test_an_answer_is_encoded_apart_from_the_server_s_prompt(prepare: Callable[..., ps.Dataset], oracle: Any) -> None:
+    ds = prepare([[user("a"), says("\n\nb"), user("c"), says("d")]], SPLICED)
+    result = check(ds, Truth(oracle, SPLICED))
+    assert (result.turns, result.trained, result.wrong, ds.ledger["notes"]) == (2, 2, [], {})
+
+
 def test_an_answer_that_can_not_be_established_is_context(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:2], SPLICED.replace("\n\n</think>\n\n", "\n"))
     assert ds.ledger["notes"]["turn_unsettled"] == 2
