@@ -293,6 +293,17 @@ def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
     assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.examples))
 
 
+def test_show_prints_what_later_turns_see_of_an_answer(chains: ps.Dataset) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    shown = CliRunner().invoke(app, ["show", str(chains.path), "--turns"], env={"COLUMNS": "200"}).output
+    assert shown.count("row 0 of source 0") == 2
+    table = shown[shown.index("in the last chain") :]
+    assert "two and two" in table and "three and three" in table and table.count("the same") == 1 and "+" in table
+
+
 def test_prefixes_that_lead_astray_are_damage(chains: ps.Dataset) -> None:
     columns = chains.columns(0)
     assert columns.prefixes is not None
