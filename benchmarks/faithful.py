@@ -197,9 +197,8 @@ def main() -> int:
     arguments = parser.parse_args()
     known = trl_templates()
     total: Counter[str] = Counter()
-    print(
-        f"{'template':36} {'rows':>5} {'turns':>6} {'chains':>6} {'trained':>7} {'refused':>7} {'wrong':>5}   run stored"
-    )
+    widths = {"rows": 5, "turns": 6, "chains": 6, "trained": 7, "refused": 7, "wrong": 5, "run": 5, "stored": 6}
+    print(" ".join([f"{'template':36}", *(f"{name:>{width}}" for name, width in widths.items())]))
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.jsonl")
         material(arguments.data, arguments.rows, arguments.share, rows)
