@@ -6,8 +6,8 @@ Takes rows with several turns from JSON-lines files of a folder, adds reasoning 
 them with each of trl's chat templates (or those named) and checks every assistant turn of every row: the tokens before
 it must be those of `apply_chat_template(messages[:i], add_generation_prompt=True)` (its `render_jinja_template`, then
 the tokenizer), and what is trained must be what `messages[:i+1]` adds. A turn is trained in exactly one example, or in
-none with its reason in the ledger. Prints a line per template: turns, chains, refused, wrong. Exit code 1 if anything
-is wrong.
+none with its reason in the ledger. Prints a line per template: turns, chains, refused, wrong, and the tokens of all
+chains (`run`) and those stored, as multiples of the tokens of the rows' last chains. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
 from penstock.chat.conversation import Role
 from penstock.errors import PenstockError
+from penstock.store.chains import roots, sizes
 
 FILES = (
     "tau_airline_a",
@@ -176,6 +177,13 @@ def difference(truth: Truth, conversation: dict[str, Any], message: int, before:
     return "" if turn.rstrip().endswith(said.rstrip()) else f"{said[:80]!r} does not end {turn[-80:]!r}"
 
 
+def costs(ds: Any) -> tuple[float, float]:
+    """Tokens of all chains, and those stored, as multiples of the tokens of roots."""
+    shards = [ds.columns(number) for number in range(len(ds.shards))]
+    last = sum(int(sizes(columns)[np.unique(roots(columns))].sum()) for columns in shards)
+    return ds.tokens / max(last, 1), sum(int(columns.id_offsets[-1]) for columns in shards) / max(last, 1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("templates", nargs="*", help="default: all of trl's")
@@ -189,7 +197,8 @@ def main() -> int:
     arguments = parser.parse_args()
     known = trl_templates()
     total: Counter[str] = Counter()
-    print(f"{'template':36} {'rows':>5} {'turns':>6} {'chains':>6} {'trained':>7} {'refused':>7} {'wrong':>5}")
+    widths = {"rows": 5, "turns": 6, "chains": 6, "trained": 7, "refused": 7, "wrong": 5, "run": 5, "stored": 6}
+    print(" ".join([f"{'template':36}", *(f"{name:>{width}}" for name, width in widths.items())]))
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.jsonl")
         material(arguments.data, arguments.rows, arguments.share, rows)
@@ -208,11 +217,13 @@ def main() -> int:
                 continue
             result = check(ds, Truth(reference_tokenizer(model), known[name]))
             unknown = ds.ledger["regions_unknown"]
+            run, stored = costs(ds)
             told = {n: c for n, c in result.notes.items() if n.startswith("turn_")}
             refused = result.turns - result.trained
             print(
                 f"{name:36} {result.rows:5} {result.turns:6} {result.chains:6} {result.trained:7} {refused:7} "
-                f"{len(result.wrong):5}  {told or ''}{f' unknown {unknown}' if unknown else ''}",
+                f"{len(result.wrong):5} {run:5.2f} {stored:6.2f}  {told or ''}"
+                f"{f' unknown {unknown}' if unknown else ''}",
                 flush=True,
             )
             for line in result.wrong[:3]:

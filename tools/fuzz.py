@@ -6,9 +6,10 @@
 Three parts share the time:
 
 rows        valid rows of every format, mutated at random, rendered with the templates of PyPI's trl. The machine must
-            agree with `RowReader`, `Adapter` and the reference, or leave the row to them.
+            agree with `RowReader`, `Adapter` and the reference, or leave the row to them. Every other batch is rendered
+            with its assistant turns, as `--turns faithful` does.
 templates   random templates on unusual values. The machine must render or refuse exactly as transformers does, with
-            the same pieces as the reference, or give up.
+            the same pieces and turns as the reference, or give up.
 sanitizer   both again in a separate process, with the C core compiled for AddressSanitizer and UBSan, without
             references.
 
@@ -70,6 +71,7 @@ from penstock.template.machine import Machine, conversation_layout, encoded  # n
 from penstock.template.probe_checks import rows as regions_of  # noqa: E402
 from penstock.template.rendered import Rendered  # noqa: E402
 from penstock.template.renderer import TemplateRenderer  # noqa: E402
+from penstock.template.turns import REFUSED, Turns, TurnState  # noqa: E402
 from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
 from tools.fuzz_templates import TemplateGenerator, conversations  # noqa: E402
 
@@ -87,6 +89,7 @@ class Facts(NamedTuple):
     own_variables: bool = False
     special: str | None = None
     refusal: str | None = None
+    turns: tuple[Any, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -106,9 +109,32 @@ def _flags(roles: Sequence[int], flags: Sequence[int]) -> tuple[int, ...]:
     return tuple(f if role in (1, 3) or f & 1 else 4 for role, f in zip(roles, flags, strict=True))
 
 
+def turn_facts(turns: Turns | None) -> dict[int, tuple[Any, ...]]:
+    """The turns of each row, by message, without what nothing reads: sizes of refused turns, whether the root extends
+    a turn, and the flags of a root that is the whole row."""
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    if turns is None:
+        return {}
+    kept, at = zip(*(sizes.tolist() for sizes in turns.kept), strict=True), 0
+    pieces, spans = turns.pieces.tolist(), turns.spans.tolist()
+    for number, ((row, message, state, *sizes), own) in enumerate(zip(turns.table.tolist(), kept, strict=True)):
+        texts = turns.data[at : at + own[0]], turns.data[at + own[0] : at + sum(own)]
+        at += sum(own)
+        if state & REFUSED:
+            found.setdefault(row, []).append((message, state & REFUSED))
+            continue
+        if state & TurnState.IS_ROOT:
+            state &= ~TurnState.EXTENDS
+            sizes[2] = -1 if state & TurnState.IN_ROOT else sizes[2]
+        regions = [[place[1:] for place in places if place[0] == number] for places in (pieces, spans)]
+        found.setdefault(row, []).append((message, int(state), *sizes, *texts, *regions))
+    return {row: tuple(sorted(own, key=lambda turn: turn[0])) for row, own in found.items()}
+
+
 def facts_of(rendered: Rendered) -> list[Facts]:
     """The facts of each row in a batch."""
     offsets = rendered.message_offsets.tolist()
+    turns = turn_facts(rendered.turns)
     weights = rendered.message_weights
     found = []
     for k, (text, known, pieces, spans, failed) in enumerate(regions_of(rendered)):
@@ -129,6 +155,7 @@ def facts_of(rendered: Rendered) -> list[Facts]:
                 ("nan",) * count if weights is None else tuple(map(repr, weights[own].tolist())),
                 rendered.own_variables is not None and bool(rendered.own_variables[k]),
                 rendered.special.get(k),
+                turns=turns.get(k, ()),
             )
         )
     return found
@@ -143,9 +170,9 @@ def compare(number: int, machine: Facts, reference: Facts) -> Iterator[Differenc
 
 
 class RowCheck:
-    """Compares the engines on rows of one format with one template."""
+    """Compares the engines on rows of one format with one template; `turns` adds the assistant turns."""
 
-    def __init__(self, template: str, name: str) -> None:
+    def __init__(self, template: str, name: str, *, turns: bool = False) -> None:
         self.mapping = seeds()[name][0]
         self.renderer = TemplateRenderer(
             template,
@@ -155,6 +182,7 @@ class RowCheck:
             mapping=self.mapping,
             special_text=NEEDLES,
             added_tokens=NEEDLES,
+            turns=turns,
         )
         self.reader = RowReader(self.mapping)
 
@@ -224,13 +252,14 @@ class TemplateCheck:
 
     def render(self, chats: list[Conversation]) -> RenderedBatch:
         """Renders with the machine alone."""
-        return self._machine.render([encoded(chat) or b"" for chat in chats])
+        return self._machine.render_turns([encoded(chat) or b"" for chat in chats])
 
     def differences(self, chats: list[Conversation], counts: Counter[str]) -> Iterator[Difference]:
         """Yields the differences from transformers and from the reference."""
         batch = self.render(chats)
         served = [number for number, status in enumerate(batch.status) if status in (0, 3)]
         expected = facts_of(self.reference.render([chats[number] for number in served]))
+        turns = turn_facts(Turns.of(*batch[-4:]))
         counts["given up"] += len(chats) - len(served)
         for number, facts in zip(served, expected, strict=True):
             own = machine_facts(batch, number)
@@ -246,6 +275,8 @@ class TemplateCheck:
                 yield differing
             elif (theirs := self._transformers(chats[number])) != own.text:
                 yield Difference(number, "text (transformers)", own.text, theirs)
+            elif (made := turns.get(number)) != (by := turn_facts(self.reference.turns([chats[number]])).get(0)):
+                yield Difference(number, "turns", made, by)
 
     def _transformers(self, chat: Conversation) -> Any:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -280,7 +311,7 @@ def replay(case: dict[str, Any]) -> list[Difference]:
     """The differences on a recorded case."""
     counts: Counter[str] = Counter()
     if case["part"] == "rows":
-        check = RowCheck(case["template"], case["format"])
+        check = RowCheck(case["template"], case["format"], turns=case.get("turns", False))
         if not check.renderer.reads_rows:
             return []
         return list(check.differences(list(map(bytes_of, case["rows"])), counts))
@@ -322,23 +353,23 @@ class FuzzRun:
     def rows(self, seconds: float) -> None:
         rnd = random.Random(f"{self.seed} rows {self.compares}")  # noqa: S311
         formats, templates = seeds(self.data), trl_templates()
-        pairs = list(itertools.product(templates, formats))
+        pairs = list(itertools.product(templates, formats, (False, True)))
         rnd.shuffle(pairs)
         pairs.sort(key=lambda pair: pair[1] != "messages" and rnd.random() < 0.6)
-        checks: dict[tuple[str, str], RowCheck] = {}
+        checks: dict[tuple[str, str, bool], RowCheck] = {}
         end = time.monotonic() + seconds
         for pair in itertools.cycle(pairs):
             if time.monotonic() >= end:
                 return
-            template, name = templates[pair[0]], pair[1]
-            check = checks[pair] = checks.get(pair) or RowCheck(template, name)
+            template, name, turns = templates[pair[0]], *pair[1:]
+            check = checks[pair] = checks.get(pair) or RowCheck(template, name, turns=turns)
             if not check.renderer.reads_rows:
                 self.counts[f"not served: {pair[0]} {check.renderer.why_reference}"] += 1
                 continue
             until = min(end, time.monotonic() + 2)
             while time.monotonic() < until:
                 rows = [mutated_row(rnd, rnd.choice(formats[name][1])) for _ in range(BATCH)]
-                self._check_rows(check, rows, {"part": "rows", "template": template, "format": name})
+                self._check_rows(check, rows, {"part": "rows", "template": template, "format": name, "turns": turns})
 
     def _check_rows(self, check: RowCheck, rows: list[bytes], case: dict[str, Any]) -> None:
         self.counts["rows"] += len(rows)

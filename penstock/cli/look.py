@@ -33,6 +33,9 @@ def show(
         str | None,
         typer.Option(help="List the rows with this note, such as tools_dropped; --row counts these"),
     ] = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="All chains of the row, and what later turns see of each answer")
+    ] = False,
     cache: Cached = None,
     *,
     given: dict[str, Any],
@@ -41,6 +44,7 @@ def show(
     from rich.console import Console
 
     from penstock.look.terminal.show import show as show_item
+    from penstock.look.terminal.turns import show_turns
 
     console = Console()
     opened, view = _opened(dataset, cache, look_options(given), console)
@@ -49,7 +53,8 @@ def show(
         kind = "rows" if noted is None else f"rows with the note {noted}"
         raise UsageError(f"--row {row}: the view has {len(items):,} {kind}, numbered from 0")
     table = opened.vocabulary.token_bytes
-    show_item(view, items[row], lambda token: table[token], console)
+    print_item = show_turns if turns else show_item
+    print_item(view, items[row], lambda token: table[token], console)
 
 
 @with_flags(LookOptions)

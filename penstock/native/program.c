@@ -492,9 +492,9 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
         uselocale(before);
         if (usual) freelocale(usual);
         Py_END_ALLOW_THREADS
-        self->busy = false;
         result = result_of(m, &b);
         if (with_turns) result = turns_of(&b, result);
+        self->busy = false; /* only now: allocating objects may run other threads, and the texts are the machine's */
     }
     end_batch(&b);
     Py_XDECREF(held);

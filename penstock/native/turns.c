@@ -123,7 +123,7 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
     m->spans.n = first_span;
     release(m, at);
     if (has_previous && b->previous.n <= found.prompt.size &&
-        !memcmp(m->out.at + found.prompt.start, b->previous.at, b->previous.n))
+        common_size(m->out.at + found.prompt.start, b->previous.at, b->previous.n) == b->previous.n)
         found.state |= EXTENDS;
     if (i + 1 == c->messages.list->n) {
         found.turn = whole;

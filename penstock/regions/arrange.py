@@ -152,7 +152,7 @@ class Arranger:
         side.pieces, side.spans = side.moved(-cut)
         last = sides[-1] if sides else None
         follows = last is not None and previous is not None and last.turns[-1].message == previous.message
-        if last is not None and follows and turn.is_(TurnState.EXTENDS) and not last.seam:
+        if last is not None and follows and turn.is_(TurnState.EXTENDS) and not last.seam and not last.is_spliced:
             side.turns = [*last.turns, turn.own]
             sides.pop()
         side.others = range(side.turns[0].message + 1, turn.message)
@@ -166,7 +166,11 @@ class Arranger:
         if joined is None:
             notes.setdefault(Note.TURN_UNSETTLED, []).append(root.row)
         else:
-            sides.append(self._shortened(joined, root, turn.common))
+            seam = joined.turns[-1].prompt_end
+            side = self._shortened(joined, root, min(turn.common, turn.shared))
+            if self._may_tear and self._is_torn_at(joined.text, seam):
+                side = replace(side, seam=seam - side.skipped)
+            sides.append(side)
 
     def _add_torn(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Found) -> None:
         """A chain of its own for a turn that is encoded apart from its prompt."""
@@ -179,7 +183,9 @@ class Arranger:
     def _is_torn(self, turn: _Turn, root: Chain) -> bool:
         """Whether the turn's first token would take in the end of its prompt."""
         text = root.text[: turn.size] if turn.is_(TurnState.IN_ROOT) else root.text[: turn.cut] + turn.text
-        seam = turn.prompt_size
+        return self._is_torn_at(text, turn.prompt_size)
+
+    def _is_torn_at(self, text: bytes, seam: int) -> bool:
         if not 0 < seam < len(text) or not _may_merge(np.uint8(text[seam - 1]), np.uint8(text[seam])):
             return False
         return self._tears(text[max(0, seam - _LOOK_BACK) : seam], text[seam:])
@@ -208,7 +214,8 @@ class Arranger:
         pieces[:, 2] += np.where(behind | (pieces[:, 2] > header), more, 0).astype(np.int32)
         spans = (spans + np.where(spans >= header, more, 0)).astype(np.int32)
         own = turn.own._replace(prompt_end=len(prompt), answer_end=len(text) + more)
-        return replace(chain, text=prompt + text[header:], pieces=pieces, spans=spans, turns=[*chain.turns, own])
+        spliced = replace(chain, text=prompt + text[header:], pieces=pieces, spans=spans, is_spliced=True)
+        return replace(spliced, turns=[*chain.turns, own])
 
     # ---- what is shared
 

@@ -44,6 +44,7 @@ class Chain:
     turns: list[Own]
     skipped: int = 0
     seam: int = 0  # where in `text` it must be encoded in two parts; 0: nowhere
+    is_spliced: bool = False  # the server's prompt stands in it instead of what the template prints for the turn
     is_root: bool = False
     others: range = range(0)  # messages between its turns, which belong to it as well
 

@@ -161,6 +161,24 @@ def test_a_longer_prompt_takes_precedence(prepare: Callable[..., ps.Dataset]) ->
     assert [view_messages(ds, item) for item in range(2)] == [[1], [3]]
 
 
+def test_no_turn_goes_on_with_a_chain_that_has_the_server_s_prompt(
+    prepare: Callable[..., ps.Dataset], oracle: Any
+) -> None:
+    """Its prompt holds what the template prints for the turn before, which is not what that chain has."""
+    template = trl_templates()["nemotron_3_nano"]  # opens a block that answers without reasoning close at once
+    chat = [user("a"), calls(), RESULT, says("d", "e"), user("f"), says("g", "h")]
+    ds = prepare([chat], template, regions="structure", dropped_tool_calls="keep")
+    result = check(ds, Truth(oracle, template))
+    assert (result.turns, result.trained, result.wrong) == (3, 3, [])
+    assert [view_messages(ds, item) for item in range(ds.examples)] == [[1], [3], [5]]
+
+
+def test_an_answer_is_encoded_apart_from_the_server_s_prompt(prepare: Callable[..., ps.Dataset], oracle: Any) -> None:
+    ds = prepare([[user("a"), says("\n\nb"), user("c"), says("d")]], SPLICED)
+    result = check(ds, Truth(oracle, SPLICED))
+    assert (result.turns, result.trained, result.wrong, ds.ledger["notes"]) == (2, 2, [], {})
+
+
 def test_an_answer_with_an_undetermined_start_is_context(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:2], SPLICED.replace("\n\n</think>\n\n", "\n"))
     assert ds.ledger["notes"]["turn_unsettled"] == 2
@@ -273,6 +291,17 @@ def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
     assert found.rows == len(CHATS) * 4 and found.sequences == chains.examples > found.rows
     assert found.duplicate_rows == len(CHATS) * 3
     assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.examples))
+
+
+def test_show_prints_what_later_turns_see_of_an_answer(chains: ps.Dataset) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    shown = CliRunner().invoke(app, ["show", str(chains.path), "--turns"], env={"COLUMNS": "200"}).output
+    assert shown.count("row 0 of source 0") == 2
+    table = shown[shown.index("in the last chain") :]
+    assert "two and two" in table and "three and three" in table and table.count("the same") == 1 and "+" in table
 
 
 def test_invalid_prefixes_are_corruption(chains: ps.Dataset) -> None:

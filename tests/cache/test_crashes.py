@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from tests.cache.conftest import Forks, leftovers, result
 
 STEPS = [
@@ -84,3 +87,30 @@ def test_killed_with_a_changing_number_of_workers(
     assert code == 0, output
     assert result(cache) == undisturbed
     assert leftovers(cache) == []
+
+
+def test_a_faithful_build_is_byte_identical_after_kills(
+    forks: Forks, tokenizer: Path, memory: Path, cache: Path
+) -> None:
+    """Chains of a template that rewrites history: several examples a row, whose prefixes are stored once."""
+    source, template = memory / "turns.jsonl", memory / "rewrites.jinja"
+    template.write_text(
+        "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ '~' if m.role == 'assistant' and not loop.last }}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    turns = [[("user", f"{n}, {k}?"), ("assistant", f"{n} and {k}. " * 9)] for n in range(60) for k in range(4)]
+    rows = [list(chain.from_iterable(turns[n : n + 4])) for n in range(0, len(turns), 4)]
+    lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in row]}) for row in rows]
+    source.write_text("\n".join(lines) + "\n")
+    options = ("--tokenizer", tokenizer, "--template", template, "--turns", "faithful")
+    code, output = forks.run("prepare", source, *options, "--cache", cache / "whole")
+    assert code == 0, output
+    assert ps.open(next((cache / "whole" / "datasets").iterdir())).examples == 4 * len(rows)
+    command = ("prepare", source, *options, "--cache", cache / "killed", "--no-fast")
+    for fault in ("shard.write:1", "shard.rename:2", "note.rename:1", "claim.release:1", "manifest.rename:1"):
+        code, output = forks.run(*command, fault=fault)
+        assert code == KILLED, (fault, output)
+    code, output = forks.run(*command)
+    assert code == 0, output
+    assert result(cache / "killed") == result(cache / "whole")
+    assert leftovers(cache / "killed") == []

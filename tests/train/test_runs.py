@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,22 @@ def test_example_mean(config: Config) -> None:
     train_sft(padded)
     train_sft(packed)
     np.testing.assert_allclose(losses(padded), losses(packed), atol=1e-5)
+
+
+def test_trees_of_faithful_turns_train_like_padded_rows(config: Config, tmp_path: Path) -> None:
+    from tests.build.test_faithful import CHATS, QWEN, rows_of
+
+    (tmp_path / "template.jinja").write_text(QWEN)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(CHATS)))
+    options = {"turns": "faithful", "template": str(tmp_path / "template.jinja"), "dropped_tool_calls": "keep"}
+    found = {}
+    for collate, size in (("tree", len(CHATS)), ("padded", 13)):
+        prepare = {"cache": str(tmp_path / "cache"), **options}
+        data = {"sources": [str(tmp_path / "rows.jsonl")], "prepare": prepare, "max_length": 512}
+        values = config(name=collate, data=data, feed={"batch_size": size, "steps": 3, "collate": collate})
+        train_sft(values)
+        found[collate] = metrics(values)
+    trained = [[line["trained"] for line in lines if "loss" in line] for lines in found.values()]
+    assert trained[0] == trained[1]
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in found.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0][-1] < losses[0][0]
