@@ -37,7 +37,7 @@ typedef struct Batch {
     VECTOR(Piece) root_pieces;
 } Batch;
 
-/* Begin a render: everything but the values of the row starts anew. */
+/* Begins a render: resets everything but the values of the row. */
 void begin_render(Machine *m, size_t size);
 /* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
 void tidy_pieces(Machine *m);

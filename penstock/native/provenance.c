@@ -1,7 +1,7 @@
 /* Tracks which message printed which bytes.
  *
  * A string is a slice of the row's bytes, of its decoded text, or of the arena, so slicing keeps its origin by itself;
- * whoever copies bytes notes where they came from. The output has pieces: sorted runs that belong to one message. */
+ * code that copies bytes records where they came from. The output has pieces: sorted runs that belong to one message. */
 
 #include "values.h"
 

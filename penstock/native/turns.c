@@ -2,7 +2,7 @@
  *
  * For each assistant message i of a row two more renders are made: the prompt, messages[:i] with the generation prompt,
  * and the turn, messages[:i+1]. The row's root is the last turn that the template accepts, with the messages after it
- * where they only add to it. Every other turn is told by what it has in common with the root, and the text behind. */
+ * where they only add to it. Every other turn is stored as the length it shares with the root and the text after it. */
 
 #include "batch.h"
 

@@ -197,7 +197,7 @@ class Arranger:
         return self._straddles(prompt, answer)
 
     def _spliced(self, turn: _Turn, chain: Chain) -> Chain | None:
-        """The server's prompt, then the answer of a turn that does not begin with it; None: it can't be told."""
+        """The server's prompt, then the answer of a turn that does not begin with it; None if it is undetermined."""
         first = chain.pieces[chain.pieces[:, 0] == turn.message]
         if not chain.known or not len(first) or first[0, 1] > turn.shared:
             return None

@@ -2,7 +2,7 @@
 
 Tables (`datasets.Dataset`, pyarrow, pandas, polars: all that speak Arrow's C stream) become record batches from their
 buffers, about 1 GB/s; no row of them becomes a Python value here. Other rows become JSON lines, one `orjson` call
-each. The bytes depend on the content alone, so that the same rows are found in the cache whoever holds them.
+each. The bytes depend on the content alone, so the same rows are a cache hit in any process.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class SourceSet:
     files: tuple[SourceFile, ...]
     split: Split | None = None
     ignored: tuple[str, ...] = ()  # other files in the given folders, for display
-    limit: int | None = None  # take only so many rows of the selected ones, the first
+    limit: int | None = None  # at most this many of the selected rows, from the first
 
     @property
     def is_whole(self) -> bool:

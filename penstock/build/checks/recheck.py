@@ -1,4 +1,4 @@
-"""Redoes a share of a dataset's rows from their sources with the references, whoever wrote the shards.
+"""Recomputes a share of a dataset's rows from their sources with the reference engines, for all writers.
 
 The sources are those that the dataset was last prepared from; they must still hold the same bytes. Costs about a second
 per megabyte redone, plus reading the sources.
