@@ -19,7 +19,7 @@ from penstock.adoption.chunk import Chunk, columns_of
 from penstock.adoption.options import AdoptOptions, Check
 from penstock.adoption.raw import megatron_chunks, olmo_chunks
 from penstock.adoption.tables import arrow_tables, jsonl_tables, parquet_tables, table_chunks
-from penstock.build.commit import make_manifest
+from penstock.build.commit_manifest import make_manifest
 from penstock.build.recipe import STAGES_VERSION
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import SourceError, StoreError, TokenizerError

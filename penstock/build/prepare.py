@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_LOSSES = frozenset(note.value for note in Note if note.is_loss)
+_DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
 ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
@@ -169,7 +169,7 @@ class Builder:
         if found is None and self._location.obstacle is not None:
             self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
-        return self._outcome(found, hit=True) if found is not None else self._built()
+        return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
 
     def _notice(self, text: str) -> None:
         self.notices.append(text)
@@ -193,7 +193,7 @@ class Builder:
         return slices
 
     def _find(self) -> Manifest | None:
-        """Returns the dataset's manifest on a hit. Reads the data only if nothing may be built."""
+        """Returns the dataset's manifest on a hit. Reads the data only if building is not allowed; otherwise data that was never cut into slices is a miss."""
         may_build = self.options.on_miss is OnMiss.BUILD and self._location.obstacle is None
         if may_build and self._finder.known() is None:
             return None
@@ -246,7 +246,7 @@ class Builder:
         foreign = self._has_unchecked and self.cache.tree.is_foreign(path)
         if not foreign and not self.progress.slices_done:
             return True
-        from penstock.build.commit import manifest_of
+        from penstock.build.commit_manifest import manifest_of
 
         expected = manifest_of(self.cache, manifest.key, self.recipe, manifest.shards.names, self._slices)
         return expected.to_bytes() == manifest.to_bytes()
@@ -266,13 +266,13 @@ class Builder:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
                 if self._meta(name).rejected:
                     raise self._first_rejected(name, part)
-        if any(note in _LOSSES for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
+        if any(note in _DROPPED for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
-                self._refuse_losses(name, part)
+                self._refuse_dropped(name, part)
 
-    def _refuse_losses(self, name: str, part: Slice) -> None:
+    def _refuse_dropped(self, name: str, part: Slice) -> None:
         """Raises RowError for the first row of a slice with a part that the model neither sees nor learns."""
-        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _LOSSES}
+        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _DROPPED}
         if noted:
             row, note = min((row, note) for note, row in noted.items())
             (where,) = row_locations(self.sources.files[part.file], part, [row])
@@ -280,9 +280,9 @@ class Builder:
 
     # -- building what is missing ---------------------------------------------------------------------------------
 
-    def _built(self) -> Outcome:
+    def _build_and_commit(self) -> Outcome:
         """Builds and commits. Retries if shards disappear meanwhile (a concurrent gc) or are damaged."""
-        from penstock.build.commit import commit_dataset
+        from penstock.build.commit_manifest import commit_dataset
 
         if native is None and self.options.fast:
             self._notice(NOT_COMPILED)
@@ -371,7 +371,7 @@ class Builder:
             if report.rejected and self.options.on_bad_row is OnBadRow.ERROR:
                 raise self._first_rejected(task.name, task.slice)
             if report.losses and self.options.on_dropped is OnDropped.ERROR:
-                self._refuse_losses(task.name, task.slice)
+                self._refuse_dropped(task.name, task.slice)
 
         def retry(task: Task, how: str) -> None:
             self.progress.retries += 1
@@ -400,7 +400,7 @@ class Builder:
         if strict[0] and note["rejected"] and self._meta(task.name).rejected:
             raise self._first_rejected(task.name, task.slice)
         if strict[1] and note.get("losses"):
-            self._refuse_losses(task.name, task.slice)
+            self._refuse_dropped(task.name, task.slice)
 
     def _report_progress(self) -> None:
         if self._on_progress is not None:
@@ -417,7 +417,7 @@ class Builder:
         return RowError(entry["kind"], entry["reason"], entry["remedy"], where)
 
     def _compare_turns(self, manifest: Manifest) -> None:
-        """Adds a notice of what is lost if the template rewrites turns that have reasoning in the data."""
+        """Warns, from a sample of rows, how much reasoning the template drops."""
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return

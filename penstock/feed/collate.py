@@ -7,6 +7,9 @@
            each sequence is -100, so that no sequence predicts another. Padding forms one more segment at the end
            (at most a row's capacity long; whole rows of padding are one segment each).
 `pairs`    like padded, [2n, T]: all chosen, then all rejected; completion_mask int64, 1 after the common prompt.
+`tree`     the chains of a row as one sequence: see `tree.py`.
+
+To add a layout, write its function here, name it in `Collate` (`settings.py`) and call it from `assemble.py`.
 
 A filler row is a single padding token with no loss. It is attended to, because attention over nothing is NaN.
 """

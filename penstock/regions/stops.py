@@ -2,6 +2,9 @@
 
 The end tokens of a recipe are learned from observations of its template and the tokenizer's special tokens. Only the
 very end of a region is searched, so that markers inside messages have no effect. A region takes one or two comparisons.
+
+Two other rules end a turn: `--stop next-marker` (`structure.py`), for templates that print the stop with the next turn,
+and `--eos` for plain text (`build/slices/pipeline.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Assistant turns as inference sees them: the prompt that a server sends, and what the template prints for the answer.
 
 For assistant message i the prompt is `messages[:i]` with the generation prompt, and the turn is `messages[:i+1]`. The
-*root* of a row is its last turn that the template accepts, with the messages after it where they only add to it. Other
-turns are described by what they have in common with the root. `penstock.native` makes the same table in C.
+*root* of a row is the last turn that the template accepts, plus later messages if their text is only appended. Other
+turns are described by the prefix they share with the root. `penstock.native` makes the same table in C.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ REFUSED = TurnState.PROMPT_REFUSED | TurnState.TURN_REFUSED
 class Turns:
     """The turns of a batch, in one table and the texts behind it.
 
-    Columns: conversation, message, state, sizes of prompt and turn in bytes, message flags, bytes in common with the
-    root, where the kept text of the turn begins (the start of a message, at most what is in common), and the
-    bytes that prompt and turn have in common. `data` has the kept texts in order: of turns that are not in the root,
-    and the rest of prompts that their turns do not continue.
+    Columns of the table: 0 conversation; 1 message; 2 state; 3 and 4 sizes of prompt and turn in bytes; 5 message
+    flags; 6 bytes shared with the root; 7 where the kept text of the turn begins (at the start of a message, at most at
+    6); 8 bytes that prompt and turn share. `data` has the kept texts in order: of turns that are not in the root, and
+    the rest of prompts that their turns do not continue.
     """
 
     table: Table
@@ -71,7 +71,7 @@ class Turns:
         return turn, prompt
 
     def moved(self, places: npt.NDArray[np.int64]) -> Turns:
-        """The same turns of conversations that have other numbers."""
+        """The same turns, with conversations renumbered."""
         table = self.table.copy()
         table[:, 0] = places[table[:, 0]]
         return Turns(table, self.data, self.pieces, self.spans)
@@ -82,7 +82,7 @@ def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
 
 
 def joined_turns(parts: Sequence[Turns]) -> Turns:
-    """The turns of several batches, whose conversations have been numbered alike."""
+    """The turns of several batches, whose conversation numbers already refer to the merged batch."""
     before = np.cumsum([0, *(len(part.table) for part in parts)])
     pieces, spans = [part.pieces.copy() for part in parts], [part.spans.copy() for part in parts]
     for own, first in zip((*pieces, *spans), (*before[:-1], *before[:-1]), strict=True):

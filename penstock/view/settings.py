@@ -30,7 +30,7 @@ class LossPolicy(StrEnum):
 
     @property
     def needs_regions(self) -> bool:
-        """Whether a row must have certain regions to be served."""
+        """Whether rows with unknown regions can't be served."""
         return self is not LossPolicy.ALL_TOKENS
 
 

@@ -246,7 +246,7 @@ def test_a_killed_build_resumes_with_its_date(
     prepare: Prepare, data: Path, today: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today(3, 1)
-    from penstock.build import commit as module
+    from penstock.build import commit_manifest as module
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "commit_dataset", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))

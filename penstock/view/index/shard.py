@@ -61,7 +61,7 @@ def each_row_once(columns: Columns) -> UInt64:
 
 
 def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewSettings) -> tuple[Windows, Ledger]:
-    """The windows to serve from the rows in the part; rows in `unknown` are dropped for their unknown regions."""
+    """The windows to serve from the rows of `part`, a side of the hold-out. Rows flagged `unknown` are dropped."""
     usable = np.flatnonzero(part & ~unknown)
     cut, trained = _cut_singles(rows, usable, settings) if rows.sizes.ndim == 1 else _cut_pairs(rows, usable, settings)
     keep = (trained if trained.ndim == 1 else trained.min(axis=1)) > 0
