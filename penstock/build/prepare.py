@@ -193,7 +193,10 @@ class Builder:
         return slices
 
     def _find(self) -> Manifest | None:
-        """Returns the dataset's manifest on a hit. Reads the data only if building is not allowed; otherwise data that was never cut into slices is a miss."""
+        """Returns the dataset's manifest on a hit.
+
+        Reads the data only if building is not allowed; otherwise data that was never cut into slices is a miss.
+        """
         may_build = self.options.on_miss is OnMiss.BUILD and self._location.obstacle is None
         if may_build and self._finder.known() is None:
             return None

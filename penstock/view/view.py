@@ -139,7 +139,7 @@ class BaseView:
 
     @cached_property
     def trained_weights(self) -> Float32:
-        """Per item of single examples, the sum of its predicted tokens' loss weights. The first token is never predicted."""
+        """Per single example, the sum of its predicted tokens' loss weights. The first token is never predicted."""
         return trained_weights(self.dataset, self.settings, self._index)
 
     def epoch_indices(self, epoch: int) -> Int64:

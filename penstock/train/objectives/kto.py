@@ -2,7 +2,7 @@
 
 The estimate is the mean log-ratio of mismatched answers: as in TRL, each prompt of a micro-batch with the answer of the
 row before. Ranks take the mean over the micro-batches that they compute at the same time. So unlike other losses, it
-depends on how a step is cut up; a micro-batch of one row has no mismatched answer, and is rejected by `train.validation`.
+depends on how a step is cut up; a micro-batch of one row has no mismatched answer, and `validation` rejects it.
 """
 
 from __future__ import annotations
