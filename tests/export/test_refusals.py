@@ -75,7 +75,7 @@ def test_pairs_with_untrained_tokens_for_trl(tmp_path: Path) -> None:
 
 def test_unknown_regions(tmp_path: Path, forks: Forks, dataset: ps.Dataset) -> None:
     examples = MemoryExamples.of([chat((Role.USER, 2), (Role.ASSISTANT, 2)), UNKNOWN])
-    with pytest.raises(RegionsUnknown, match="regions_unknown='drop', or train on all_tokens"):
+    with pytest.raises(RegionsUnknown, match="regions_unknown='drop', or use train_on='all_tokens'"):
         export(examples.view(), "olmo", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     export(examples.view(regions_unknown="drop"), "olmo", tmp_path / "out")

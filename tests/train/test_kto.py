@@ -81,7 +81,7 @@ def test_what_is_no_label(tokenizer: Path, tmp_path: Path) -> None:
     plain = ps.prepare(ROWS, format="prompt_completion", **options)
     assert plain.view()[0].desirable is None
     labelled = ps.prepare(ROWS, **options)
-    with pytest.raises(UsageError, match="one holds labelled answers"):
+    with pytest.raises(UsageError, match="holds labelled answers"):
         ps.mix({"a": (labelled, 1.0), "b": (plain, 1.0)})
     with pytest.raises(UsageError, match="labelled answers .KTO. can't be exported"):
         labelled.view().export("trl", tmp_path / "out")

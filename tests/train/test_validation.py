@@ -35,7 +35,7 @@ from tests.train.runs import Config
         ("data.sources=[]", "data.sources is empty"),
         ("data.sources=nowhere.jsonl", "nowhere.jsonl"),
         ("data.prepare.tokeniser=x", "unknown option 'tokeniser'. Did you mean 'tokenizer'?"),
-        ("feed.epochs=3", "both say when to end"),
+        ("feed.epochs=3", "both set the length of the run"),
     ],
 )
 def test_rejected_for_sft(config: Config, override: str, reason: str, models: Path) -> None:
