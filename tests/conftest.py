@@ -21,8 +21,8 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "build/test_notes", "build/test_spot_check", "build/test_start_up", "build/test_workers", "cli/",
     "encode/test_spm_pieces", "export/", "feed/test_torch", "lint/test_releases", "look/test_browser",
     "look/test_viewer", "sources/test_equivalent_files", "sources/test_slicing", "store/test_transient",
-    "template/test_reference", "template/test_sandbox", "test_conformance", "test_docs", "test_fuzz", "train/",
-    "verify/",
+    "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
+    "test_conformance", "test_docs", "test_fuzz", "train/", "verify/",
 )  # fmt: skip
 
 
