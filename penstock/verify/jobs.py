@@ -47,7 +47,7 @@ def run_job(job: ProbeJob) -> dict[str, Any]:
 
     from penstock.verify.targets.target import ProbeLimits, TargetSpec
 
-    if job.port is not None:  # the ranks of a launcher rendezvous anew for each job, on its own port
+    if job.port is not None:  # the ranks of a launcher meet again for each job, on its own port
         os.environ |= {"MASTER_PORT": str(job.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     torch.manual_seed(0)
     if not torch.cuda.is_available():
