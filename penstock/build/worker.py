@@ -38,10 +38,8 @@ def main() -> None:
     setup = _read(stdin)
     if setup is None:
         return
-    cache = Cache(setup["cache"], trust=Trust(setup["trust"]))
     try:
-        tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
-        job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
+        job = open_job(setup)
         with Overlap[SliceReport]() as commits:
             while (task := _read(stdin)) is not None:
                 if task:
@@ -51,14 +49,34 @@ def main() -> None:
                 else:
                     commits.flush()
                 _reply(stdout, {"ready": True})
-    except PenstockError as error:
-        _reply(stdout, {"error": str(error), "kind": type(error).__name__})
     except BrokenPipeError:
         return  # the parent is gone
-    except MemoryError:
-        _reply(stdout, {"error": "out of memory", "kind": "MemoryError"})
     except Exception as error:
-        _reply(stdout, {"error": f"{error!r}\n{traceback.format_exc()}", "kind": type(error).__name__})
+        _reply(stdout, failure(error))
+
+
+def open_cache(setup: dict[str, Any]) -> Cache:
+    """Opens the cache of a build in a worker, which `Setup.to_json` describes."""
+    return Cache(setup["cache"], trust=Trust(setup["trust"]))
+
+
+def open_job(setup: dict[str, Any]) -> SliceJob:
+    """Creates the engines of a worker from its settings."""
+    cache = open_cache(setup)
+    tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
+    return SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Returns an error as a worker replies it; `reported_error` is its counterpart."""
+    match error:
+        case PenstockError():
+            text = str(error)
+        case MemoryError():
+            text = "out of memory"
+        case _:
+            text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
+    return {"error": text, "kind": type(error).__name__}
 
 
 def _read(stream: IO[bytes]) -> dict[str, Any] | None:
