@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -23,8 +22,8 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slices.job import SliceJob
 from penstock.build.workers.overlap import Overlap
+from penstock.build.workers.process import failure
 from penstock.encode.memory import map_large_blocks
-from penstock.errors import PenstockError
 from penstock.sources import Slice, TextRows
 from penstock.store.cache import Cache
 from penstock.store.trust import Trust
@@ -65,18 +64,6 @@ def open_job(setup: dict[str, Any]) -> SliceJob:
     cache = open_cache(setup)
     tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
     return SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
-
-
-def failure(error: Exception) -> dict[str, Any]:
-    """Returns an error as a worker replies it; `reported_error` is its counterpart."""
-    match error:
-        case PenstockError():
-            text = str(error)
-        case MemoryError():
-            text = "out of memory"
-        case _:
-            text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
-    return {"error": text, "kind": type(error).__name__}
 
 
 def _read(stream: IO[bytes]) -> dict[str, Any] | None:

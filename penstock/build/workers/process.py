@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,18 @@ def died_twice(task: Task, how: str) -> WorkerError:
         f"a worker died twice on the same slice ({task.location}): {how}. Finished slices are kept. "
         "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
     )
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Returns an error as a worker replies it; `reported_error` is its counterpart."""
+    match error:
+        case PenstockError():
+            text = str(error)
+        case MemoryError():
+            text = "out of memory"
+        case _:
+            text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
+    return {"error": text, "kind": type(error).__name__}
 
 
 def reported_error(reply: Mapping[str, Any], where: str = "") -> PenstockError:

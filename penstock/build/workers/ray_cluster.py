@@ -49,6 +49,7 @@ class RayCluster:
             raise UsageError(f"--ray-address {address}: this process is already connected to Ray. Leave it out.")
         try:
             if self._is_ours:
+                _let_raylets_print(False)
                 self._connect(address, workers)
             else:
                 self.slots = self._slots(workers)
@@ -135,6 +136,7 @@ class RayCluster:
         """Disconnects, and stops a cluster that this process started."""
         if self._is_ours:
             self.ray.shutdown()
+            _let_raylets_print(True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -155,6 +157,13 @@ def _running_cluster() -> str | None:
         if path.lstat().st_uid == os.geteuid():
             return path.read_text().strip() or None
     return None
+
+
+def _let_raylets_print(yes: bool) -> None:
+    """Whether Ray prints reports of its nodes to standard output, which `log_to_driver` doesn't turn off."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = yes
 
 
 def _first_line(error: Exception) -> str:

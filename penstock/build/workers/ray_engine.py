@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from penstock.build.progress import SliceReport
 from penstock.build.workers.engine import OnReport, OnRetry, Setup
 from penstock.build.workers.limits import WORKER_BYTES
-from penstock.build.workers.process import ONE_THREAD, Task, died_twice, reported_error
+from penstock.build.workers.process import Task, died_twice, reported_error
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.errors import WorkerError
 from penstock.store.beacon import Beacon
@@ -138,7 +138,7 @@ class RayEngine:
                 "slices are kept: run the same command again when there is room."
             )
         if idle > SAY_AFTER:
-            log.warning("waiting for the Ray cluster to start a worker: %s", self._cluster.state())
+            log.warning("no worker has started yet: %s", self._cluster.state())
         return []
 
     def _finished(self, ref: Any, on_report: OnReport, on_retry: OnRetry) -> None:
@@ -151,7 +151,7 @@ class RayEngine:
             return
         work = slot.held.pop(ref)
         slot.is_alone = False
-        on_report(work.task, SliceReport(**self._checked(slot, reply)["report"]))
+        on_report(work.task, SliceReport(**self._checked(reply)["report"]))
 
     def _reply(self, ref: Any) -> dict[str, Any] | str:
         """Returns a worker's reply, or how it died."""
@@ -165,13 +165,12 @@ class RayEngine:
         except exceptions.RayError as error:
             return _cause(str(error))
 
-    def _checked(self, slot: _Slot, reply: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Repeats the messages of a worker here, and raises its error."""
-        host = reply.get("host") or slot.host
         for level, message in reply["log"]:
-            log.log(level, "%s: %s", host, message)
+            log.log(level, "%s: %s", reply["host"], message)
         if "error" in reply:
-            raise reported_error(reply, f"Ray node {host}: ")
+            raise reported_error(reply, f"Ray node {reply['host']}: ")
         return reply
 
     # -- workers --------------------------------------------------------------------------------------------------
@@ -193,7 +192,6 @@ class RayEngine:
             "memory": WORKER_BYTES,
             "max_concurrency": CONCURRENCY,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": ONE_THREAD},
         }
         actor_class = self._cluster.ray.remote(RaySlot).options(**options)
         slot = _Slot(actor_class.remote(self._setup.to_json(), versions(self._setup.recipe), self._beacon.name))
@@ -213,7 +211,7 @@ class RayEngine:
             self._slots.remove(slot)
             self._add_worker()
             return
-        reply = self._checked(slot, reply)
+        reply = self._checked(reply)
         slot.node, slot.host = reply["node"], reply["host"]
         self._failed_starts = 0
 

@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.build.recipe import Recipe
-from penstock.build.slices.job import SliceJob
-from penstock.build.worker import failure, open_cache, open_job
-from penstock.encode.memory import map_large_blocks
+from penstock.build.workers.process import ONE_THREAD, failure
+from penstock.encode.memory import limit_arenas, map_large_blocks
 from penstock.errors import StoreError, WorkerError
 from penstock.sources import Slice, TextRows
 from penstock.store.beacon import sees_beacon
+
+if TYPE_CHECKING:
+    from penstock.build.slices.job import SliceJob
 
 CONCURRENCY = 2  # slices that a worker holds: one is prepared while the previous one is committed
 Reply = dict[str, Any]
@@ -43,7 +45,7 @@ class RaySlot:
         self._messages = _Messages()
 
     def start(self) -> Reply:
-        """Checks the node and creates the engines. Replies with the node and the process."""
+        """Checks the node and creates the engines. Replies with the node's id."""
         return self._reply(self._start)
 
     def prepare(self, slice_: dict[str, Any], path: str, rows: bytes | None) -> Reply:
@@ -55,12 +57,14 @@ class RaySlot:
             reply = act()
         except Exception as error:
             reply = failure(error)
-        return reply | {"log": self._messages.take()}
+        return reply | {"host": socket.gethostname(), "log": self._messages.take()}
 
     def _start(self) -> Reply:
-        import ray
-
+        os.environ.update(ONE_THREAD)  # before the engines are imported
         map_large_blocks()
+        limit_arenas(int(ONE_THREAD["MALLOC_ARENA_MAX"]))  # read from the variable only when a process starts
+        from penstock.build.worker import open_cache, open_job
+
         recipe, cache = Recipe.from_json(self._setup["recipe"]), open_cache(self._setup)
         if (found := versions(recipe)) != self._expected:
             wrong = "Penstock" if found["penstock"] != self._expected["penstock"] else "jinja2 or tokenizers"
@@ -71,8 +75,9 @@ class RaySlot:
                 "mount at the same path."
             )
         self._job = open_job(self._setup)
-        node = ray.get_runtime_context().get_node_id()
-        return {"node": node, "host": socket.gethostname(), "pid": os.getpid()}
+        import ray
+
+        return {"node": ray.get_runtime_context().get_node_id()}
 
     def _prepare(self, slice_: dict[str, Any], path: str, rows: bytes | None) -> Reply:
         assert self._job is not None
