@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sample:
+class RowSample:
     """Rows in the order of the sources, and estimates for all rows. Sizes include one byte per row."""
 
     rows: list[bytes]
@@ -71,7 +71,7 @@ class _Stratum:
         self.runs = [_Run(run.rows, run.stands_for * by) for run in self.runs]
 
 
-def sample_rows(sources: SourceSet, known: Known, limits: Limits, seed: int = 0) -> Sample:
+def sample_rows(sources: SourceSet, known: Known, limits: Limits, seed: int = 0) -> RowSample:
     """Samples the selected rows of the sources. `known` has the slices of files that were cut before."""
     choose = random.Random(seed)  # noqa: S311
     if sources.is_whole:
@@ -92,11 +92,11 @@ def sample_rows(sources: SourceSet, known: Known, limits: Limits, seed: int = 0)
     return _joined(strata, choose)
 
 
-def _joined(strata: list[_Stratum], choose: random.Random) -> Sample:
+def _joined(strata: list[_Stratum], choose: random.Random) -> RowSample:
     """Takes the same share of what each run stands for."""
     total = sum(stratum.bytes for stratum in strata)
     share = min(1.0, SAMPLE_BYTES / max(1.0, total))
-    return Sample(
+    return RowSample(
         rows=[row for stratum in strata for run in stratum.runs for row in _part(run, share, choose)],
         oversize=sum(stratum.oversize for stratum in strata),
         total_rows=sum(stratum.rows for stratum in strata),
