@@ -55,9 +55,9 @@ check: $(VENV)/dev  ## Lint, formatting, types
 conformance: $(VENV)/dev  ## Compare every template of trl with transformers
 	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
-# make bench MODELS=FOLDER, or without it for the bundled tokenizer
-bench: $(VENV)/dev  ## Benchmark prepare against transformers (MODELS=FOLDER)
-	$(BIN)/python -m benchmarks.prepare $(if $(MODELS),--models $(wildcard $(MODELS)/*)) $(ARGS)
+bench: $(VENV)/dev  ## Run all benchmarks (25 minutes), and write their figures into the pages
+	$(BIN)/python -m benchmarks.all $(ARGS)
+	$(BIN)/python -m benchmarks.page
 
 # The trainers' own packages, for the tests of exports: an environment apart, for they pin what they need each. Those
 # that ask for CUDA or for a package of another kind come without what they depend on; see tests/export/packages.

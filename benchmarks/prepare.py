@@ -1,7 +1,6 @@
 """Measures the speed of `penstock.prepare` on a grid of models, relative to transformers and to the fast encoder alone.
 
     python -m benchmarks.prepare --models FOLDER … --data FILE.jsonl … [--traces FILE.jsonl …] [--megabytes 200]
-    python -m benchmarks.prepare --table FILE.json … [--into PAGE.md …]   the tables of the documentation, from --json
 
 A model is a folder with tokenizer.json and a chat template; `benchmarks.models` builds them. For each, data is grown
 from the rows that its template accepts, with seeded word shuffles. While one worker prepares it, the run stops the
@@ -23,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -186,55 +184,6 @@ def line(name: str, result: dict[str, Any]) -> str:
     )
 
 
-def table(models: dict[str, Any]) -> str:
-    """The table of the documentation: slowest first, by the ratio to transformers."""
-    lines = [
-        "| model | MB/s | × transformers | of the encoder alone | tool traces × | start-up, CPU s | rows equal |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, result in sorted(models.items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"]):
-        mixed, parts = result["mixed"], [result[part] for part in ("mixed", "traces") if part in result]
-        traces = f"{result['traces']['times_transformers']['cpu']:.1f}" if "traces" in result else "-"
-        equal = f"{sum(p['equal_rows'] for p in parts):,} of {sum(p['compared_rows'] for p in parts):,}"
-        lines.append(
-            f"| {name} | {mixed['megabytes_per_second']['penstock']['cpu']:.1f} "
-            f"| {mixed['times_transformers']['cpu']:.1f} | {mixed['share_of_gigatoken']['cpu']:.2f} | {traces} "
-            f"| {mixed['start_up']['cpu']:.1f} | {equal} |"
-        )
-    return "\n".join(lines)
-
-
-def extremes(models: dict[str, Any]) -> str:
-    """The table of the README: the worst model beside the best, of byte-level BPE and of all else."""
-    figures = {
-        "× transformers": ("mixed", "times_transformers", "{:.1f}"),
-        "× transformers, tool traces": ("traces", "times_transformers", "{:.1f}"),
-        "of the encoder alone": ("mixed", "share_of_gigatoken", "{:.2f}"),
-    }
-    lines = ["| one worker, CPU time | tokenizers | worst | best |", "| --- | --- | ---: | ---: |"]
-    for kind, slower in (("byte-level BPE", False), ("SentencePiece and others", True)):
-        for label, (part, figure, shown) in figures.items():
-            values = [(result[part][figure]["cpu"], name) for name, result in models.items()
-                      if part in result and (name in SLOWER) is slower]  # fmt: skip
-            if values:
-                worst, best = (f"{shown.format(value)} ({name})" for value, name in (min(values), max(values)))
-                lines.append(f"| {label} | {kind} | {worst} | {best} |")
-    return "\n".join(lines)
-
-
-def write_tables(files: Sequence[Path], pages: Sequence[Path]) -> None:
-    """Print both tables, and put them where pages have their marks."""
-    models = {name: one for file in files for name, one in json.loads(file.read_text())["models"].items()}
-    tables = {"grid": table(models), "extremes": extremes(models)}
-    print(*tables.values(), sep="\n\n")
-    for page in pages:
-        text = page.read_text()
-        for name, found in tables.items():
-            marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-            text = re.sub(marks, lambda match, found=found: f"{match[1]}{found}\n{match[2]}", text, flags=re.DOTALL)
-        page.write_text(text)
-
-
 def verdicts(models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
     """Which targets are met."""
     met: dict[str, bool] = {}
@@ -275,12 +224,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the scaling measurements, on the first model")
     parser.add_argument("--scratch", type=Path, help="folder for the grown data; default: the system's")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--table", nargs="+", type=Path, help="print the tables of such files, and stop")
-    parser.add_argument("--into", nargs="+", type=Path, default=[], help="pages with marks for the tables")
     arguments = parser.parse_args()
-    if arguments.table:
-        write_tables(arguments.table, arguments.into)
-        return 0
     tempfile.tempdir = str(arguments.scratch) if arguments.scratch else None
     rows, traces, size = material(arguments.data), material(arguments.traces), int(arguments.megabytes * 1e6)
     models: dict[str, Any] = {}

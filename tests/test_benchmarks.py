@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
-from benchmarks.prepare import write_tables
+from benchmarks.kinds import write_kinds
+from benchmarks.page import IMAGES, PAGES, charts, filled
 
 
 def test_preference_rows_alone_can_not_be_grown(tmp_path: Path) -> None:
@@ -37,19 +39,35 @@ def figures(times: float) -> dict[str, Any]:
     return {"mixed": part, "traces": part}
 
 
-def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
-    saved, page = tmp_path / "grid.json", tmp_path / "page.md"
-    saved.write_text(json.dumps({"models": {"qwen3": figures(40), "gpt_oss": figures(30), "t5": figures(9)}}))
-    page.write_text("a\n<!-- grid -->\nold\n<!-- end of grid -->\nb\n<!-- extremes -->\n<!-- end of extremes -->\n")
+def test_tables_are_written_between_their_marks() -> None:
+    grid = {"qwen3": figures(40), "gpt_oss": figures(30), "gemma3": figures(9)}
+    results = {"benchmarks": {f"prepare {name}": {"result": {"models": {name: one}}} for name, one in grid.items()}}
+    text = "a\n<!-- grid -->\nold\n<!-- end of grid -->\nb\n<!-- extremes -->\n<!-- end of extremes -->\n"
     for _ in range(2):
-        write_tables([saved], [page])
-        lines = page.read_text().splitlines()
+        text = filled(text, results)
+        lines = text.splitlines()
         assert lines[0] == "a"
         assert "old" not in lines
         assert [line.split(" |")[0] for line in lines if line.endswith("20 of 20 |")] == [
-            "| t5",
+            "| gemma3",
             "| gpt_oss",
             "| qwen3",
         ]
         assert "| × transformers | byte-level BPE | 30.0 (gpt_oss) | 40.0 (qwen3) |" in lines
-        assert "| × transformers | SentencePiece and others | 9.0 (t5) | 9.0 (t5) |" in lines
+        assert "| × transformers | SentencePiece | 9.0 (gemma3) | 9.0 (gemma3) |" in lines
+
+
+def test_the_pages_are_made_of_the_results() -> None:
+    results = json.loads(RESULTS.read_text())
+    for page in PAGES:
+        assert page.read_text() == filled(page.read_text(), results), "run `python -m benchmarks.page`"
+    for name, drawn in charts(results).items():
+        assert (IMAGES / name).read_text() == drawn, "run `python -m benchmarks.page`"
+
+
+def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:
+    first, again = (write_kinds(tmp_path / name, 50_000) for name in "ab")
+    assert {name: file.read_bytes() for name, file in first.items()} == {
+        name: file.read_bytes() for name, file in again.items()
+    }
+    assert '"tool_calls"' in first["traces"].read_text()

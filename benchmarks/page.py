@@ -1,0 +1,214 @@
+"""Writes the figures of `benchmarks.all` into the README and docs/benchmarks.md, and draws their charts.
+
+    python -m benchmarks.page [--results benchmarks/results.json]
+
+Tables stand between marks such as `<!-- grid -->` and `<!-- end of grid -->`; nobody types them. A test checks that the
+pages are what this program makes of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from benchmarks.all import RESULTS
+from benchmarks.prepare import SLOWER
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+IMAGES = ROOT / "docs" / "images"
+Results = Mapping[str, Any]
+Models = Mapping[str, Mapping[str, Any]]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table whose first `left` columns are text, and the others figures."""
+    lines = [head, ["---" if column < left else "---:" for column in range(len(head))], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def models(results: Results) -> Models:
+    """The figures of each model of the grid."""
+    found = {name: result["result"]["models"] for name, result in _done(results) if name.startswith("prepare ")}
+    return {name: one for named in found.values() for name, one in named.items()}
+
+
+def _done(results: Results) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((name, result) for name, result in results["benchmarks"].items() if "result" in result)
+
+
+def _result(results: Results, name: str) -> Any:
+    return results["benchmarks"][name]["result"]
+
+
+# ---- preparing
+
+
+def grid(results: Results) -> str:
+    """All models, slowest first, by the ratio to transformers."""
+    rows = []
+    ordered = sorted(models(results).items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"])
+    for name, result in ordered:
+        mixed, parts = result["mixed"], [result[part] for part in ("mixed", "traces") if part in result]
+        rows.append([
+            name,
+            f"{mixed['megabytes_per_second']['penstock']['cpu']:.1f}",
+            f"{mixed['times_transformers']['cpu']:.1f}",
+            f"{mixed['share_of_gigatoken']['cpu']:.2f}",
+            f"{result['traces']['times_transformers']['cpu']:.1f}" if "traces" in result else "-",
+            f"{mixed['start_up']['cpu']:.1f}",
+            f"{sum(p['equal_rows'] for p in parts):,} of {sum(p['compared_rows'] for p in parts):,}",
+        ])  # fmt: skip
+    head = ["model", "MB/s", "× transformers", "of the encoder alone", "tool traces ×", "start-up, CPU s", "rows equal"]
+    return table(head, rows)
+
+
+def extremes(results: Results) -> str:
+    """The worst model beside the best, of byte-level BPE and of all else."""
+    figures = {
+        "× transformers": ("mixed", "times_transformers", "{:.1f}"),
+        "× transformers, tool traces": ("traces", "times_transformers", "{:.1f}"),
+        "of the encoder alone": ("mixed", "share_of_gigatoken", "{:.2f}"),
+    }
+    rows = []
+    for kind, slower in (("byte-level BPE", False), ("SentencePiece", True)):
+        for label, (part, figure, shown) in figures.items():
+            values = [
+                (result[part][figure]["cpu"], name)
+                for name, result in models(results).items()
+                if part in result and (name in SLOWER) is slower
+            ]
+            if values:
+                worst, best = (f"{shown.format(value)} ({name})" for value, name in (min(values), max(values)))
+                rows.append([label, kind, worst, best])
+    return table(["one worker, CPU time", "tokenizers", "worst", "best"], rows, left=2)
+
+
+def kinds(results: Results) -> str:
+    """One model on short chats, long tool traces and mixed scripts."""
+    parts = {
+        "short chats": _result(results, "kind chats")["models"]["qwen2_5"]["mixed"],
+        "long tool traces": models(results)["qwen2_5"]["traces"],
+        "Chinese and mixed scripts": _result(results, "kind scripts")["models"]["qwen2_5"]["mixed"],
+    }
+    rows = [
+        [
+            name,
+            f"{part['megabytes_per_second']['penstock']['cpu']:.1f}",
+            f"{part['times_transformers']['cpu']:.1f}",
+            f"{part['share_of_gigatoken']['cpu']:.2f}",
+            f"{part['equal_rows']:,} of {part['compared_rows']:,}",
+        ]
+        for name, part in parts.items()
+    ]
+    return table(["Qwen2.5", "MB/s", "× transformers", "of the encoder alone", "rows equal"], rows)
+
+
+def peers(results: Results) -> str:
+    """What people use, on the same rows."""
+    rows = [
+        [name, f"{row['seconds']:.1f}", f"{row['penstock_is_faster']:.1f}", *_differing(row)]
+        for name, row in _result(results, "peers").items()
+    ]
+    return table(["wall time, start-up included", "s", "Penstock ×", "rows", "other tokens", "other masks"], rows)
+
+
+def _differing(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row[name]:,}" for name in ("rows", "other_tokens", "other_masks")]
+
+
+# ---- everything else
+
+
+def others(results: Results) -> str:
+    """Whether every benchmark met its targets, with the command that repeats it."""
+    rows = []
+    for name, result in results["benchmarks"].items():
+        state = {0: "met", 1: "missed"}.get(result["exit"], "failed") if "result" in result else "could not run"
+        rows.append([name, state, f"{result['seconds']:.0f}", f"`{result['command']}`"])
+    return table(["benchmark", "targets", "s", "command"], rows, left=2)
+
+
+def machine(results: Results) -> str:
+    """What the figures depend on."""
+    found = results["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    return f"{found['cores']} cores of {found['processor']}, Python {found['python']}; {packages}."
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "grid": grid,
+    "extremes": extremes,
+    "kinds": kinds,
+    "peers": peers,
+    "all": others,
+    "machine": machine,
+}
+
+
+# ---- charts
+
+BAR, GAP, NAME, WIDTH = 18, 8, 230, 720
+
+
+def bars(title: str, values: Mapping[str, float]) -> str:
+    """A horizontal bar for each value, for light and dark pages."""
+    most, height = max(values.values()), len(values) * (BAR + GAP) + 40
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{escape(title)}</title>",
+        "<style>text{font:13px sans-serif;fill:#24292f}rect{fill:#0969da}"
+        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}rect{fill:#4493f8}}</style>",
+        f'<text x="0" y="16" font-weight="bold">{escape(title)}</text>',
+    ]
+    for number, (name, value) in enumerate(values.items()):
+        y, width = 32 + number * (BAR + GAP), (WIDTH - NAME - 60) * value / most
+        lines.append(f'<text x="{NAME - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        lines.append(f'<rect x="{NAME}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>')
+        lines.append(f'<text x="{NAME + width + 6:.1f}" y="{y + 14}">{value:.1f}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def charts(results: Results) -> dict[str, str]:
+    """The charts by file name."""
+    times = {name: result["mixed"]["times_transformers"]["cpu"] for name, result in models(results).items()}
+    faster = {
+        name: row["penstock_is_faster"]
+        for name, row in _result(results, "peers").items()
+        if not name.startswith("penstock")
+    }
+    return {
+        "benchmarks-grid.svg": bars(
+            "Times as fast as transformers with masks, one core", dict(sorted(times.items(), key=lambda item: item[1]))
+        ),
+        "benchmarks-peers.svg": bars("Times as fast as, start-up included", faster),
+    }
+
+
+def filled(text: str, results: Results) -> str:
+    """A page with its figures replaced."""
+    for name, make in BLOCKS.items():
+        marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+        if re.search(marks, text, re.DOTALL):
+            block = make(results)
+            text = re.sub(marks, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    results = json.loads(parser.parse_args().results.read_text())
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), results))
+    for name, drawn in charts(results).items():
+        (IMAGES / name).write_text(drawn)
+
+
+if __name__ == "__main__":
+    main()
