@@ -20,7 +20,7 @@ from benchmarks.all import RESULTS
 from benchmarks.prepare import SLOWER
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "planning.md")
 IMAGES = ROOT / "docs" / "images"
 Results = Mapping[str, Any]
 Models = Mapping[str, Mapping[str, Any]]
@@ -125,6 +125,77 @@ def _differing(row: Mapping[str, Any]) -> list[str]:
 # ---- everything else
 
 
+def memory(results: Results) -> str:
+    """Peak memory of the parent and the workers, in MB."""
+    found = _result(results, "memory")
+    names = ("rows", "ten times the rows", "identifiers")
+    rows = [
+        [name, f"{found[name]['parent']:.0f}", ", ".join(f"{worker:.0f}" for worker in found[name]["workers"])]
+        for name in names
+    ]
+    return table(["peak memory, MB", "parent", "workers"], rows)
+
+
+def end_to_end(results: Results) -> str:
+    """Seconds, and the share of them that the step waits for data."""
+    rows = []
+    for rate, ways in _result(results, "end to end")["simulated"].items():
+        shown = [_waiting(ways[way]) for way in ("usual", "cold", "warm")]
+        rows.append([f"{int(rate):,}", *shown])
+    return table(["tokens/s of the step", "usual, s", "cold, s", "warm, s"], rows)
+
+
+def _waiting(way: Mapping[str, float]) -> str:
+    return f"{way['seconds']:.1f} ({way['waiting'] / way['seconds']:.1%} waiting)"
+
+
+def feed(results: Results) -> str:
+    """Collation and packing."""
+    packed = _result(results, "packing")
+    rows = []
+    for name, found in _result(results, "collate").items():
+        for kind in ("padded", "packed"):
+            if kind in found:
+                rows.append([f"collate, {kind}, {name}", f"{found[kind]['times as fast']:.1f} × transformers and TRL"])
+        if "hidden" in found:
+            rows.append([f"collate, {name}", f"{found['hidden']:.1%} of the time"])
+    for name, found in packed.items():
+        rows.append([f"plan, {name}", f"{found['planned seconds']:.2f} s for {found['lengths']:,}"])
+        rows.append([f"efficiency, {name}", f"{found['efficiency']:.2%}"])
+    return table(["feed", "figure"], rows, left=2)
+
+
+def exports(results: Results) -> str:
+    """Speed of each exit, beside copying its files."""
+    rows = [
+        [name, f"{one['tokens_per_second'] / 1e6:.0f}", f"{one['of_copy']:.2f}"]
+        for name, one in _result(results, "export")["speed"].items()
+    ]
+    return table(["export", "million tokens/s", "of a copy's speed"], rows)
+
+
+def ray(results: Results) -> str:
+    """The Ray engine beside local workers, and its driver."""
+    found = _result(results, "scale")
+    engines, driver = found["engines"], found["driver"]
+    rows = [
+        ["throughput, of the local engine's", f"{engines['ray_over_local_megabytes_per_second']:.2f}"],
+        ["the same in CPU time", f"{engines['ray_over_local_megabytes_per_cpu_second']:.2f}"],
+        ["driver's memory with ten times the slices", f"{driver['growth']:.2f} ×"],
+    ]
+    return table(["Ray, two slots", "figure"], rows)
+
+
+def planning(results: Results) -> str:
+    """Predictions of a dry run over what happened."""
+    names = {"lines": "JSON lines", "gzip": "the same, gzip", "parquet": "Parquet", "folder": "files with broken rows"}
+    rows = [
+        [names[name], *(f"{predicted / real:.2f}" for predicted, real in found.values())]
+        for name, found in _result(results, "estimate").items()
+    ]
+    return table(["predicted / real", "rows", "tokens", "disk", "time"], rows)
+
+
 def others(results: Results) -> str:
     """Whether every benchmark met its targets, with the command that repeats it."""
     rows = []
@@ -146,6 +217,12 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "extremes": extremes,
     "kinds": kinds,
     "peers": peers,
+    "memory": memory,
+    "end to end": end_to_end,
+    "feed": feed,
+    "exports": exports,
+    "ray": ray,
+    "planning": planning,
     "all": others,
     "machine": machine,
 }
@@ -195,7 +272,10 @@ def filled(text: str, results: Results) -> str:
     for name, make in BLOCKS.items():
         marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         if re.search(marks, text, re.DOTALL):
-            block = make(results)
+            try:
+                block = make(results)
+            except KeyError as missing:
+                block = f"Not measured in this run ({missing})."
             text = re.sub(marks, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
     return text
 
