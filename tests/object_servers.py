@@ -127,6 +127,10 @@ def proxied(target: str) -> Iterator[Proxy]:
             self.answer(answer.status, headers, data, cut=kind == "cut")
 
         def answer(self, status: int, headers: dict[str, str], data: bytes, cut: bool = False) -> None:
+            sent = data[: len(data) // 2] if cut else data
+            with lock:
+                wanted = self.headers.get("Range", "")
+                proxy.requests.append(Request(self.command, self.path, wanted, status, len(sent)))
             self.send_response_only(status)
             if self.command != "HEAD":
                 headers = {k: v for k, v in headers.items() if k.lower() != "content-length"}
@@ -134,10 +138,6 @@ def proxied(target: str) -> Iterator[Proxy]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            sent = data[: len(data) // 2] if cut else data
-            with lock:
-                wanted = self.headers.get("Range", "")
-                proxy.requests.append(Request(self.command, self.path, wanted, status, len(sent)))
             if self.command != "HEAD":
                 if proxy.bandwidth:
                     time.sleep(len(sent) / proxy.bandwidth)

@@ -35,7 +35,8 @@ from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.regions.modes import TurnsMode
-from penstock.sources import KeepData, Slice, SourceSet, discover
+from penstock.sources import KeepData, Slice, SourceSet, discover, identity
+from penstock.sources.remote.spool import clear_spool
 from penstock.store.cache import Cache
 from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
@@ -103,12 +104,14 @@ class Builder:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
+        self._memo = PlanMemo(self.cache)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._location),
             split=options.split,
             limit=options.limit,
             config=options.config,
             revision=options.revision,
+            recall=self._memo.kind,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
@@ -123,7 +126,7 @@ class Builder:
         workers, capped = worker_count(options.workers)
         self.notices += [capped] if capped else []
         self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
-        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
+        self._finder = SliceFinder(self.sources, self._memo, options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
         self._checked = CheckedFiles()
@@ -139,7 +142,7 @@ class Builder:
         """Returns the first rows, to detect the format; bad ones are reported when their slice is prepared."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
-        for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
+        for row in self._first_rows():
             try:
                 rows.append(parse_row(row))
             except RowError as error:
@@ -148,11 +151,21 @@ class Builder:
             raise first
         return rows
 
+    def _first_rows(self) -> list[bytes]:
+        """Returns the first rows; those of objects that an earlier run read come from the cache."""
+        limit, columns = self.options.max_row_bytes, format_columns(self.options)
+        how = [str(self.sources.split), limit, None if columns is None else sorted(columns)]
+        rows = self._memo.sample(self.sources.files, how)
+        if rows is None:
+            rows = self.sources.peek(max_row_bytes=limit, columns=columns)
+            self._memo.put_sample(self.sources.files, how, rows)
+        return rows
+
     def _bytes_total(self) -> int:
         if not self.sources.is_whole:
             return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
-        return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
+        return sum(identity(f.path).size for f in self.sources.files) if plain else 0
 
     @_os_errors_explained()
     def run(self) -> Outcome:
@@ -169,7 +182,10 @@ class Builder:
         if found is None and self._location.obstacle is not None:
             self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
-        return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        try:
+            return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        finally:
+            clear_spool()
 
     def _notice(self, text: str) -> None:
         self.notices.append(text)

@@ -57,6 +57,7 @@ class Sharing:
             self._seen.add(task.name)
             status = self._claim(task, ours=number % world_size == rank)
             if status is _Status.OURS:
+                self._finder.prefetch(part)
                 yield task
             elif status is _Status.DONE:
                 reused(task)
@@ -73,6 +74,7 @@ class Sharing:
             elif status is _Status.DONE:
                 finished(task)
             elif not task.slice.kind.is_streamed:
+                self._finder.prefetch(task.slice)
                 yield task
             else:
                 yield from self._streamed(task, waiting[number + 1 :], finished)
