@@ -18,6 +18,7 @@ T = TypeVar("T")
 URL = re.compile(
     r"hf:/+(?P<kind>datasets|models|spaces)/(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<path>.*))?"
 )
+COMMIT = re.compile(r"[0-9a-f]{40}")
 RETRIES = 5
 
 
@@ -42,13 +43,15 @@ def parse_hub_url(url: str, revision: str | None = None) -> HubAddress:
 
 def open_hub_store(url: str, revision: str | None = None) -> tuple[HubStore, str]:
     """The repository of a URL, at the commit of its revision, and the path in it."""
-    address = parse_hub_url(url, revision)
-    return _store(address.kind, address.repo, address.revision), address.path
+    kind, repo, revision, path = parse_hub_url(url, revision)
+    if COMMIT.fullmatch(revision):
+        return _store(kind, repo, revision), path
+    return HubStore(kind, repo, revision), path  # a branch may have moved
 
 
 @lru_cache(64)
-def _store(kind: str, repo: str, revision: str) -> HubStore:
-    return HubStore(kind, repo, revision)
+def _store(kind: str, repo: str, commit: str) -> HubStore:
+    return HubStore(kind, repo, commit)
 
 
 class HubStore:
@@ -60,8 +63,7 @@ class HubStore:
         self._kind, self._repo, self._revision = kind, repo, revision
         self._type = kind.removesuffix("s")
         self._api = HfApi()
-        is_commit = re.fullmatch(r"[0-9a-f]{40}", revision)
-        self.commit = revision if is_commit else self._try("", self._resolve)
+        self.commit = revision if COMMIT.fullmatch(revision) else self._try("", self._resolve)
 
     def _resolve(self) -> str:
         info = self._api.repo_info(self._repo, repo_type=self._type, revision=self._revision)

@@ -143,7 +143,8 @@ class ObjectPath:
         return read_piece(self.spool, self._piece_name(index))
 
     def _piece_name(self, index: int) -> str:
-        return f"{blake3(repr(self.identity()).encode()).hexdigest()[:24]}.{index}"
+        bounds = f"{_piece_start(index)}-{_piece_start(index + 1)}"  # should another version cut pieces differently
+        return f"{blake3(repr(self.identity()).encode()).hexdigest()[:24]}.{bounds}"
 
     def _downloaded(self, wanted: int) -> bytes:
         """Download the whole object into the spool, since the server serves no ranges; returns one piece of it."""
