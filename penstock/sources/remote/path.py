@@ -232,6 +232,11 @@ class _Reader(io.RawIOBase):
         self._position += len(data)
         return data
 
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def _read(self, start: int, end: int) -> bytes:
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ class Compression(Enum):
 Chunks = Generator[bytes, None, None]
 
 
-class _Readable(Protocol):
+class Readable(Protocol):
     """A file that is read in order."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -49,14 +49,7 @@ def chunks(path: SourcePath, name: str, packing: Compression, size: int = CHUNK_
     try:
         file = path.open("rb", buffering=0)
         try:
-            match packing:
-                case Compression.NONE:
-                    while chunk := file.read(size):
-                        yield chunk
-                case Compression.GZIP:
-                    yield from _gunzip(file, name, size)
-                case Compression.ZSTD:
-                    yield from _unzstd(file, name, size)
+            yield from decompressed(file, name, packing, size)
         finally:
             with contextlib.suppress(OSError):  # everything needed has been read
                 file.close()
@@ -64,7 +57,19 @@ def chunks(path: SourcePath, name: str, packing: Compression, size: int = CHUNK_
         raise SourceError(f"{name}: can't be read: {error.strerror}.") from error
 
 
-def _gunzip(file: _Readable, name: str, size: int) -> Chunks:
+def decompressed(file: Readable, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
+    """Stream the decompressed text of an open file, unbuffered."""
+    match packing:
+        case Compression.NONE:
+            while chunk := file.read(size):
+                yield chunk
+        case Compression.GZIP:
+            yield from _gunzip(file, name, size)
+        case Compression.ZSTD:
+            yield from _unzstd(file, name, size)
+
+
+def _gunzip(file: Readable, name: str, size: int) -> Chunks:
     """Decompress all members of a gzip file (`cat a.gz b.gz` is valid); trailing zero padding is allowed."""
     packed, at = b"", 0
     unpacker, window = None, 0
@@ -96,7 +101,7 @@ def _gunzip(file: _Readable, name: str, size: int) -> Chunks:
         raise SourceError(f"{name}: the gzip data is truncated at byte {file.tell()}. Download it again.")
 
 
-def _unzstd(file: _Readable, name: str, size: int) -> Chunks:
+def _unzstd(file: Readable, name: str, size: int) -> Chunks:
     """Decompress all frames of a zstd file."""
     frames: Any = _ZstdFrames(file)
     try:
@@ -116,7 +121,7 @@ class _ZstdFrames:
     Needed because the decompressor can't tell a truncated file from a short one.
     """
 
-    def __init__(self, file: _Readable) -> None:
+    def __init__(self, file: Readable) -> None:
         self._file = file
         self._steps = self._follow()
         self._wanted, self._skip = next(self._steps)  # bytes of the next header, and bytes before it
