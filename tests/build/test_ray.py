@@ -26,9 +26,9 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.workers.engine import Setup
 from penstock.build.workers.process import environment, reported_error
-from penstock.build.workers.ray_cluster import require_ray
+from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.build.workers.ray_slot import RaySlot, versions
-from penstock.errors import StoreError, UsageError
+from penstock.errors import StoreError, UsageError, WorkerError
 from penstock.store import beacon as beacons
 from penstock.store.beacon import Beacon, sees_beacon
 from penstock.store.tree import Tree
@@ -278,3 +278,17 @@ def test_a_beacon_is_removed(tmp_path: Path) -> None:
     assert tree.files(tree.tmp) == [tree.tmp / beacon.name]
     beacon.close()
     assert tree.files(tree.tmp) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("ray://head:10001", UsageError, "Ray Client is not supported, because the driver must see the cache"),
+        ("head", UsageError, "--ray-address head: expected HOST:PORT, auto or local"),
+        ("127.0.0.1:1", WorkerError, "the Ray cluster at 127.0.0.1:1 can't be reached: .* --ray-address local"),
+    ],
+    ids=["client", "no port", "nobody listens"],
+)
+def test_a_wrong_address_is_explained(address: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RayCluster(address, "1")
