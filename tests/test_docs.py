@@ -56,6 +56,18 @@ def test_the_readme_runs(workplace: Path) -> None:
         assert "assistant" in done.stdout
 
 
+def test_the_planning_page_runs(workplace: Path) -> None:
+    (code,) = blocks(ROOT / "docs" / "planning.md", "bash")
+    (shown,) = blocks(ROOT / "docs" / "planning.md", "text")
+    done = subprocess.run(
+        ["bash", "-euc", code], cwd=workplace, env=environment(workplace), check=True, capture_output=True, text=True
+    )
+    for label in ("rows", "rejected", "tokens", "trained", "in the cache"):
+        assert [*re.findall(rf"^{label} .*?$", shown, re.MULTILINE)] == [
+            line.rstrip() for line in re.findall(rf"^{label} .*?$", done.stdout, re.MULTILINE)
+        ]
+
+
 def recipes() -> list[tuple[str, str, str]]:
     """Title, language and code of each recipe."""
     found = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.MULTILINE)[1:]

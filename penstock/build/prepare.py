@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -135,11 +135,15 @@ class Builder:
         """The cache to search and to build in."""
         return self._location.cache
 
+    def first_rows(self) -> list[bytes]:
+        """Returns the rows that the format is detected from."""
+        return self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options))
+
     def _sample(self) -> list[dict[str, Any]]:
-        """Returns the first rows, to detect the format; bad ones are reported when their slice is prepared."""
+        """Returns the first rows, parsed; bad ones are reported when their slice is prepared."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
-        for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
+        for row in self.first_rows():
             try:
                 rows.append(parse_row(row))
             except RowError as error:
@@ -185,6 +189,14 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
+
+    def slices_if_known(self) -> list[Slice] | None:
+        """Returns all slices, or None if the data must be read to find them."""
+        return self._finder.known()
+
+    def known_files(self) -> Mapping[int, tuple[Slice, ...]]:
+        """Returns the slices of the files that were read before, by ordinal."""
+        return self._finder.known_files
 
     def find_slices(self) -> list[Slice]:
         """Returns all slices, reading the data if necessary, and settles the date. Encodes nothing."""
