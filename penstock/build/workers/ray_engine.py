@@ -205,7 +205,7 @@ class RayEngine:
         slot = self._starting.pop(ref)
         reply = self._reply(ref)
         if isinstance(reply, str):
-            self._failed_starts += 1
+            self._failed_starts += "node has died" not in reply  # as Ray says; the node of this worker is unknown here
             if self._failed_starts >= STARTS:
                 raise WorkerError(
                     f"{STARTS} Ray workers in a row died before their first slice: {reply} Is Penstock installed on "
