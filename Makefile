@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo test quick check generate graph conformance bench exits fuzz clean
+.PHONY: help demo test quick check generate graph conformance bench exits fuzz wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -76,6 +76,10 @@ exits: .exits/done  ## Install the trainers whose own code reads our exports in 
 # make fuzz SECONDS=600
 fuzz: $(VENV)/dev  ## Fuzz the template machine (SECONDS=600)
 	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+# make wheel PYTHONS='/path/to/python3.14 …' tries others than those found on the PATH and in pyenv
+wheel: $(VENV)/dev  ## Build sdist and wheel; try the wheel on each Python here, without a compiler
+	$(BIN)/python -m tools.wheel_check $(addprefix --python ,$(PYTHONS))
 
 clean:  ## Remove the environments
 	rm -rf $(VENV) .exits

@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -88,48 +86,6 @@ def test_the_recipes_run_in_order_in_one_folder(workplace: Path) -> None:
         assert done.returncode == 0, f"{title}: {done.stderr}"
 
 
-@pytest.fixture
-def fresh_environment(tmp_path: Path) -> dict[str, str]:
-    """The wheel of this tree in a new virtual environment, which has nothing else but our dependencies on its path."""
-    tree = tmp_path / "tree"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "tests", "build")
-    shutil.copytree(
-        ROOT, tree, ignore=lambda folder, names: ignored(folder, names) if folder == str(ROOT) else {"__pycache__"}
-    )
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
-    subprocess.run(wheel, check=True, capture_output=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh"], check=True)
-    (site,) = (tmp_path / "fresh" / "lib").glob("python*/site-packages")
-    (built,) = tmp_path.glob("penstock-*.whl")
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(site)
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    command = tmp_path / "fresh" / "bin" / "penstock"
-    command.write_text(f"#!{command.parent / 'python'}\nfrom penstock.cli import main\n\nmain()\n")
-    command.chmod(0o755)
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
-    return {**variables, "PATH": path, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-
-def test_the_first_hour_runs(fresh_environment: dict[str, str], tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    shutil.copytree(ROOT / "examples", work / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    page = (ROOT / "docs" / "tutorial.md").read_text()
-    printed = []
-    for language, code in re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        command = ["bash", "-euc", code] if language == "bash" else [tmp_path / "fresh" / "bin" / "python", "-c", code]
-        done = subprocess.run(command, cwd=work, env=fresh_environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr[-3000:]}"
-        printed.append(done.stdout + done.stderr)
-    told = "\n".join(printed)
-    for words in ("penstock 0.1.0", "nothing to do", "tokens cut", "stopped, as it should be", "role 'bot' is unknown"):
-        assert words in told, words
-    assert "going on from step 4 of 6" in told
-    assert "all_messages: " in told
-
-
-PAGES = [ROOT / "docs" / "export.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
 PAGES = [ROOT / "docs" / "export.md", ROOT / "docs" / "look.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
 
 
