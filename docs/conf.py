@@ -4,7 +4,7 @@ from penstock import __version__
 
 project = "Penstock"
 author = "The Penstock authors"
-copyright = author  # noqa: A001 (Sphinx's name)
+copyright = author
 version = release = __version__
 
 extensions = ["myst_parser"]

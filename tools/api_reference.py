@@ -26,11 +26,11 @@ FUNCTIONS = ("prepare", "open", "mix", "adopt")
 CLASSES = (penstock.Dataset, penstock.View, penstock.Mixture, penstock.Loader, penstock.Count)
 RECORDS = (Example, Pair, Batch, Ledger)
 OPTIONS = {  # where the options of a call are described
-    "prepare": "[the command line](cli.md#penstock-prepare-source--tokenizer-t)",
-    "adopt": "[the command line](cli.md#penstock-adopt-source--tokenizer-t)",
+    "prepare": "[the command line](cli.md#penstock-prepare-source---tokenizer-t)",
+    "adopt": "[the command line](cli.md#penstock-adopt-source---tokenizer-t)",
     "view": "[views](views.md)",
     "loader": "[the feed](feed.md#options)",
-    "export": "[the command line](cli.md#penstock-export-dataset--to-format--o-folder)",
+    "export": "[the command line](cli.md#penstock-export-dataset---to-format--o-folder)",
 }
 SHORTEST = 6  # calls with more options are shortened to **options
 
