@@ -94,29 +94,23 @@ def test_a_task_page_runs(workplace: Path, name: str) -> None:
         assert words in told, told
 
 
-def test_the_task_pages_run_in_one_folder(workplace: Path) -> None:
-    """A reader can try them all in one place: no page breaks a later one."""
-    variables = environment(workplace)
-    for name in TASKS:
-        run_page(ROOT / "docs" / f"{name}.md", workplace, variables)
-
-
 def test_the_example_of_train_runs(workplace: Path) -> None:
-    assert "eval_loss" in run_page(ROOT / "docs" / "train.md", workplace, environment(workplace))
+    assert "EvalReport(" in run_page(ROOT / "docs" / "train.md", workplace, environment(workplace))
 
 
 FEED = """
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from trl import SFTConfig as Config, SFTTrainer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from trl import SFTConfig as Config, SFTTrainer as Sft
 from functools import partial
 config = LlamaConfig(vocab_size=1024, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-model, accelerator, produce = LlamaForCausalLM(config), Accelerator(cpu=True), lambda step: step
+model, produce = LlamaForCausalLM(config), lambda step: step
 optimizer = torch.optim.SGD(model.parameters())
+SFTTrainer = partial(Sft, processing_class=AutoTokenizer.from_pretrained("examples/tokenizer"))
 SFTConfig = partial(Config, "sft", report_to=[], use_cpu=True, bf16=False)
 args = TrainingArguments("trainer", max_steps=1, report_to=[], use_cpu=True, remove_unused_columns=False)
+accelerator = Accelerator(cpu=True)
 """
 
 
