@@ -60,6 +60,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(place), f"{page.name} links to {target}; {place.name} has {sorted(anchors(place))}"
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "docs/releasing.md"])
+def test_files_that_guides_name_exist(name: str) -> None:
+    named = re.findall(r"`((?:penstock|tests|docs|benchmarks|tools)/[\w/.-]*)`", text_of(ROOT / name))
+    assert named
+    for path in named:
+        assert (ROOT / path).exists(), f"{name} names {path}"
+
+
 def test_every_page_is_in_the_navigation() -> None:
     entries = re.findall(r"^```\{toctree\}\n(.*?)^```", text_of(DOCS / "index.md"), re.DOTALL | re.MULTILINE)
     listed = {re.sub(r".*<(.*)>", r"\1", line) for entry in entries for line in entry.splitlines() if line[:1] != ":"}
