@@ -43,6 +43,7 @@ FILES = (
     "lf_reason_tool_use",
     "lf_glaive_toolcall_en_demo",
 )
+REASONING = ("Let me see.", "Hm …\nSo 2 + 2 = 4.", "考虑一下")
 MARKERS = re.compile(
     r"<\|[\w/]+\|?>|<[\w/]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{2,}\]|<(?:start|end)_of_turn>|</?s>|<[a-z]+_id>"
 )
@@ -63,7 +64,7 @@ def material(data: Path, rows: int, share: float, target: Path) -> None:
             messages = [m for m in messages if m["role"] in ("system", "user", "assistant", "tool")]
             for message in messages:
                 if message["role"] == "assistant" and chance.random() < share:
-                    message["reasoning_content"] = chance.choice(("Let me see.", "Hm …\nSo 2 + 2 = 4.", "考虑一下"))
+                    message["reasoning_content"] = chance.choice(REASONING)
             if sum(m["role"] == "assistant" for m in messages) > 1:
                 lines.append(json.dumps({"messages": messages, "tools": row.get("tools")}, ensure_ascii=False))
     target.write_text("\n".join(lines) + "\n")
