@@ -26,8 +26,7 @@ from penstock.build.workers.overlap import Overlap
 from penstock.encode.memory import map_large_blocks
 from penstock.errors import PenstockError
 from penstock.sources import Slice, TextRows
-from penstock.store.cache import Cache
-from penstock.store.trust import Trust
+from penstock.store.remote import open_cache
 
 
 def main() -> None:
@@ -38,8 +37,8 @@ def main() -> None:
     setup = _read(stdin)
     if setup is None:
         return
-    cache = Cache(setup["cache"], trust=Trust(setup["trust"]))
     try:
+        cache = open_cache(*setup["cache"])
         tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
         job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
         with Overlap[SliceReport]() as commits:

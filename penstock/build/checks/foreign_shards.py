@@ -62,7 +62,7 @@ class ForeignCheck:
         limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
         rows = read_rows(part, path, data=part.data, max_row_bytes=limit, columns=columns)
         try:
-            stored, meta = read_shard(self._cache.shard_path(name))
+            stored, meta = read_shard(self._cache.shard_file(name))
         except CorruptError:
             return "it can't be read as a shard"
         wrong = inconsistency(rows, stored, meta)

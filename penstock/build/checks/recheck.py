@@ -78,7 +78,7 @@ def _compare(
 ) -> None:
     name, cache, table = dataset.shards[number], dataset.cache, dataset.manifest.shards
     try:
-        columns, meta = read_shard(cache.shard_path(name))
+        columns, meta = read_shard(cache.shard_file(name))
     except StoreError:
         return  # `verify_cache` has reported it
     what = inconsistency(rows, columns, meta)

@@ -124,9 +124,8 @@ class _WorkerSlot:
             self._worker.stop()
 
     def _start(self) -> Worker:
-        setup, cache = self._setup, self._setup.cache
-        location = {"cache": str(cache.root), "trust": cache.trust.value}
-        return Worker({"recipe": setup.recipe.as_json(), **location, "fast": setup.fast})
+        setup = self._setup
+        return Worker({"recipe": setup.recipe.as_json(), "cache": setup.cache.place, "fast": setup.fast})
 
     def _collect(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:

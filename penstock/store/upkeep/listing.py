@@ -36,6 +36,7 @@ class DatasetEntry:
 def list_datasets(cache: Cache) -> list[DatasetEntry]:
     """All datasets of a cache, the most recently used first."""
     cache.check_marker()
+    cache.find_datasets()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
