@@ -57,7 +57,7 @@ class Adopted:
         """The result as JSON-compatible values."""
         dataset = self.dataset
         counts = {"shards": len(dataset.shards), "made": self.made, "examples": len(dataset), "tokens": dataset.tokens}
-        return {"key": dataset.key, "path": str(dataset.path), **counts, "warnings": list(self.warnings)}
+        return {"key": dataset.key, "path": dataset.address, **counts, "warnings": list(self.warnings)}
 
 
 def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> Adopted:

@@ -100,7 +100,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     build = {**counts, "engines": {stage: dict(why) for stage, why in progress.engines.items()}}
     return {
         "key": dataset.key,
-        "path": str(dataset.path),
+        "path": dataset.address,
         "hit": outcome.hit,
         "examples": len(dataset),
         "tokens": dataset.tokens,

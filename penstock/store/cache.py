@@ -23,7 +23,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,6 +92,7 @@ class Cache:
     """
 
     is_remote = False
+    mappable_bytes: int | None = None  # of shards that a dataset should keep mapped; None: any number
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, trust: Trust = Trust.CHECKED) -> None:
         given = os.fspath(root) if root is not None and os.fspath(root) else default_cache()
@@ -193,6 +194,9 @@ class Cache:
 
     def fetch(self, names: Iterable[str]) -> None:
         """Make `structure` of these shards quick."""
+
+    def download(self, digests: Mapping[str, str]) -> None:
+        """Make `shard_file` of these shards quick; the values are their digests."""
 
     def fresh_copy(self, name: str) -> None:
         """Make `shard_path` the shard as it is now, unchecked. For `verify`."""

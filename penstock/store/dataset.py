@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LATEST, MANIFEST = "latest", "manifest.json"
 KEY = re.compile(r"b3-[0-9a-f]{1,64}")
+DOWNLOAD_BYTES = 4 << 30  # of shards downloaded ahead of their use, at most
 USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
@@ -155,31 +156,55 @@ class StoredDataset:
         columns, _ = read_shard(self.shard_file(shard))
         with self._lock:
             self._open[shard] = columns
-            if len(self._open) > (self.keep_open or _open_limit()):
+            if len(self._open) > (self.keep_open or self._default_open):
                 self._open.popitem(last=False)
         return columns
+
+    @cached_property
+    def _default_open(self) -> int:
+        """How many shards stay mapped: half of a local tier's bytes, and no more than file descriptors allow."""
+        most, sizes = self.cache.mappable_bytes, self.manifest.shards.bytes
+        fitting = _open_limit() if most is None else max(1, most // max(1, sum(sizes) // max(1, len(sizes))))
+        return min(_open_limit(), fitting)
 
     def shard_file(self, shard: int) -> Path:
         """The file of a shard on this machine; downloaded first, if the cache is in an object store."""
         table = self.manifest.shards
         return self.cache.shard_file(table.names[shard], table.digests[shard])
 
+    def shard_bytes(self, shard: int) -> int:
+        """The size of a shard's file."""
+        return self.manifest.shards.bytes[shard]
+
     def structure(self, shard: int) -> Columns:
         """The columns of a shard, perhaps without its token ids, which a cache in an object store keeps apart."""
-        if not self.cache.is_remote or self.is_preference:  # the common prompt of a pair is found in its tokens
+        if not self.cache.is_remote:
             return self.columns(shard)
         with self._lock:
             if shard in self._open:
                 return self._open[shard]
             is_first, self._has_structure = not self._has_structure, True
+        if self.is_preference:  # the common prompt of a pair is found in its tokens
+            if is_first:
+                self.fetch(range(len(self.shards)))
+            return self.columns(shard)
         if is_first:
             self.cache.fetch(self.shards)
         return self.cache.structure(self.shards[shard])[0]
 
     @property
-    def is_remote(self) -> bool:
-        """Whether shards may have to be downloaded."""
-        return self.cache.is_remote
+    def download_bytes(self) -> int:
+        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
+        if not self.cache.is_remote:
+            return 0
+        most = self.cache.mappable_bytes
+        return DOWNLOAD_BYTES if most is None else min(DOWNLOAD_BYTES, max(1, most // 2))
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Download shards that are not on this machine, many at a time."""
+        with self._lock:
+            missing = [shard for shard in shards if shard not in self._open]
+        self.cache.download({self.shards[shard]: self.manifest.shards.digests[shard] for shard in missing})
 
     def _open_files(self) -> list[Path]:
         with self._lock:

@@ -23,7 +23,7 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,7 @@ class RemoteCache(Cache):
         self.remote = RemoteFolder(url)
         limit = os.environ.get(BYTES_VARIABLE) if local_bytes is None else local_bytes
         self.tier = Tier(self.tree, None if limit is None else int(limit))
+        self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
         self._listed: dict[str, tuple[float, dict[str, dict[str, ObjectInfo]]]] = {}  # by the two digits of a folder
         self._committed: set[str] = set()  # shards that this process has put
 
@@ -351,9 +352,9 @@ class RemoteCache(Cache):
         self.tier.used(path)
         return path
 
-    def has_copy(self, name: str) -> bool:
-        """Whether the tier has a copy of a shard."""
-        return self.shard_path(name).exists()
+    def download(self, digests: Mapping[str, str]) -> None:
+        """Download shards, many at a time."""
+        self.remote.each(lambda entry: self.shard_file(*entry), digests.items())
 
     def _has_copy(self, name: str, expected: str) -> bool:
         note = self.read_note(name)
