@@ -44,7 +44,7 @@ from penstock.store.files import (
 )
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
-from penstock.store.trust import CheckedFiles, Trust
+from penstock.store.trust import CheckedFiles, ShardWriter, Trust, shard_writer
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
@@ -114,6 +114,10 @@ class Cache:
     def shard_path(self, name: str) -> Path:
         """The path of a shard, whether or not it exists yet."""
         return self.root / "shards" / validate_name(name)[3:5] / f"{name}.arrow"
+
+    def shard_address(self, name: str) -> str:
+        """Where a shard is, for messages."""
+        return str(self.shard_path(name))
 
     def note_path(self, name: str) -> Path:
         """The file with a shard's counts, digest and engines."""
@@ -198,8 +202,24 @@ class Cache:
     def download(self, digests: Mapping[str, str]) -> None:
         """Make `shard_file` of these shards quick; the values are their digests."""
 
-    def fresh_copy(self, name: str) -> None:
-        """Make `shard_path` the shard as it is now, unchecked. For `verify`."""
+    def shard_data(self, name: str, digest: str) -> Any:
+        """The bytes of a shard, which must have this digest."""
+        data = read_regular(self.shard_path(name))
+        if bytes_digest(data) != digest:
+            raise CorruptError(f"{self.shard_path(name)}: its bytes have changed. Run `penstock cache verify`.")
+        return data
+
+    def fresh_copy(self, path: Path) -> None:
+        """Make a file of the cache what it is now, unchecked. For `verify`."""
+
+    def wrong_index(self, name: str) -> str | None:
+        """What is wrong with the index of a shard, where there is one."""
+        return None
+
+    def clear_bad(self, name: str) -> None:
+        """Remove the mark of a shard that proved intact."""
+        with contextlib.suppress(OSError):
+            self.tree.remove(self.bad_path(name))
 
     def watch(self, reader: Any) -> None:
         """Learn which shards a dataset has mapped, from its `_open_files`."""
@@ -270,6 +290,10 @@ class Cache:
         with explain_os_errors(self.bad_path(name), "can't be removed, although the shard has been rebuilt"):
             self.tree.remove(self.bad_path(name))
 
+    def add_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
+        """Commit a shard that was copied from another cache."""
+        self.commit_shard(name, data, note)
+
     def _digest_on_disk(self, path: Path, size: int) -> str | None:
         try:
             return file_digest(path) if is_readable_file(path) and path.stat().st_size == size else None
@@ -288,6 +312,10 @@ class Cache:
             return None
         kinds = {"digest": str, "bytes": int, "rejected": int}
         return note if all(type(note.get(key)) is kind for key, kind in kinds.items()) else None
+
+    def writer(self, name: str) -> ShardWriter:
+        """Who wrote a shard."""
+        return shard_writer(self, name)
 
     def unchecked(self, names: Iterable[str], key: str) -> list[Path]:
         """The shards and the manifest of a dataset, if others wrote them and this user hasn't checked them."""

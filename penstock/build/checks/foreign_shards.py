@@ -20,7 +20,6 @@ from penstock.sources import Slice, SourceFile, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import read_shard
-from penstock.store.trust import shard_writer
 
 
 class ForeignCheck:
@@ -49,7 +48,7 @@ class ForeignCheck:
             if why is not None:
                 where = f"{file.name}, rows {part.first_row} to {part.first_row + part.rows - 1}"
                 notice(
-                    f"{self._cache.shard_path(name)} ({where}), written by {shard_writer(self._cache, name)}: {why}. "
+                    f"{self._cache.shard_address(name)} ({where}), written by {self._cache.writer(name)}: {why}. "
                     "The shard is not used; its slice is rebuilt."
                 )
                 bad[name] = why

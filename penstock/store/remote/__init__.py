@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from penstock.store.trust import Trust
 
 if TYPE_CHECKING:
     from penstock.store.remote.cache import RemoteCache
+    from penstock.store.upkeep.gc import GcReport
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 
@@ -50,6 +53,15 @@ def open_cache(
     if local is not None:
         raise UsageError(f"a local cache ({os.fspath(local)}) belongs to a cache in an object store, not to {given}.")
     return Cache(folder, trust=Trust(trust))
+
+
+def collector(cache: Cache) -> Callable[..., GcReport]:
+    """The garbage collector for a cache."""
+    from penstock.store.remote.cache import RemoteCache
+    from penstock.store.remote.gc import collect_remote
+    from penstock.store.upkeep.gc import collect_garbage
+
+    return partial(collect_remote, cache) if isinstance(cache, RemoteCache) else partial(collect_garbage, cache)
 
 
 def _remote(url: str, trust: Trust, local: str | os.PathLike[str] | None, local_bytes: int | None) -> RemoteCache:

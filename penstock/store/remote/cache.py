@@ -40,7 +40,7 @@ from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, 
 from penstock.store.remote.folder import RemoteFolder
 from penstock.store.remote.tier import Tier
 from penstock.store.tree import NAME
-from penstock.store.trust import CheckedFiles, Trust
+from penstock.store.trust import CheckedFiles, ShardWriter, Trust
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
@@ -271,6 +271,10 @@ class RemoteCache(Cache):
         self.put_shard(name, data, note)
         self.tier.grown(len(data))
 
+    def add_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
+        """Put a shard that was copied from another cache; the tier gets no copy."""
+        self.put_shard(name, data, note)
+
     def put_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard and its index, the shard last. One that exists with the same bytes is kept."""
         from penstock.store.shard_index import encode_index  # needs pyarrow, which a cache hit does not load
@@ -369,17 +373,24 @@ class RemoteCache(Cache):
         place = self.object_path(path)
         data = self._object(place)
         if bytes_digest(data) != expected and bytes_digest(data := self._object(place)) != expected:
-            raise CorruptError(
-                f"{self.remote.address(place)}: its bytes ({len(data):,}) are not those that the dataset was "
-                f"committed with. {REPAIR}"
-            )
+            raise self._changed(name, data)
         if is_readable_file(self.index_path(name)) and not self.index(name).describes(data):
             self.tree.remove(self.index_path(name))
             raise CorruptError(f"{self.remote.address(place)}: its index does not describe it. {REPAIR}")
-        note = {"digest": expected, "bytes": len(data), "rejected": 0, "host": socket.gethostname()}
         self.tree.write(path, data, "download", durable=False)
-        self.tree.write(self.note_path(name), seal(b"note", note), "note", durable=False)
+        self._write_note(name, expected, len(data))
         return len(data)
+
+    def _write_note(self, name: str, checked: str, size: int) -> None:
+        """Record which digest the tier's copy of a shard was compared with."""
+        note = {"digest": checked, "bytes": size, "rejected": 0, "host": socket.gethostname()}
+        self.tree.write(self.note_path(name), seal(b"note", note), "note", durable=False)
+
+    def _changed(self, name: str, data: bytes) -> CorruptError:
+        place = self.remote.address(self.object_path(self.shard_path(name)))
+        return CorruptError(
+            f"{place}: its bytes ({len(data):,}) are not those that the dataset was committed with. {REPAIR}"
+        )
 
     def _object(self, path: str) -> bytes:
         data = self.remote.get(path)
@@ -390,15 +401,38 @@ class RemoteCache(Cache):
             )
         return data
 
-    def fresh_copy(self, name: str) -> None:
-        """Replace the tier's copy of a shard by what is in the store now, unchecked. For `verify`."""
-        path = self.shard_path(name)
-        self.tree.remove(path)
-        self.tree.remove(self.note_path(name))
-        self.tree.remove(self.index_path(name))
+    def shard_data(self, name: str, digest: str) -> Any:
+        """The bytes of a shard, which must have this digest. They are not kept in the tier."""
+        if self._has_copy(name, digest):
+            return super().shard_data(name, digest)
+        data = self._object(self.object_path(self.shard_path(name)))
+        if bytes_digest(data) != digest:
+            raise self._changed(name, data)
+        return data
+
+    def fresh_copy(self, path: Path) -> None:
+        """Replace a file of the tier by its object as it is now, unchecked. For `verify`."""
+        for suffix in {path.suffix, ".json", ".index"} if path.suffix == ".arrow" else {path.suffix}:
+            self.tree.remove(path.with_suffix(suffix))
         data = self.remote.get(self.object_path(path))
         if data is not None:
             self.tree.write(path, data, "download", durable=False)
+            self.tier.grown(len(data))
+
+    def wrong_index(self, name: str) -> str | None:
+        """What is wrong with the index of a shard of which the tier has a fresh copy."""
+        try:
+            index, data = self.index(name), read_regular(self.shard_path(name))
+        except CorruptError as error:
+            return str(error)
+        if not index.describes(data) or index.note["digest"] != bytes_digest(data):
+            return "its index does not describe it"
+        self._write_note(name, index.note["digest"], len(data))
+        return None
+
+    def clear_bad(self, name: str) -> None:
+        """Remove the mark of a shard that proved intact."""
+        self.remote.delete(self.object_path(self.bad_path(name)))
 
     def tokenizer_json(self, name: str) -> bytes:
         """The bytes of a tokenizer.json, by digest; FileNotFoundError if it is missing."""
@@ -414,6 +448,28 @@ class RemoteCache(Cache):
         return super().tokenizer_json(name)
 
     # -- trust ----------------------------------------------------------------------------------------------------
+
+    def writer(self, name: str) -> ShardWriter:
+        """Who wrote a shard, by its index: this user, or one of whom only the host is known."""
+        try:
+            index = self.index(name)
+        except CorruptError:
+            return ShardWriter(-1, "an unknown user", "")
+        host = str(index.note.get("host", ""))
+        host = host if re.fullmatch(r"[\w.-]{1,253}", host) else ""
+        return ShardWriter(os.geteuid(), "you", host) if index.is_own else ShardWriter(-1, "another user", host)
+
+    def shard_address(self, name: str) -> str:
+        """The URL of a shard."""
+        return self.remote.address(self.object_path(self.shard_path(name)))
+
+    def shard_objects(self) -> dict[str, ObjectInfo]:
+        """All shards of the store, by name."""
+        found = self.remote.objects("shards")
+        matches = {path: _SUFFIXES.fullmatch(path.rpartition("/")[2]) for path in found}
+        shards = {m["name"]: found[path] for path, m in matches.items() if m is not None and m["kind"] == "arrow"}
+        self.fetch(shards)
+        return shards
 
     def unchecked(self, names: Iterable[str], key: str) -> list[Path]:
         """The manifest and the shards that were not written with this user's key, unless this user has checked them.
