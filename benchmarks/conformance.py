@@ -30,6 +30,7 @@ import numpy as np
 
 import penstock as ps
 from benchmarks import models
+from benchmarks.clock import DATE
 from benchmarks.masks import compare_masks, mask_report
 from benchmarks.material import Files, sampled
 from benchmarks.oracle import Expected, Oracle, token_hash
@@ -85,7 +86,7 @@ def compare(files: Files, tokenizer: Path, oracle: Oracle, template: str, tally:
             dataset = ps.prepare(
                 *files.paths, tokenizer=str(tokenizer), template=file, cache=Path(folder) / "cache", workers=1,
                 on_bad_row="quarantine", quarantine_file=quarantine, dropped_tool_calls="keep",
-                on_progress=lambda progress: last.append(progress),
+                date=DATE, on_progress=lambda progress: last.append(progress),
             )  # fmt: skip
         except SourceError:  # the template refuses every row
             if not quarantine.exists():

@@ -13,7 +13,6 @@ chains (`run`) and those stored, as multiples of the tokens of the rows' last ch
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
 import re
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from benchmarks.clock import DATE, stop_clock
 from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
 from penstock.chat.conversation import Role
@@ -46,7 +46,6 @@ FILES = (
 MARKERS = re.compile(
     r"<\|[\w/]+\|?>|<[\w/]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{2,}\]|<(?:start|end)_of_turn>|</?s>|<[a-z]+_id>"
 )
-DATE = datetime.date.today().isoformat()  # templates print it, and transformers has no other
 
 
 def material(data: Path, rows: int, share: float, target: Path) -> None:
@@ -96,6 +95,7 @@ class Truth:
     """What transformers says about turns."""
 
     def __init__(self, tokenizer: Any, template: str) -> None:
+        stop_clock()
         self._tokenizer, self._template = tokenizer, template
 
     def text(self, conversation: dict[str, Any], count: int, prompt: bool) -> str | None:

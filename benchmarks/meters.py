@@ -24,6 +24,7 @@ from typing import Any
 
 import xxhash
 
+from benchmarks.clock import DATE
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
 from penstock.encode.engines import FastEngine, Gigatoken, Splintr
@@ -137,7 +138,7 @@ def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -
     report(seen=0)
     dataset = ps.prepare(
         file, tokenizer=model, cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine",
-        on_progress=on_progress,
+        date=DATE, on_progress=on_progress,
     )  # fmt: skip
     progress = last[0]
     report(

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from benchmarks.clock import stop_clock
+
 Bool = npt.NDArray[np.bool_]
 Spans = list[tuple[int, int]]
 BATCH = 256
@@ -71,6 +73,7 @@ class Oracle:
     """Computes expected results with one tokenizer, and remembers the tokens of every text."""
 
     def __init__(self, folder: Path) -> None:
+        stop_clock()
         self.tokenizer = reference_tokenizer(folder)
         self._backend = self.tokenizer.backend_tokenizer
         self._tokens: dict[bytes, bytes] = {}  # by hash of the text

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,5 +83,6 @@ def serve(work: Callable[[Answer], Answer]) -> None:
         try:
             found = work(json.loads(line))
         except Exception as error:
+            traceback.print_exc()  # to standard error
             found = {"error": f"{type(error).__name__}: {error}"}
         answer(found)

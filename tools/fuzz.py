@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import datetime
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -41,7 +40,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 NATIVE = "penstock.native._native"
-DATE = datetime.date.today()  # transformers renders today's date
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
@@ -60,6 +58,7 @@ def use_native(path: str) -> None:
 if __name__ == "__main__" and "--native" in sys.argv:
     use_native(sys.argv[sys.argv.index("--native") + 1])
 
+from benchmarks.clock import DATE, stop_clock  # noqa: E402
 from benchmarks.models import trl_templates  # noqa: E402
 from penstock.chat.conversation import Conversation  # noqa: E402
 from penstock.chat.rows import RowReader  # noqa: E402
@@ -245,6 +244,7 @@ class TemplateCheck:
     """Compares the engines on parsed conversations with one template. Raises NotCompiled."""
 
     def __init__(self, template: str) -> None:
+        stop_clock()
         self._template = template
         self.reference = Reference(template, special_tokens=SPECIAL, variables={}, date=DATE)
         base = {"documents": None, "add_generation_prompt": False, **SPECIAL}

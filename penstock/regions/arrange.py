@@ -107,7 +107,7 @@ class Arranger:
         found: list[int] = []
         for k in doubtful.tolist():
             start, seam, end = int(starts[k]), int(seams[k]), int(ends[k])
-            if self._tears(rendered.data[max(start, seam - _LOOK_BACK) : seam], rendered.data[seam:end]):
+            if self._tears(_prompt_end(rendered.data, start, seam), rendered.data[seam:end]):
                 found.append(int(rows[k]))
         return np.array(found, np.int64)
 
@@ -188,7 +188,7 @@ class Arranger:
     def _is_torn_at(self, text: bytes, seam: int) -> bool:
         if not 0 < seam < len(text) or not _may_merge(np.uint8(text[seam - 1]), np.uint8(text[seam])):
             return False
-        return self._tears(text[max(0, seam - _LOOK_BACK) : seam], text[seam:])
+        return self._tears(_prompt_end(text, 0, seam), text[seam:])
 
     def _tears(self, prompt: bytes, answer: bytes) -> bool:
         """Whether the first token of the answer would take in the prompt's end; never at a special token."""
@@ -289,6 +289,14 @@ def _wholes(rendered: Rendered, rows: Int64) -> list[Chain]:
 
 def _stacked(*columns: npt.NDArray[Any]) -> Places:
     return np.stack(columns, axis=1).astype(np.int32)
+
+
+def _prompt_end(text: bytes, start: int, seam: int) -> bytes:
+    """The last bytes of the prompt that ends at a seam, from a whole character on."""
+    first = max(start, seam - _LOOK_BACK)
+    while first < seam and text[first] & 0xC0 == 0x80:
+        first += 1
+    return text[first:seam]
 
 
 def _may_merge(last: Any, first: Any) -> Any:

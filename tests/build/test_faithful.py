@@ -98,6 +98,15 @@ def test_turns_equal_transformers(prepare: Callable[..., ps.Dataset], oracle: An
     assert result.turns == result.trained or noted or ds.ledger["regions_unknown"]
 
 
+def test_long_prompts_without_markers_are_cut_between_characters(
+    prepare: Callable[..., ps.Dataset], oracle: Any
+) -> None:
+    """Only the end of a prompt is looked at, and it may begin inside a character."""
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    chats = [[user("\u732b" * 2000 + "x" * shift), says("\u72ac"), user("and?"), says("bird")] for shift in range(3)]
+    assert check(prepare(chats, template), Truth(oracle, template)).wrong == []
+
+
 def test_rewritten_turns_get_chains(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:1], QWEN)
     text = b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)).decode()

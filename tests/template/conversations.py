@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import transformers.utils.chat_template_utils as hf
 import trl
 
+from benchmarks.clock import DATE as DATE
 from penstock.chat.conversation import Conversation
 from penstock.template.probes import PROBES, SEARCH, WEATHER, assistant, calling, result, system, user
 
-DATE = datetime.date(2026, 1, 2)
 TOKENS: dict[str, str | list[str]] = {
     "bos_token": "<s>",
     "eos_token": "</s>",
@@ -21,12 +20,6 @@ TOKENS: dict[str, str | list[str]] = {
     "unk_token": "<unk>",
 }
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
-
-
-class FixedClock(datetime.datetime):
-    @classmethod
-    def now(cls, tz: Any = None) -> FixedClock:
-        return cls(DATE.year, DATE.month, DATE.day)
 
 
 def _chat(*texts: str) -> Conversation:

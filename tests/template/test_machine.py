@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import array
-import datetime
 import json
 import threading
 import time
@@ -15,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from benchmarks.clock import DATE, StoppedClock
 from benchmarks.models import trl_templates
 from penstock.native import native
 from penstock.template.compile.bytecode import NotCompiled
@@ -31,14 +32,18 @@ from tools.fuzz_rows import seeds
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
 
-TODAY = datetime.date.today()  # the date that transformers prints
 BASE = {"documents": None, "add_generation_prompt": False, "bos_token": "<s>"}
 CORPUS = sorted(Path(__file__).with_name("fuzz_corpus").glob("*.json"))
 SET = "{% set v = messages[0].v %}"
 
 
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template_utils, "datetime", StoppedClock)
+
+
 def machine(template: str) -> Machine:
-    return Machine(Sandbox(TODAY).parse_template(template), BASE, TODAY, conversation_layout([]))
+    return Machine(Sandbox(DATE).parse_template(template), BASE, DATE, conversation_layout([]))
 
 
 def row(messages: list[Any], variables: dict[str, Any] | None = None) -> bytes:

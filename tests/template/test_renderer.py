@@ -7,12 +7,13 @@ import pytest
 import transformers.utils.chat_template_utils as hf
 
 import penstock.template.machine
+from benchmarks.clock import StoppedClock
 from penstock.chat.conversation import Conversation, Role
 from penstock.template.probe_checks import rows
 from penstock.template.probes import WORD, assistant, user
 from penstock.template.rendered import Rendered
 from penstock.template.renderer import TemplateRenderer
-from tests.template.conversations import BATTERY, DATE, TOKENS, FixedClock, expected, templates
+from tests.template.conversations import BATTERY, DATE, TOKENS, expected, templates
 
 TEMPLATES = dict(templates())
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -33,7 +34,7 @@ def facts(rendered: Rendered) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_renders_as_in_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "datetime", FixedClock)
+    monkeypatch.setattr(hf, "datetime", StoppedClock)
     subject = renderer(TEMPLATES[name])
     assert subject.why_reference == ""
     assert subject.why_unknown == ""

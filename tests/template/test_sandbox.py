@@ -13,19 +13,20 @@ from typing import Any
 import pytest
 import transformers.utils.chat_template_utils as hf
 
+from benchmarks.clock import StoppedClock
 from penstock.chat.conversation import Conversation, Message
 from penstock.errors import RowError, TemplateError
 from penstock.template.jinja.budget import MAX_FUEL, Budget, LimitExceeded
 from penstock.template.jinja.reference import Reference
 from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.probes import PROBES, assistant, system, user
-from tests.template.conversations import BATTERY, DATE, TEMPLATES, TOKENS, FixedClock
+from tests.template.conversations import BATTERY, DATE, TEMPLATES, TOKENS
 from tests.template.hostile import HOSTILE
 
 
 @pytest.fixture(autouse=True)
-def fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "datetime", FixedClock)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "datetime", StoppedClock)
 
 
 def by_transformers(template: str, chat: Conversation, prompt: bool) -> str:
