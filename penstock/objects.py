@@ -8,6 +8,7 @@ object. obstore is imported on first use.
 
 from __future__ import annotations
 
+import builtins
 import os
 import random
 import re
@@ -161,6 +162,19 @@ class ObjectStore:
         """All objects below a folder, by path."""
         found = self._try(prefix, lambda: self._obstore.list(self._store, prefix or None).collect())
         yield from sorted(_info(meta) for meta in found)
+
+    def list_some(self, prefix: str, most: int) -> builtins.list[ObjectInfo] | None:
+        """The objects below a folder, or None if there are more than `most`: then not all of them were listed."""
+
+        def collect() -> builtins.list[ObjectInfo] | None:
+            found: builtins.list[ObjectInfo] = []
+            for part in self._obstore.list(self._store, prefix or None, chunk_size=1000):
+                found += map(_info, part)
+                if len(found) > most:
+                    return None
+            return found
+
+        return self._try(prefix, collect)
 
     def children(self, folder: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         """The objects directly in a folder, and its subfolders."""

@@ -27,7 +27,12 @@ def s3_server() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    # Without TCP_NODELAY, answers written in two parts take 40 ms each.
+    code = (
+        "import socketserver, sys; socketserver.StreamRequestHandler.disable_nagle_algorithm = True; "
+        "from moto.server import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "-H", "127.0.0.1", "-p", str(port)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **KEYS})
         try:
@@ -98,6 +103,7 @@ def proxied(target: str) -> Iterator[Proxy]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def handle_one(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

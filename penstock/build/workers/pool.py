@@ -125,7 +125,7 @@ class _WorkerSlot:
 
     def _start(self) -> Worker:
         setup = self._setup
-        return Worker({"recipe": setup.recipe.as_json(), "cache": setup.cache.place, "fast": setup.fast})
+        return Worker({"recipe": setup.recipe.as_json(), "cache": list(setup.cache.place), "fast": setup.fast})
 
     def _collect(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:

@@ -48,9 +48,13 @@ if TYPE_CHECKING:
     from penstock.store.shard_index import ShardIndex
 
 LOCAL_VARIABLE, BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE", "PENSTOCK_LOCAL_CACHE_BYTES"
+SMALL_CACHE = 3000  # objects that are listed at once; a request lists 1000
 LISTING_AGE = 60.0  # seconds for which a listing that lacks a shard is used; a builder asks again after its claim
 COLLECTION_WAIT = 0.5  # seconds between looks at a `gc` that is about to delete what a build needs
 _SUFFIXES = re.compile(rf"(?P<name>{NAME})\.(?P<kind>arrow|index|bad)")
+
+
+Listing = dict[str, dict[str, ObjectInfo]]  # by name and kind
 
 
 class RemoteCache(Cache):
@@ -72,8 +76,10 @@ class RemoteCache(Cache):
         limit = os.environ.get(BYTES_VARIABLE) if local_bytes is None else local_bytes
         self.tier = Tier(self.tree, None if limit is None else int(limit))
         self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
-        self._listed: dict[str, tuple[float, dict[str, dict[str, ObjectInfo]]]] = {}  # by the two digits of a folder
+        self._listed: dict[str, tuple[float, Listing]] = {}  # by the two digits of a folder
+        self._is_large = False  # whether all shards are too many to list at once
         self._committed: set[str] = set()  # shards that this process has put
+        self._open_tier()
 
     @property
     def place(self) -> CachePlace:
@@ -108,10 +114,9 @@ class RemoteCache(Cache):
         if not isinstance(value, dict):
             raise CorruptError(f'{self.remote.address(MARKER)}: the marker is damaged. Put it back: {{"format":1}}')
         check_format(value.get("format"), Path(self.remote.address(MARKER)))
-        self.open_tier()
         return True
 
-    def open_tier(self) -> None:
+    def _open_tier(self) -> None:
         """Create the local tier. Its marker names the URL, so that paths in the tier open the cache."""
         make_folder(self.root)
         if not super().check_marker():
@@ -121,8 +126,7 @@ class RemoteCache(Cache):
 
     def prepare_root(self) -> None:
         """Create the marker and the local tier, and check that both can be written."""
-        if not self.check_marker():
-            self.open_tier()
+        self.check_marker()
         self.remote.create(MARKER, canonical({"format": FORMAT_VERSION}))
         self.remote.now()  # writes an object, also where the marker exists
 
@@ -214,16 +218,32 @@ class RemoteCache(Cache):
     # -- which shards there are -----------------------------------------------------------------------------------
 
     def refresh(self, names: Iterable[str]) -> None:
-        """List the folders of these shards, many at a time."""
-        self.remote.each(self._list, sorted({validate_name(name)[3:5] for name in names}))
+        """List the folders of these shards: all at once if the cache is small, else many at a time."""
+        wanted = sorted({validate_name(name)[3:5] for name in names})
+        if wanted and not self._list_all():
+            self.remote.each(self._list, wanted)
 
-    def _list(self, digits: str) -> dict[str, dict[str, ObjectInfo]]:
-        found: dict[str, dict[str, ObjectInfo]] = {}
-        for path, info in self.remote.objects(f"shards/{digits}").items():
-            if parts := _SUFFIXES.fullmatch(path.rpartition("/")[2]):
-                found.setdefault(parts["name"], {})[parts["kind"]] = info
-        self._listed[digits] = time.monotonic(), found
-        return found
+    def _list_all(self) -> bool:
+        """List all shards in one or a few requests; False if there are too many."""
+        if self._is_large:
+            return False
+        listed = self.remote.few_objects("shards", SMALL_CACHE)
+        if listed is None:
+            self._is_large = True
+            return False
+        found = _by_name(listed)
+        folders: dict[str, Listing] = {f"{number:02x}": {} for number in range(256)}
+        for name, kinds in found.items():
+            folders[name[3:5]][name] = kinds
+        self._listed = {digits: (time.monotonic(), entries) for digits, entries in folders.items()}
+        return True
+
+    def _list(self, digits: str) -> Listing:
+        """List the folder of a shard, and perhaps all of them."""
+        if not self._list_all():
+            found = _by_name(self.remote.objects(f"shards/{digits}"))
+            self._listed[digits] = time.monotonic(), found
+        return self._listed[digits][1]
 
     def has_shard(self, name: str) -> bool:
         """Whether the shard was there when its folder was last listed, and counts."""
@@ -232,7 +252,7 @@ class RemoteCache(Cache):
             return self._counts(name, self._list(name[3:5]))
         return name in self._committed or self._counts(name, listed[1])
 
-    def _counts(self, name: str, listed: dict[str, dict[str, ObjectInfo]]) -> bool:
+    def _counts(self, name: str, listed: Listing) -> bool:
         kinds = listed.get(name, {})
         if not {"arrow", "index"} <= kinds.keys() or "bad" in kinds:
             return False
@@ -266,22 +286,24 @@ class RemoteCache(Cache):
     # -- writing shards -------------------------------------------------------------------------------------------
 
     def commit_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
-        """Commit a shard to the tier, then put its index and the shard itself."""
-        super().commit_shard(name, data, note)
-        self.put_shard(name, data, note)
+        """Put a shard and its index, and keep a copy in the tier, which need not survive a power failure."""
+        described = self.put_shard(name, data, note)
+        self._keep_copy(name, data, described)
         self.tier.grown(len(data))
 
     def add_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
         """Put a shard that was copied from another cache; the tier gets no copy."""
         self.put_shard(name, data, note)
 
-    def put_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
-        """Put a shard and its index, the shard last. One that exists with the same bytes is kept."""
+    def put_shard(self, name: str, data: Any, note: dict[str, Any]) -> dict[str, Any]:
+        """Put a shard and its index, the shard last. One that exists with the same bytes is kept. Returns its note."""
         from penstock.store.shard_index import encode_index  # needs pyarrow, which a cache hit does not load
 
         path, made_by = self.object_path(self.shard_path(name)), socket.gethostname()
         described = {**note, "digest": bytes_digest(data), "bytes": len(data), "host": made_by, "put": time.time_ns()}
-        self.remote.put(self.object_path(self.index_path(name)), encode_index(name, data, described))
+        index = encode_index(name, data, described)
+        self.remote.put(self.object_path(self.index_path(name)), index)
+        self.tree.write(self.index_path(name), index, "index", durable=False)
         fault("remote.index.put")
         while not self.remote.create(path, data):
             found = self.remote.head(path)
@@ -292,10 +314,11 @@ class RemoteCache(Cache):
             if self.remote.replace(path, data, found.etag):
                 break
         fault("remote.shard.put")
-        bad = self.object_path(self.bad_path(name))
-        if self.remote.head(bad) is not None:
-            self.remote.delete(bad)
+        listed = self._listed.get(name[3:5])
+        if listed is None or "bad" in listed[1].get(name, {}):
+            self.remote.delete(self.object_path(self.bad_path(name)))
         self._committed.add(name)
+        return described
 
     def mark_bad(self, name: str, why: str) -> None:
         """Mark a shard as damaged, so that the next `prepare` rebuilds it; forget our copies of it."""
@@ -377,13 +400,13 @@ class RemoteCache(Cache):
         if is_readable_file(self.index_path(name)) and not self.index(name).describes(data):
             self.tree.remove(self.index_path(name))
             raise CorruptError(f"{self.remote.address(place)}: its index does not describe it. {REPAIR}")
-        self.tree.write(path, data, "download", durable=False)
-        self._write_note(name, expected, len(data))
+        note = self.index(name).note if is_readable_file(self.index_path(name)) else {"rejected": 0}
+        self._keep_copy(name, data, {**note, "digest": expected, "bytes": len(data)})
         return len(data)
 
-    def _write_note(self, name: str, checked: str, size: int) -> None:
-        """Record which digest the tier's copy of a shard was compared with."""
-        note = {"digest": checked, "bytes": size, "rejected": 0, "host": socket.gethostname()}
+    def _keep_copy(self, name: str, data: Any, note: dict[str, Any]) -> None:
+        """Write a shard to the tier, and then the note that says which digest it was compared with."""
+        self.tree.write(self.shard_path(name), data, "copy", durable=False)
         self.tree.write(self.note_path(name), seal(b"note", note), "note", durable=False)
 
     def _changed(self, name: str, data: bytes) -> CorruptError:
@@ -427,7 +450,7 @@ class RemoteCache(Cache):
             return str(error)
         if not index.describes(data) or index.note["digest"] != bytes_digest(data):
             return "its index does not describe it"
-        self._write_note(name, index.note["digest"], len(data))
+        self.tree.write(self.note_path(name), seal(b"note", index.note), "note", durable=False)
         return None
 
     def clear_bad(self, name: str) -> None:
@@ -465,9 +488,8 @@ class RemoteCache(Cache):
 
     def shard_objects(self) -> dict[str, ObjectInfo]:
         """All shards of the store, by name."""
-        found = self.remote.objects("shards")
-        matches = {path: _SUFFIXES.fullmatch(path.rpartition("/")[2]) for path in found}
-        shards = {m["name"]: found[path] for path, m in matches.items() if m is not None and m["kind"] == "arrow"}
+        found = _by_name(self.remote.objects("shards"))
+        shards = {name: kinds["arrow"] for name, kinds in found.items() if {"arrow", "index"} <= kinds.keys()}
         self.fetch(shards)
         return shards
 
@@ -498,6 +520,14 @@ class RemoteCache(Cache):
             return ["manifest", bytes_digest(read_regular(self.dataset_path(key) / "manifest.json"))]
         except OSError:
             return None
+
+
+def _by_name(objects: Mapping[str, ObjectInfo]) -> Listing:
+    found: Listing = {}
+    for path, info in objects.items():
+        if parts := _SUFFIXES.fullmatch(path.rpartition("/")[2]):
+            found.setdefault(parts["name"], {})[parts["kind"]] = info
+    return found
 
 
 REPAIR = "Run `penstock cache verify`, then the same prepare again: it rebuilds what is damaged."

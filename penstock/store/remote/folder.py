@@ -92,6 +92,12 @@ class RemoteFolder:
             found = list(self._store.list((self._prefix + folder).rstrip("/")))
         return {info.path.removeprefix(self._prefix): info for info in found}
 
+    def few_objects(self, folder: str, most: int) -> dict[str, ObjectInfo] | None:
+        """The objects below a folder, or None if there are more than `most`."""
+        with _explained():
+            found = self._store.list_some((self._prefix + folder).rstrip("/"), most)
+        return None if found is None else {info.path.removeprefix(self._prefix): info for info in found}
+
     def names(self, folder: str = "") -> list[str]:
         """The names of objects and subfolders directly in a folder."""
         base = (self._prefix + folder).rstrip("/")
