@@ -80,7 +80,7 @@ class Proxy:
     requests: list[Request] = field(default_factory=list)
     fault: Fault = lambda method, path, number: None
     latency: float = 0.0  # seconds before each answer
-    bandwidth: float = 0.0  # bytes per second of each body; 0: unlimited
+    bandwidth: float = 0.0  # bytes per second of all bodies together; 0: unlimited
 
     @property
     def bytes_read(self) -> int:
@@ -98,7 +98,7 @@ def proxied(target: str) -> Iterator[Proxy]:
     """A proxy before a server."""
     host = urllib.parse.urlsplit(target).netloc
     proxy = Proxy("")
-    lock = threading.Lock()
+    lock, link = threading.Lock(), threading.Lock()
     seen = [0]
 
     class Handler(BaseHTTPRequestHandler):
@@ -146,7 +146,8 @@ def proxied(target: str) -> Iterator[Proxy]:
                 proxy.requests.append(Request(self.command, self.path, wanted, status, len(sent)))
             if self.command != "HEAD":
                 if proxy.bandwidth:
-                    time.sleep(len(sent) / proxy.bandwidth)
+                    with link:
+                        time.sleep(len(sent) / proxy.bandwidth)
                 self.wfile.write(sent)
                 self.wfile.flush()
             if cut:
