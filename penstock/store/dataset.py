@@ -28,7 +28,7 @@ from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.remote import open_cache
+from penstock.store.remote import SCHEMES, open_cache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,7 +306,9 @@ def open_dataset(
     folder to which shards are downloaded from a cache in an object store.
     """
     given = os.fspath(where).removesuffix("/manifest.json").rstrip("/")
-    if scheme_of(given):
+    if scheme := scheme_of(given):
+        if scheme not in SCHEMES:
+            raise UsageError(f"{where}: {scheme} addresses are not supported for datasets. Use a folder or a key.")
         address, _, name = given.rpartition("/datasets/")
         if not KEY.fullmatch(name):
             raise UsageError(f"{where}: not the address of a dataset. Expected s3://BUCKET/CACHE/datasets/b3-….")

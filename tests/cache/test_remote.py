@@ -165,7 +165,7 @@ def test_other_objects_are_left_alone(build: Built, s3: Proxy) -> None:
     with pytest.raises(StoreError, match=r"is not a Penstock cache: it holds other objects \(thesis\.txt"):
         build(cache=f"s3://{s3.bucket}/mine")
     assert list(folder.objects("")) == ["thesis.txt"]
-    with pytest.raises(UsageError, match="can't be at https addresses"):
+    with pytest.raises(UsageError, match="https addresses are not supported for caches"):
         open_cache("https://example.org/cache")
     with pytest.raises(UsageError, match="belongs to a cache in an object store"):
         open_cache("folder", local="elsewhere")

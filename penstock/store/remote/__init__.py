@@ -45,7 +45,7 @@ def open_cache(
         return _remote(given, Trust(trust), local, local_bytes)
     if scheme:
         raise UsageError(
-            f"{given}: a cache can't be at {scheme} addresses. Use a folder, or an object store: s3://, gs:// or az://."
+            f"{given}: {scheme} addresses are not supported for caches. Use a folder, or s3://, gs:// or az://."
         )
     folder = Path(given).expanduser().absolute()
     if (url := _remote_of(folder)) is not None:

@@ -32,12 +32,13 @@ import orjson
 
 from penstock.errors import CorruptError, StoreError
 from penstock.objects import ObjectInfo
-from penstock.store.cache import MARKER, Cache, CachePlace, user_cache_folder, validate_name
+from penstock.store.cache import MARKER, Cache, CachePlace, user_cache_folder
 from penstock.store.claims import SliceClaims
 from penstock.store.files import bytes_digest, digest, fault, is_readable_file, make_folder, read_regular
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, remote_lease
 from penstock.store.remote.folder import RemoteFolder
+from penstock.store.remote.listing import Kinds, ShardListing, by_name
 from penstock.store.remote.tier import Tier
 from penstock.store.tree import NAME
 from penstock.store.trust import CheckedFiles, ShardWriter, Trust
@@ -48,13 +49,7 @@ if TYPE_CHECKING:
     from penstock.store.shard_index import ShardIndex
 
 LOCAL_VARIABLE, BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE", "PENSTOCK_LOCAL_CACHE_BYTES"
-SMALL_CACHE = 3000  # objects that are listed at once; a request lists 1000
-LISTING_AGE = 60.0  # seconds for which a listing that lacks a shard is used; a builder asks again after its claim
 COLLECTION_WAIT = 0.5  # seconds between looks at a `gc` that is about to delete what a build needs
-_SUFFIXES = re.compile(rf"(?P<name>{NAME})\.(?P<kind>arrow|index|bad)")
-
-
-Listing = dict[str, dict[str, ObjectInfo]]  # by name and kind
 
 
 class RemoteCache(Cache):
@@ -76,8 +71,7 @@ class RemoteCache(Cache):
         limit = os.environ.get(BYTES_VARIABLE) if local_bytes is None else local_bytes
         self.tier = Tier(self.tree, None if limit is None else int(limit))
         self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
-        self._listed: dict[str, tuple[float, Listing]] = {}  # by the two digits of a folder
-        self._is_large = False  # whether all shards are too many to list at once
+        self._shards = ShardListing(self.remote)
         self._committed: set[str] = set()  # shards that this process has put
         self._open_tier()
 
@@ -218,42 +212,14 @@ class RemoteCache(Cache):
     # -- which shards there are -----------------------------------------------------------------------------------
 
     def refresh(self, names: Iterable[str]) -> None:
-        """List the folders of these shards: all at once if the cache is small, else many at a time."""
-        wanted = sorted({validate_name(name)[3:5] for name in names})
-        if wanted and not self._list_all():
-            self.remote.each(self._list, wanted)
-
-    def _list_all(self) -> bool:
-        """List all shards in one or a few requests; False if there are too many."""
-        if self._is_large:
-            return False
-        listed = self.remote.few_objects("shards", SMALL_CACHE)
-        if listed is None:
-            self._is_large = True
-            return False
-        found = _by_name(listed)
-        folders: dict[str, Listing] = {f"{number:02x}": {} for number in range(256)}
-        for name, kinds in found.items():
-            folders[name[3:5]][name] = kinds
-        self._listed = {digits: (time.monotonic(), entries) for digits, entries in folders.items()}
-        return True
-
-    def _list(self, digits: str) -> Listing:
-        """List the folder of a shard, and perhaps all of them."""
-        if not self._list_all():
-            found = _by_name(self.remote.objects(f"shards/{digits}"))
-            self._listed[digits] = time.monotonic(), found
-        return self._listed[digits][1]
+        """Bring up to date what `has_shard` knows of these shards."""
+        self._shards.refresh(names)
 
     def has_shard(self, name: str) -> bool:
         """Whether the shard was there when its folder was last listed, and counts."""
-        listed = self._listed.get(validate_name(name)[3:5])
-        if listed is None or (name not in listed[1] and time.monotonic() - listed[0] > LISTING_AGE):
-            return self._counts(name, self._list(name[3:5]))
-        return name in self._committed or self._counts(name, listed[1])
+        return name in self._committed or self._counts(name, self._shards.find(name))
 
-    def _counts(self, name: str, listed: Listing) -> bool:
-        kinds = listed.get(name, {})
+    def _counts(self, name: str, kinds: Kinds) -> bool:
         if not {"arrow", "index"} <= kinds.keys() or "bad" in kinds:
             return False
         return self.trust is not Trust.OWN or self._is_own(name)
@@ -268,7 +234,8 @@ class RemoteCache(Cache):
         """Whether a shard exists at this moment."""
         if self.remote.head(self.object_path(self.shard_path(name))) is None:
             return False
-        return self._counts(name, self._list(name[3:5]))
+        self._shards.refresh((name,))
+        return self._counts(name, self._shards.find(name))
 
     def all_present(self, names: Iterable[str]) -> bool:
         """Whether all shards exist and no `gc` is about to delete one. Waits for the end of a `gc` that is."""
@@ -276,7 +243,7 @@ class RemoteCache(Cache):
         while collected(self.remote, wanted):
             time.sleep(COLLECTION_WAIT)
         self.refresh(wanted)
-        return all(self._counts(name, self._listed[name[3:5]][1]) for name in wanted)
+        return all(self._counts(name, self._shards.find(name)) for name in wanted)
 
     def shard_stamp(self, name: str) -> object:
         """A value that changes when a shard is put again; None if there is none."""
@@ -314,8 +281,8 @@ class RemoteCache(Cache):
             if self.remote.replace(path, data, found.etag):
                 break
         fault("remote.shard.put")
-        listed = self._listed.get(name[3:5])
-        if listed is None or "bad" in listed[1].get(name, {}):
+        listed = self._shards.known(name)
+        if listed is None or "bad" in listed:
             self.remote.delete(self.object_path(self.bad_path(name)))
         self._committed.add(name)
         return described
@@ -323,7 +290,7 @@ class RemoteCache(Cache):
     def mark_bad(self, name: str, why: str) -> None:
         """Mark a shard as damaged, so that the next `prepare` rebuilds it; forget our copies of it."""
         self._committed.discard(name)
-        self._listed.pop(name[3:5], None)
+        self._shards.forget(name)
         for path in (self.shard_path(name), self.note_path(name), self.index_path(name)):
             self.tree.remove(path)
         self.remote.put(self.object_path(self.bad_path(name)), why.encode())
@@ -488,7 +455,7 @@ class RemoteCache(Cache):
 
     def shard_objects(self) -> dict[str, ObjectInfo]:
         """All shards of the store, by name."""
-        found = _by_name(self.remote.objects("shards"))
+        found = by_name(self.remote.objects("shards"))
         shards = {name: kinds["arrow"] for name, kinds in found.items() if {"arrow", "index"} <= kinds.keys()}
         self.fetch(shards)
         return shards
@@ -520,14 +487,6 @@ class RemoteCache(Cache):
             return ["manifest", bytes_digest(read_regular(self.dataset_path(key) / "manifest.json"))]
         except OSError:
             return None
-
-
-def _by_name(objects: Mapping[str, ObjectInfo]) -> Listing:
-    found: Listing = {}
-    for path, info in objects.items():
-        if parts := _SUFFIXES.fullmatch(path.rpartition("/")[2]):
-            found.setdefault(parts["name"], {})[parts["kind"]] = info
-    return found
 
 
 REPAIR = "Run `penstock cache verify`, then the same prepare again: it rebuilds what is damaged."
