@@ -62,6 +62,7 @@ def main() -> None:
             if args.what == "crash":
                 found = crash(proxy, work, args.builders, args.kills, args.rows, random.Random(args.seed))
             else:
+                cut_small(SLICES)
                 found = feed(proxy, work, args)
             print(json.dumps(found, indent=2))
     finally:
@@ -190,7 +191,6 @@ def left_over(url: str) -> list[str]:
 
 def feed(proxy: Proxy, work: Path, args: argparse.Namespace) -> dict[str, object]:
     """Train on nothing from a cold local tier; returns the seconds waited."""
-    cut_small(SLICES)
     data = work / "long.jsonl"
     _long_rows(data, args.shards, random.Random(args.seed))
     local = ps.prepare(data, tokenizer=ROOT / "examples" / "tokenizer", cache=work / "folder", progress=False)
