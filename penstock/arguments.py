@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.build.options import (
         Arguments,
         DroppedCalls,
+        EngineKind,
         Eos,
         OnBadRow,
         OnDropped,
@@ -83,6 +84,8 @@ class PrepareArguments(TypedDict, total=False):
     on_unwritable: OnUnwritable | str
     rank: int | None
     world_size: int | None
+    engine: EngineKind | str
+    ray_address: str | None
     fast: bool
 
 

@@ -56,6 +56,18 @@ def test_the_readme_runs(workplace: Path) -> None:
         assert "assistant" in done.stdout
 
 
+def test_the_planning_page_runs(workplace: Path) -> None:
+    (code,) = blocks(ROOT / "docs" / "planning.md", "bash")
+    (shown,) = blocks(ROOT / "docs" / "planning.md", "text")
+    done = subprocess.run(
+        ["bash", "-euc", code], cwd=workplace, env=environment(workplace), check=True, capture_output=True, text=True
+    )
+    for label in ("rows", "rejected", "tokens", "trained", "in the cache"):
+        assert [*re.findall(rf"^{label} .*?$", shown, re.MULTILINE)] == [
+            line.rstrip() for line in re.findall(rf"^{label} .*?$", done.stdout, re.MULTILINE)
+        ]
+
+
 def recipes() -> list[tuple[str, str, str]]:
     """Title, language and code of each recipe."""
     found = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.MULTILINE)[1:]
@@ -129,8 +141,10 @@ def test_the_first_hour_runs(fresh_environment: dict[str, str], tmp_path: Path) 
     assert "all_messages: " in told
 
 
-PAGES = [ROOT / "docs" / "export.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
-PAGES = [ROOT / "docs" / "export.md", ROOT / "docs" / "look.md", *sorted((ROOT / "docs").glob("coming-from-*.md"))]
+PAGES = [
+    *(ROOT / "docs" / f"{name}.md" for name in ("export", "look", "scale-out")),
+    *sorted((ROOT / "docs").glob("coming-from-*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

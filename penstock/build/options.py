@@ -77,6 +77,13 @@ class OnUnwritable(StrEnum):
     TEMPORARY = "temporary"
 
 
+class EngineKind(StrEnum):
+    """Where slices are prepared."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class OnBadRow(StrEnum):
     """What to do with a row that can't be prepared."""
 
@@ -182,6 +189,15 @@ class PrepareOptions(FormatOptions):
         "This process's rank among those sharing the work; default: from Slurm or torchrun", panel=RUN
     )
     world_size: int | None = option("Number of processes sharing the work; default: from Slurm or torchrun", panel=RUN)
+    engine: EngineKind = option(
+        "Where slices are prepared: local (processes of this machine), or ray (a cluster; needs penstock[ray])",
+        EngineKind.LOCAL,
+        panel=RUN,
+    )
+    ray_address: str | None = option(
+        "Ray cluster: HOST:PORT, auto, or local (start one on this machine); default: the running one, else local",
+        panel=RUN,
+    )
     fast: bool = option("Use the fast engines; the result is the same without", True, panel=RUN)
 
 
@@ -194,4 +210,6 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         local_path(options.quarantine_file, "--quarantine-file")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
+    if options.ray_address is not None and options.engine is not EngineKind.RAY:
+        raise UsageError(f"--ray-address {options.ray_address}: it is only used with --engine ray")
     return options

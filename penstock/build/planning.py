@@ -15,22 +15,22 @@ class SliceFinder:
         self._sources = sources
         self._memo = memo
         self._max_row_bytes = max_row_bytes
-        self._known: dict[int, tuple[Slice, ...]] = {}
+        self.known_files: dict[int, tuple[Slice, ...]] = {}
         for file in sources.files:
             slices = memo.get(file)
             if slices is not None:
-                self._known[file.ordinal] = slices
+                self.known_files[file.ordinal] = slices
 
     def known(self) -> list[Slice] | None:
         """Returns all slices if no file must be read to find them, else None."""
         files = self._sources.files
-        if any(file.ordinal not in self._known for file in files):
+        if any(file.ordinal not in self.known_files for file in files):
             return None
         if self._sources.is_whole:
-            return [part for file in files for part in self._known[file.ordinal]] or None
+            return [part for file in files for part in self.known_files[file.ordinal]] or None
         if any(file.kind.is_streamed for file in files):
             return None
-        return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known))
+        return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self.known_files))
 
     def planned(self) -> list[Slice] | None:
         """Returns the slices of a split, reading whole files if necessary; None without a split."""
@@ -46,19 +46,19 @@ class SliceFinder:
         began = now()
         before = {file.ordinal: identity(file.path) for file in self._sources.files}
         found: dict[int, list[Slice]] = {file.ordinal: [] for file in self._sources.files}
-        for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self._known, keep=keep):
+        for part in self._sources.slices(max_row_bytes=self._max_row_bytes, known=self.known_files, keep=keep):
             found[part.file].append(part.without_data())
             yield part
         if self._sources.is_whole:
             for file in self._sources.files:
-                if file.ordinal not in self._known:
+                if file.ordinal not in self.known_files:
                     self._memo.put(file, before[file.ordinal], began, found[file.ordinal])
 
     def _plan_all(self) -> None:
         """Slices every file. A split may use only a part of a file, but the memo always holds the whole file."""
         for file in self._sources.files:
-            if file.ordinal not in self._known:
+            if file.ordinal not in self.known_files:
                 began = now()
                 whole = plan_slices(file)
                 self._memo.put(file, whole.identity, began, whole.slices)
-                self._known[file.ordinal] = whole.slices
+                self.known_files[file.ordinal] = whole.slices

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,12 +21,13 @@ from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finish import note_sources, row_locations, usable_manifest, write_quarantine
 from penstock.build.inputs import store_inputs
 from penstock.build.location import choose_cache, position, temporary_cache
-from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
+from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.planning import SliceFinder
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
+from penstock.build.workers.engine import Setup, SliceEngine
 from penstock.build.workers.limits import worker_count
-from penstock.build.workers.pool import Setup, lazy_job, run_in_process, run_workers
+from penstock.build.workers.pool import InProcess, WorkerProcesses
 from penstock.build.workers.process import Task
 from penstock.build.workers.sharing import Sharing
 from penstock.chat.formats import Format, detect, format_columns
@@ -45,7 +46,6 @@ from penstock.store.upkeep.gc import clean_orphans
 from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
 if TYPE_CHECKING:
-    from penstock.build.slices.job import SliceJob
     from penstock.store.shard import ShardMeta
 
 log = logging.getLogger("penstock")
@@ -118,7 +118,7 @@ class Builder:
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
-        workers, capped = worker_count(options.workers)
+        workers, capped = worker_count(options.workers) if options.engine is EngineKind.LOCAL else (0, "")
         self.notices += [capped] if capped else []
         self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
@@ -132,11 +132,15 @@ class Builder:
         """The cache to search and to build in."""
         return self._location.cache
 
+    def first_rows(self) -> list[bytes]:
+        """Returns the rows that the format is detected from."""
+        return self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options))
+
     def _sample(self) -> list[dict[str, Any]]:
-        """Returns the first rows, to detect the format; bad ones are reported when their slice is prepared."""
+        """Returns the first rows, parsed; bad ones are reported when their slice is prepared."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
-        for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
+        for row in self.first_rows():
             try:
                 rows.append(parse_row(row))
             except RowError as error:
@@ -182,6 +186,14 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
+
+    def slices_if_known(self) -> list[Slice] | None:
+        """Returns all slices, or None if the data must be read to find them."""
+        return self._finder.known()
+
+    def known_files(self) -> Mapping[int, tuple[Slice, ...]]:
+        """Returns the slices of the files that were read before, by ordinal."""
+        return self._finder.known_files
 
     def find_slices(self) -> list[Slice]:
         """Returns all slices, reading the data if necessary, and settles the date. Encodes nothing."""
@@ -316,9 +328,8 @@ class Builder:
 
     def _build(self, force: bool) -> None:
         """Prepares our share of the slices, then waits for or takes over those that other processes claimed."""
-        in_process = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
-        if in_process:
-            self.progress.workers = 1
+        is_small = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
+        in_process = is_small and self.options.engine is EngineKind.LOCAL
         if self.sources.limit is None and (known := self._finder.planned()) is not None:
             self.progress.bytes_total = sum(part.size for part in known)
         found = self._finder.find(KeepData.ALL if in_process else KeepData.STREAMED)
@@ -329,17 +340,17 @@ class Builder:
         del first  # frees its data
         self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
-        job = lazy_job(setup)
+        engine = self._engine(setup, in_process=in_process)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
         self._auto.start()
         sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:
-            self._dispatch(setup, job, sharing.own(slices, rank, world_size, self._reuse), sharing)
+            self._dispatch(engine, sharing.own(slices, rank, world_size, self._reuse), sharing)
             while sharing.pending:
                 before = self.progress.slices_done
-                self._dispatch(setup, job, sharing.others(self._finished_elsewhere), sharing)
+                self._dispatch(engine, sharing.others(self._finished_elsewhere), sharing)
                 self.progress.waiting = bool(sharing.pending)
                 self._report_progress()
                 if sharing.pending:
@@ -347,14 +358,25 @@ class Builder:
                     time.sleep(pause)
             self._auto.poll(wait=True)
         finally:
+            engine.close()
             self._auto.close()
             sharing.close()
             self.progress.waiting = False
         clean_orphans(self.cache)  # of processes that died during this build
 
-    def _dispatch(self, setup: Setup, job: Callable[[], SliceJob], tasks: Iterator[Task], sharing: Sharing) -> None:
+    def _engine(self, setup: Setup, *, in_process: bool) -> SliceEngine:
+        match self.options.engine:
+            case EngineKind.LOCAL:
+                return InProcess(setup) if in_process else WorkerProcesses(setup, self.progress.workers)
+            case EngineKind.RAY:
+                from penstock.build.workers.ray_engine import RayEngine
+
+                return RayEngine(setup, self.options.workers, self.options.ray_address)
+
+    def _dispatch(self, engine: SliceEngine, tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
             sharing.release(task)
+            self.progress.workers, self.progress.nodes = engine.workers, engine.nodes
             self.progress.add(report)
             self._report_progress()
             if self._auto is not None:
@@ -364,14 +386,12 @@ class Builder:
             if report.losses and self.options.on_dropped is OnDropped.ERROR:
                 self._refuse_dropped(task.name, task.slice)
 
-        def retry(task: Task, how: str) -> None:
+        def retry(lost: Sequence[Task], how: str) -> None:
             self.progress.retries += 1
-            log.warning("a worker died on %s: %s; retrying the slice once", task.location, how)
+            self.progress.slices_retried += len(lost)
+            log.warning("a worker died on %s: %s; retrying the slice once", lost[-1].location, how)
 
-        if self.progress.workers == 1:
-            run_in_process(job, tasks, done)
-        else:
-            run_workers(setup, tasks, self.progress.workers, done, retry)
+        engine.run(tasks, done, retry)
 
     def _reuse(self, task: Task) -> None:
         self.progress.slices_reused += 1

@@ -43,19 +43,24 @@ def chunks(path: Path, name: str, packing: Compression, size: int = CHUNK_BYTES)
     try:
         file = path.open("rb", buffering=0)
         try:
-            match packing:
-                case Compression.NONE:
-                    while chunk := file.read(size):
-                        yield chunk
-                case Compression.GZIP:
-                    yield from _gunzip(file, name, size)
-                case Compression.ZSTD:
-                    yield from _unzstd(file, name, size)
+            yield from decompressed(file, name, packing, size)
         finally:
             with contextlib.suppress(OSError):  # everything needed has been read
                 file.close()
     except OSError as error:
         raise SourceError(f"{name}: can't be read: {error.strerror}.") from error
+
+
+def decompressed(file: BinaryIO, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
+    """Stream the decompressed text of an open file, unbuffered."""
+    match packing:
+        case Compression.NONE:
+            while chunk := file.read(size):
+                yield chunk
+        case Compression.GZIP:
+            yield from _gunzip(file, name, size)
+        case Compression.ZSTD:
+            yield from _unzstd(file, name, size)
 
 
 def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
