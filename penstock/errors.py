@@ -13,7 +13,8 @@
     │   └── FormatError       data has a different format version
     ├── ObjectError           an object store refuses a request or can't be reached
     │   ├── ObjectMissing     there is no such object or bucket
-    │   └── ObjectChanged     an object changed while it was read
+    │   ├── ObjectChanged     an object changed while it was read
+    │   └── RangesUnsupported a web server sends only whole files
     ├── ViewError             a view can't be served
     │   └── RegionsUnknown    a loss policy needs regions that are unknown
     └── FeedError             a batch can't be served, or a state belongs to another loader
@@ -90,6 +91,10 @@ class ObjectMissing(ObjectError):
 
 class ObjectChanged(ObjectError):
     """An object changed while it was read."""
+
+
+class RangesUnsupported(ObjectError):
+    """A web server sends only whole files. Caught internally; the file is downloaded."""
 
 
 class ViewError(PenstockError):

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock.addresses import scheme_of
-from penstock.errors import ObjectChanged, ObjectError, ObjectMissing, UsageError
+from penstock.addresses import AZURE_SCHEMES, OBJECT_SCHEMES, scheme_of
+from penstock.errors import ObjectChanged, ObjectError, ObjectMissing, RangesUnsupported, UsageError
 
 T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20  # of a stream; each piece is a request of its own
 PIECES_AHEAD = 4  # pieces requested ahead of the one being read
 CUT_RETRIES = 4  # of a body that ends early, beyond obstore's own retries
-AZURE = ("az", "azure", "adl", "abfs", "abfss")
-SCHEMES = ("s3", "s3a", "gs", *AZURE, "http", "https", "file")
 SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "PENSTOCK_STORE_")  # environment variables that configure clients
 LOOPBACK = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)")
 AZURE_HOST = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.]+)\..+")
@@ -64,28 +62,28 @@ class ObjectUrl(NamedTuple):
         return f"{self.scheme}://{self.bucket}/"
 
     def quoted(self, path: str) -> str:
-        """A path as it appears in URLs of this scheme: only web addresses are percent-encoded."""
-        return quote(path, safe="/~!$&'()*+,;=:@") if self.scheme in ("http", "https") else path
+        """A path as it appears in URLs of this scheme: those of web servers and files are percent-encoded."""
+        return quote(path, safe="/~!$&'()*+,;=:@") if self.scheme in ("http", "https", "file") else path
 
 
 def parse_url(url: str) -> ObjectUrl:
     """Take a URL apart; UsageError for schemes that no store serves."""
     scheme = scheme_of(url).lower()
-    if scheme not in SCHEMES:
+    if scheme not in OBJECT_SCHEMES:
         raise UsageError(
             f"{url}: {scheme or 'these'} addresses are not supported. Supported are s3://, gs://, az://, https:// and "
             "file:// addresses."
         )
     rest = url.partition(":")[2].lstrip("/")
     if scheme == "file":
-        return ObjectUrl(scheme, "", rest)
+        return ObjectUrl(scheme, "", unquote(rest))
     if scheme in ("http", "https"):
         parts = urlsplit(f"{scheme}://{rest}")
         return ObjectUrl(scheme, parts.netloc, unquote(parts.path).lstrip("/"), query=parts.query)
     bucket, _, path = rest.partition("/")
     if not bucket:
         raise UsageError(f"{url}: names no bucket. Write it as {scheme}://bucket/path.")
-    if scheme in AZURE and (found := AZURE_HOST.fullmatch(bucket)):
+    if scheme in AZURE_SCHEMES and (found := AZURE_HOST.fullmatch(bucket)):
         return ObjectUrl(scheme, found["container"], path, found["account"])
     return ObjectUrl(scheme, bucket, path)
 
@@ -122,7 +120,7 @@ class ObjectStore:
         try:
             return _info(self._obstore.head(self._store, path))
         except Exception as error:  # the answer to HEAD has no body that states the cause: ask again with GET
-            if isinstance(error, FileNotFoundError) or not re.search(r"status code: 40[0-3]", str(error)):
+            if isinstance(error, FileNotFoundError) or not re.search(r"status code: (40[0135]|501)", str(error)):
                 raise self._explained(path, error) from error
         return self._try(path, lambda: _info(self._obstore.get(self._store, path).meta))
 
@@ -138,6 +136,13 @@ class ObjectStore:
         if etag and not etag.startswith("W/"):  # a weak ETag never matches; it is compared with that of the answer
             options["if_match"] = etag
         return self._body(path, options, end - start, etag)
+
+    def get_stream(self, path: str) -> Iterator[bytes]:
+        """A whole object in chunks, by one request, for servers that serve no ranges. Ends early if the answer does."""
+        answer = self._try(path, lambda: self._obstore.get(self._store, path))
+        chunks = iter(answer.stream(min_chunk_size=PIECE_BYTES))
+        while chunk := self._try(path, lambda: next(chunks, b"")):
+            yield bytes(chunk)
 
     def stream(self, path: str, start: int = 0, info: ObjectInfo | None = None) -> Iterator[bytes]:
         """The bytes of an object from `start` on, in pieces that are requested ahead; all of one version."""
@@ -280,6 +285,8 @@ def explain(place: ObjectUrl, url: str, error: Exception) -> ObjectError:
         return ObjectError(
             f"{url}: the endpoint is not encrypted (http). Use an https endpoint, or set AWS_ALLOW_HTTP=true."
         )
+    if "Range request not supported" in text:
+        return RangesUnsupported(f"{url}: the server sends only whole files. Download it and name the copy.")
     retries = re.search(r"after (\d+) retries", text)
     tries = f", also after {retries[1]} retries" if retries else ""
     if "TimedOut" in debug or "kind: Timeout" in debug or "timed out" in text:
@@ -310,7 +317,7 @@ def _renewal(place: ObjectUrl) -> str:
         )
     if place.scheme == "gs":
         return "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS."
-    if place.scheme in AZURE:
+    if place.scheme in AZURE_SCHEMES:
         return "Set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY."
     return "Check the permissions."
 
@@ -334,7 +341,8 @@ def _open(place: ObjectUrl) -> Any:
 
     wait = timedelta(seconds=_seconds("PENSTOCK_STORE_TIMEOUT", 30))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    client: Any = {"connect_timeout": min(wait, timedelta(seconds=10)), "read_timeout": wait, "timeout": 20 * wait}
+    total = timedelta(days=1) if place.scheme in ("http", "https") else 20 * wait  # a file may come in one answer
+    client: Any = {"connect_timeout": min(wait, timedelta(seconds=10)), "read_timeout": wait, "timeout": total}
     if place.scheme == "http" or (place.scheme.startswith("s3") and LOOPBACK.match(endpoint)):
         client["allow_http"] = True
     retry: Any = {
@@ -351,7 +359,7 @@ def _open(place: ObjectUrl) -> Any:
             )
         if place.scheme == "gs":
             return store.GCSStore(place.bucket, client_options=client, retry_config=retry)
-        if place.scheme in AZURE:
+        if place.scheme in AZURE_SCHEMES:
             account: Any = {"account_name": place.account} if place.account else {}
             return store.AzureStore(place.bucket, config=account, client_options=client, retry_config=retry)
         return store.S3Store(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,6 +135,10 @@ def proxied(target: str) -> Iterator[Proxy]:
             self.answer(answer.status, headers, data, cut=kind == "cut")
 
         def answer(self, status: int, headers: dict[str, str], data: bytes, cut: bool = False) -> None:
+            sent = data[: len(data) // 2] if cut else data
+            with lock:
+                wanted = self.headers.get("Range", "")
+                proxy.requests.append(Request(self.command, self.path, wanted, status, len(sent)))
             self.send_response_only(status)
             if self.command != "HEAD":
                 headers = {k: v for k, v in headers.items() if k.lower() != "content-length"}
@@ -140,10 +146,6 @@ def proxied(target: str) -> Iterator[Proxy]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            sent = data[: len(data) // 2] if cut else data
-            with lock:
-                wanted = self.headers.get("Range", "")
-                proxy.requests.append(Request(self.command, self.path, wanted, status, len(sent)))
             if self.command != "HEAD":
                 if proxy.bandwidth:
                     with link:
@@ -228,3 +230,55 @@ def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def hub_server(files: dict[str, bytes], repo: str = "owner/chats") -> Iterator[str]:
+    """The part of the Hugging Face Hub's API that reading a dataset repository takes; yields its address."""
+    commit = "c0ffee" * 6 + "cafe"
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+            api, resolve = f"/api/datasets/{repo}", f"/datasets/{repo}/resolve/{commit}/"
+            if path in (f"{api}/revision/main", f"{api}/revision/v2", api):
+                self.answer({"id": repo, "sha": commit, "siblings": [], "tags": []})
+            elif path.startswith(f"{api}/tree/{commit}"):
+                below = path.removeprefix(f"{api}/tree/{commit}").strip("/")
+                names = [name for name in files if name.startswith(f"{below}/" if below else "")]
+                self.answer([self.entry(name) for name in names]) if names else self.refuse("EntryNotFound")
+            elif path.startswith(resolve) and path.removeprefix(resolve) in files:
+                data = files[path.removeprefix(resolve)]
+                first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+                self.answer(data[int(first) : int(last) + 1], 206)
+            else:
+                self.refuse("RepoNotFound" if repo not in path else "RevisionNotFound")
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            given = urllib.parse.parse_qs(body).get("paths") or json.loads(body)["paths"]
+            self.answer([self.entry(name) for name in given if name in files])
+
+        def entry(self, name: str) -> dict[str, object]:
+            return {"type": "file", "path": name, "size": len(files[name]), "oid": f"{zlib.crc32(files[name]):040x}"}
+
+        def answer(self, value: object, status: int = 200) -> None:
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def refuse(self, code: str) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with _serving(Handler) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
+from penstock.sources import Slice, SourceFile, SourcePath, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
 from penstock.store.files import is_readable_file, make_folder, read_regular
 from penstock.store.format import canonical
@@ -42,7 +42,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
     """Records beside the dataset which files it was last prepared from, so that examples can be traced to rows."""
     notes = canonical(
         {
-            "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
+            "files": [{"path": _recorded(f.path), "name": f.name, "kind": f.kind.value} for f in sources.files],
             "slices": [s.to_json() for s in slices],
             "tokenizer": tokenizer,
         }
@@ -53,6 +53,10 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
             return
     with contextlib.suppress(StoreError):  # optional: other users' caches may be read-only
         cache.write_file(path, notes, "notes", durable=False)
+
+
+def _recorded(path: SourcePath) -> str:
+    return str(path.absolute() if isinstance(path, Path) else path)
 
 
 def row_locations(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:

@@ -36,7 +36,8 @@ from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.regions.modes import TurnsMode
-from penstock.sources import KeepData, Slice, SourceSet, discover
+from penstock.sources import KeepData, Slice, SourceSet, discover, identity
+from penstock.sources.remote.spool import clear_spool
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
@@ -101,12 +102,14 @@ class Builder:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
+        self._memo = PlanMemo(self.cache)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._location),
             split=options.split,
             limit=options.limit,
             config=options.config,
             revision=options.revision,
+            recall=self._memo.kind,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
@@ -121,7 +124,7 @@ class Builder:
         workers, capped = worker_count(options.workers) if options.engine is EngineKind.LOCAL else (0, "")
         self.notices += [capped] if capped else []
         self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
-        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
+        self._finder = SliceFinder(self.sources, self._memo, options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
         self._unchecked: list[Path] = []  # files of the dataset that others wrote and this user never checked
@@ -133,8 +136,14 @@ class Builder:
         return self._location.cache
 
     def first_rows(self) -> list[bytes]:
-        """Returns the rows that the format is detected from."""
-        return self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options))
+        """Returns the rows that the format is detected from. The cache has those of objects that were read before."""
+        limit, columns = self.options.max_row_bytes, format_columns(self.options)
+        how = [str(self.sources.split), limit, None if columns is None else sorted(columns)]
+        rows = self._memo.sample(self.sources.files, how)
+        if rows is None:
+            rows = self.sources.peek(max_row_bytes=limit, columns=columns)
+            self._memo.put_sample(self.sources.files, how, rows)
+        return rows
 
     def _sample(self) -> list[dict[str, Any]]:
         """Returns the first rows, parsed; bad ones are reported when their slice is prepared."""
@@ -153,7 +162,7 @@ class Builder:
         if not self.sources.is_whole:
             return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
-        return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
+        return sum(identity(f.path).size for f in self.sources.files) if plain else 0
 
     @_os_errors_explained()
     def run(self) -> Outcome:
@@ -170,7 +179,10 @@ class Builder:
         if found is None and self._location.obstacle is not None:
             self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
-        return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        try:
+            return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        finally:
+            clear_spool()
 
     def _notice(self, text: str) -> None:
         self.notices.append(text)
@@ -343,7 +355,8 @@ class Builder:
         engine = self._engine(setup, in_process=in_process)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
         self._auto.start()
-        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
+        here = self.options.engine is EngineKind.LOCAL
+        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force, one_host=here)
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import orjson
@@ -24,7 +23,7 @@ from penstock.build.slices.job import SliceJob
 from penstock.build.workers.overlap import Overlap
 from penstock.build.workers.process import failure
 from penstock.encode.memory import map_large_blocks
-from penstock.sources import Slice, TextRows
+from penstock.sources import Slice, TextRows, path_from_json
 from penstock.store import remote
 from penstock.store.cache import Cache
 
@@ -43,7 +42,7 @@ def main() -> None:
             while (task := _read(stdin)) is not None:
                 if task:
                     data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
-                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), Path(task["path"]), data)
+                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), path_from_json(task["path"]), data)
                     commits.run(prepare, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:
                     commits.flush()

@@ -31,13 +31,21 @@ class Sharing:
     """The slices of one build from the view of this process. `slices` is filled during the first pass."""
 
     def __init__(
-        self, cache: Cache, finder: SliceFinder, files: Sequence[SourceFile], recipe: str, *, force: bool
+        self,
+        cache: Cache,
+        finder: SliceFinder,
+        files: Sequence[SourceFile],
+        recipe: str,
+        *,
+        force: bool,
+        one_host: bool = True,  # whether the workers run on this host, and so can share what is read here
     ) -> None:
         self._cache = cache
         self._finder = finder
         self._files = files
         self._recipe = recipe
         self._force = force
+        self._one_host = one_host
         self._claims = cache.claims()
         self._seen: set[str] = set()
         self._before: dict[str, object] = {}  # with `force`: the files that existed at the start
@@ -55,6 +63,8 @@ class Sharing:
             self._seen.add(task.name)
             status = self._claim(task, ours=number % world_size == rank)
             if status is _Status.OURS:
+                if self._one_host:
+                    self._finder.prefetch(part)
                 yield task
             elif status is _Status.DONE:
                 reused(task)
@@ -72,6 +82,8 @@ class Sharing:
             elif status is _Status.DONE:
                 finished(task)
             elif not task.slice.kind.is_streamed:
+                if self._one_host:
+                    self._finder.prefetch(task.slice)
                 yield task
             else:
                 yield from self._streamed(task, waiting[number + 1 :], finished)
