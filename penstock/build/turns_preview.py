@@ -48,7 +48,8 @@ class TurnsCompared:
         if more <= 0:
             return (
                 f"in the first {self.rows} rows the template rewrites {self.turns} turns once others follow, so they "
-                f"are trained in a form that inference never shows (--turns faithful: {cost:.1f} times the tokens of a run)"
+                f"are trained in a form that inference never shows (--turns faithful: {cost:.1f} times the tokens of a "
+                "run)"
             )
         return (
             f"in the first {self.rows} rows the template rewrites {self.turns} turns once others follow, and {more:,} "

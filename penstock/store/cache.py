@@ -186,6 +186,12 @@ class Cache:
     def find_datasets(self) -> None:
         """Bring the manifests of all datasets up to date, before they are listed."""
 
+    def find_memo(self, path: Path) -> None:
+        """Bring a memo that doesn't depend on the machine up to date."""
+
+    def share_memo(self, path: Path, data: bytes) -> None:
+        """Let other machines find a memo."""
+
     def shard_file(self, name: str, digest: str | None = None) -> Path:
         """A shard's file on this machine. `digest` is what the caller's manifest expects."""
         return self.shard_path(name)

@@ -9,26 +9,19 @@ what he wrote himself.
 
 from __future__ import annotations
 
-import hmac
-import os
-import secrets
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import blake3
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from penstock.errors import CorruptError
 from penstock.store.columns import Columns
-from penstock.store.files import bytes_digest, read_regular
+from penstock.store.files import bytes_digest
 from penstock.store.format import canonical, seal, unseal
 from penstock.store.shard import META, ShardMeta, array_of, check_columns, columns_of, numpy_of, shard_meta
-from penstock.store.trust import state_folder
-
-KEY_VARIABLE = "PENSTOCK_CACHE_KEY"
+from penstock.store.user_key import is_keyed, keyed_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def encode_index(name: str, data: Any, note: dict[str, Any]) -> bytes:
     """The index of a shard with these bytes. `note` must have its digest and size."""
     body = index_body(data)
     head = {"body": bytes_digest(body), "name": name, "note": note}
-    return seal(b"index", head | {"mac": _mac(head)}) + b"\n" + memoryview(body).tobytes()
+    return seal(b"index", head | {"mac": keyed_digest(canonical(head))}) + b"\n" + memoryview(body).tobytes()
 
 
 def parse_index(name: str, data: bytes) -> ShardIndex:
@@ -78,11 +71,11 @@ def parse_index(name: str, data: bytes) -> ShardIndex:
         kinds = {"digest": str, "bytes": int, "rejected": int}
         if head["name"] != name or head["body"] != bytes_digest(body):
             raise ValueError("it belongs to another shard, or has changed")
-        if not isinstance(mac, str) or not all(type(note.get(key)) is kind for key, kind in kinds.items()):
+        if not all(type(note.get(key)) is kind for key, kind in kinds.items()):
             raise TypeError("a field is missing")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"the index of {name} is damaged ({error})") from error
-    return ShardIndex(name, note, body, hmac.compare_digest(mac.encode(), _mac(head).encode()))
+    return ShardIndex(name, note, body, is_keyed(canonical(head), mac))
 
 
 def index_body(data: Any) -> pa.Buffer:
@@ -101,48 +94,3 @@ def index_body(data: Any) -> pa.Buffer:
 def _opened(data: Any) -> tuple[pa.RecordBatch, Any]:
     reader = pa.ipc.open_file(pa.py_buffer(data))
     return reader.get_batch(0), orjson.loads(reader.schema.metadata[META])
-
-
-def _mac(head: dict[str, Any]) -> str:
-    return blake3.blake3(canonical(head), key=user_key()).hexdigest()
-
-
-@cache
-def user_key() -> bytes:
-    """A secret by which a user recognises his own files in an object store, where files have no owner.
-
-    It comes from `PENSTOCK_CACHE_KEY`, or is created once in the user's state folder. Without a writable home it lasts
-    as long as the process: then every shard counts as written by others, and is checked.
-    """
-    if given := os.environ.get(KEY_VARIABLE):
-        return blake3.blake3(given.encode(), derive_key_context="penstock cache key").digest()
-    path = state_folder() / "cache.key"
-    try:
-        return _read_key(path)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return secrets.token_bytes(32)
-    made = secrets.token_bytes(32)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"cache.key.{secrets.token_hex(6)}")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(made)
-        try:
-            os.link(temporary, path)  # the first process wins
-        finally:
-            temporary.unlink()
-    except FileExistsError:
-        return _read_key(path)
-    except OSError:
-        return made
-    return made
-
-
-def _read_key(path: Any) -> bytes:
-    found = path.lstat()
-    data = read_regular(path)
-    if found.st_uid != os.geteuid() or len(data) != 32:
-        raise PermissionError(13, "not a key of this user", str(path))
-    return data

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock.build.prepare import Outcome
 from penstock.errors import CorruptError, StoreError, UsageError
-from penstock.store import shard_index
+from penstock.store import user_key
 from penstock.store.dataset import open_dataset
 from penstock.store.remote import cache as remote_cache
 from penstock.store.remote import claims as remote_claims
@@ -43,7 +43,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def be_user(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Act as a user with a key and a memory of checks of his own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"state-{name}"))
-    shard_index.user_key.cache_clear()
+    user_key.user_key.cache_clear()
 
 
 @pytest.fixture

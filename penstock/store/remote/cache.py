@@ -5,7 +5,7 @@
     URL/shards/ab/b3-abcdef….index       the same without token ids, written before it: see `store.shard_index`
     URL/shards/ab/b3-abcdef….bad         `verify` found the shard damaged
     URL/datasets/KEY/manifest.json, …    as on disk, put last
-    URL/tokenizers/…, memo/dates/…       as on disk
+    URL/tokenizers/…, memo/…             as on disk
     URL/claims/…, leases/…, collections/… see `store.remote.claims`
     URL/clock                            shows the store's time
 
@@ -39,9 +39,10 @@ from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, remote_lease
 from penstock.store.remote.folder import RemoteFolder
 from penstock.store.remote.listing import Kinds, ShardListing, by_name
+from penstock.store.remote.manifests import ManifestCopies
 from penstock.store.remote.tier import Tier
-from penstock.store.tree import NAME
 from penstock.store.trust import CheckedFiles, ShardWriter, Trust
+from penstock.store.user_key import is_keyed, keyed_digest
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
@@ -72,6 +73,7 @@ class RemoteCache(Cache):
         self.tier = Tier(self.tree, None if limit is None else int(limit))
         self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
         self._shards = ShardListing(self.remote)
+        self._manifests = ManifestCopies(self.remote, self.tree)
         self._committed: set[str] = set()  # shards that this process has put
         self._open_tier()
 
@@ -156,49 +158,17 @@ class RemoteCache(Cache):
 
     def find_dataset(self, key: str) -> Path:
         """Bring a dataset's manifest and notes up to date in the tier; returns the manifest's path there."""
-        folder = self.dataset_path(key)
-        for name in ("notes.json", "manifest.json"):
-            self._copy_small(folder / name)
-        return folder / "manifest.json"
+        self._manifests.update(key)
+        return self.dataset_path(key) / "manifest.json"
 
-    def _copy_small(self, path: Path) -> None:
-        """Make a file of the tier equal to its object."""
-        data = self.remote.get(self.object_path(path))
-        if data is None:
-            self.tree.remove(path)
-            return
-        if is_readable_file(path) and read_regular(path) == data:
-            return
-        self.tree.write(path, data, "copy", durable=False)
+    def find_datasets(self) -> None:
+        """Bring the manifests and notes of all datasets up to date in the tier."""
+        self._manifests.update_all()
 
     def keys(self, prefix: str) -> list[str]:
         """The keys of the datasets that start with a prefix."""
         self.check_marker()
-        if re.fullmatch(NAME, prefix):
-            return [prefix] if self.remote.head(f"datasets/{prefix}/manifest.json") is not None else []
-        paths = self.remote.objects("datasets")
-        found = [re.fullmatch(rf"datasets/({NAME})/manifest\.json", path) for path in paths]
-        return sorted(match[1] for match in found if match is not None and match[1].startswith(prefix))
-
-    def find_datasets(self) -> None:
-        """Bring the manifests and notes of all datasets up to date in the tier."""
-        listed = self.remote.objects("datasets")
-        found = {path: info for path, info in listed.items() if re.fullmatch(rf"datasets/{NAME}/[a-z.]+", path)}
-        wanted = {path for path in found if path.endswith(("/manifest.json", "/notes.json"))}
-        folder = self.root / "datasets"
-        present = {
-            self.object_path(path)
-            for inner in self.tree.folders(folder)
-            for path in self.tree.files(inner)
-            if path.name in ("manifest.json", "notes.json")
-        }
-        self.remote.each(lambda path: self._copy_small(self.root / path), sorted(wanted | present))
-        for path, info in found.items():
-            mark = self.root / path
-            if path.endswith(("/manifest.json", "/used")) and info.modified is not None:
-                if mark.name == "used":
-                    self.tree.touch(mark, create=True)
-                os.utime(mark, (info.modified.timestamp(),) * 2)
+        return self._manifests.keys(prefix)
 
     def watch(self, reader: Any) -> None:
         """Keep the shards that a dataset has mapped out of the way of the tier's trimming."""
@@ -208,6 +178,19 @@ class RemoteCache(Cache):
     def mark_used(self, mark: Path) -> None:
         """Record in the store that a dataset is in use."""
         self.remote.put(self.object_path(mark), b"")
+
+    def find_memo(self, path: Path) -> None:
+        """Copy a memo to the tier if it was written with this user's key."""
+        if is_readable_file(path):
+            return
+        mac, _, data = (self.remote.get(self.object_path(path)) or b"").partition(b"\n")
+        if data and (self.trust is Trust.ALL or is_keyed(path.name.encode() + data, mac.decode(errors="replace"))):
+            self.tree.write(path, data, "memo", durable=False)
+
+    def share_memo(self, path: Path, data: bytes) -> None:
+        """Put a memo, signed with this user's key."""
+        signed = keyed_digest(path.name.encode() + data).encode() + b"\n" + data
+        self.remote.put(self.object_path(path), signed)
 
     # -- which shards there are -----------------------------------------------------------------------------------
 
@@ -364,11 +347,11 @@ class RemoteCache(Cache):
         data = self._object(place)
         if bytes_digest(data) != expected and bytes_digest(data := self._object(place)) != expected:
             raise self._changed(name, data)
-        if is_readable_file(self.index_path(name)) and not self.index(name).describes(data):
+        index = self.index(name)
+        if not index.describes(data):
             self.tree.remove(self.index_path(name))
             raise CorruptError(f"{self.remote.address(place)}: its index does not describe it. {REPAIR}")
-        note = self.index(name).note if is_readable_file(self.index_path(name)) else {"rejected": 0}
-        self._keep_copy(name, data, {**note, "digest": expected, "bytes": len(data)})
+        self._keep_copy(name, data, {**index.note, "digest": expected, "bytes": len(data)})
         return len(data)
 
     def _keep_copy(self, name: str, data: Any, note: dict[str, Any]) -> None:

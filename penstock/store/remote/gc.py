@@ -128,7 +128,7 @@ class _RemoteCollector:
                 if re.fullmatch(NAME, name) and name not in tokenizers and self._folder.age(info) > self._older_than:
                     self.result.tokenizers += 1
                     self._remove(path)
-        for path, info in self._folder.objects("memo/dates").items():
+        for path, info in self._folder.objects("memo").items():
             if self._folder.age(info) > max(self._older_than, MEMO_AGE):
                 self.result.leftovers += 1
                 self._remove(path)
