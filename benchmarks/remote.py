@@ -29,7 +29,7 @@ from pathlib import Path
 import penstock as ps
 from benchmarks.crash import KILLED, ROOT, SLICES, _data, _kill_group
 from penstock.store.remote import open_cache
-from penstock.store.remote.folder import RemoteFolder
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.remote.transfer import copy_dataset
 from tests.cache.conftest import Forks, result
 from tests.cache.forks import cut_small
@@ -175,7 +175,7 @@ def crash(proxy: Proxy, work: Path, builders: int, kills: int, rows: int, choose
 
 def objects(url: str) -> dict[str, bytes]:
     """The shards and manifests in a store."""
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     paths = [path for path in folder.objects("") if path.endswith((".arrow", "manifest.json"))]
     return {path: folder.get(path) or b"" for path in paths}
 
@@ -183,7 +183,7 @@ def objects(url: str) -> dict[str, bytes]:
 def left_over(url: str) -> list[str]:
     """The objects that a finished build must not leave."""
     kinds = ("claims/", "leases/", "collections/", "tmp/")
-    return [path for path in RemoteFolder(url).objects("") if path.startswith(kinds) or path.endswith(".bad")]
+    return [path for path in CacheObjects(url).objects("") if path.startswith(kinds) or path.endswith(".bad")]
 
 
 # -- a cold local tier --------------------------------------------------------------------------------------------

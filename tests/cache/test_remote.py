@@ -15,15 +15,14 @@ import pytest
 import penstock as ps
 from penstock.build.prepare import Outcome
 from penstock.errors import CorruptError, StoreError, UsageError
-from penstock.store import user_key
 from penstock.store.dataset import open_dataset
 from penstock.store.remote import cache as remote_cache
 from penstock.store.remote import claims as remote_claims
-from penstock.store.remote import open_cache
+from penstock.store.remote import open_cache, user_key
 from penstock.store.remote.cache import RemoteCache
 from penstock.store.remote.claims import RemoteClaims
-from penstock.store.remote.folder import RemoteFolder
 from penstock.store.remote.gc import collect_remote
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.remote.transfer import copy_dataset
 from penstock.store.upkeep.listing import list_datasets, list_shards
 from penstock.store.upkeep.verify import verify_cache
@@ -79,13 +78,13 @@ def remote(outcome: Outcome) -> RemoteCache:
 
 def objects(url: str) -> dict[str, bytes]:
     """The shards and manifests in the store."""
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     paths = [path for path in folder.objects("") if path.endswith((".arrow", "manifest.json"))]
     return {path: folder.get(path) or b"" for path in paths}
 
 
 def left_over(url: str) -> list[str]:
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     return [path for kind in ("claims", "leases", "collections", "tmp") for path in folder.objects(kind)]
 
 
@@ -160,7 +159,7 @@ def test_datasets_open_by_address_key_and_latest(build: Built, url: str, tmp_pat
 
 
 def test_other_objects_are_left_alone(build: Built, s3: Proxy) -> None:
-    folder = RemoteFolder(f"s3://{s3.bucket}/mine")
+    folder = CacheObjects(f"s3://{s3.bucket}/mine")
     folder.put("thesis.txt", b"mine")
     with pytest.raises(StoreError, match=r"is not a Penstock cache: it holds other objects \(thesis\.txt"):
         build(cache=f"s3://{s3.bucket}/mine")
@@ -249,7 +248,7 @@ def remote_url(dataset: Any) -> str:
 NAME = "b3-" + "ab" * 32
 
 
-def race(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[RemoteClaims]]:
+def race(folder: CacheObjects, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[RemoteClaims]]:
     racers = [RemoteClaims(folder) for _ in range(8)]
     won: list[bool] = []
     threads = [threading.Thread(target=lambda claims=claims: won.append(claims.take(NAME))) for claims in racers]
@@ -261,7 +260,7 @@ def race(folder: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[int, li
 
 
 def test_exactly_one_builder_gets_a_claim(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     won, racers = race(folder, monkeypatch)
     assert won == 1
     monkeypatch.setattr(remote_claims, "EXPIRY", -1.0)  # expired
@@ -275,7 +274,7 @@ def test_exactly_one_builder_gets_a_claim(url: str, s3: Proxy, monkeypatch: pyte
 
 def test_claims_are_renewed_until_they_are_lost(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_claims, "RENEWAL", 0.05)
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     claims = RemoteClaims(folder)
     assert claims.take(NAME)
     before = folder.get(f"claims/{NAME}")
@@ -296,7 +295,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_lost_answer_does_not_lose_the_claim(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store creates the claim, but its answer is cut: the retry finds an object, which is our own."""
-    folder = RemoteFolder(url)
+    folder = CacheObjects(url)
     claims = RemoteClaims(folder)
     folder.create(f"claims/{NAME}", claims._signed(0))
     assert claims.take(NAME)
@@ -396,7 +395,7 @@ def test_faults_in_passing_are_retried(
     build: Built, prepare: Prepare, data: Path, cache: Path, url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(data)
-    monkeypatch.setattr("penstock.store.remote.folder.CONDITIONAL_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("penstock.store.remote.objects.CONDITIONAL_PAUSES", (0.01, 0.01))
     faults = ["503", "cut", None, "drop", None, None, "500", None, None]
 
     def fault(method: str, path: str, number: int) -> str | None:
@@ -425,7 +424,7 @@ def test_lasting_faults_are_clear_and_lose_nothing(
     prepare(data)
     monkeypatch.setenv("PENSTOCK_STORE_RETRIES", "1")
     monkeypatch.setenv("PENSTOCK_STORE_TIMEOUT", "0.3" if fault.startswith("delay") else "30")
-    monkeypatch.setattr("penstock.store.remote.folder.CONDITIONAL_PAUSES", (0.01,))
+    monkeypatch.setattr("penstock.store.remote.objects.CONDITIONAL_PAUSES", (0.01,))
     puts = []
 
     def from_the_fifth_shard(method: str, path: str, number: int) -> str | None:

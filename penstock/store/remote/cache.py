@@ -2,7 +2,7 @@
 
     URL/penstock-cache.json              the marker
     URL/shards/ab/b3-abcdef….arrow       the examples of one slice, put once
-    URL/shards/ab/b3-abcdef….index       the same without token ids, written before it: see `store.shard_index`
+    URL/shards/ab/b3-abcdef….index       the same without token ids, written before it: see `store.remote.index`
     URL/shards/ab/b3-abcdef….bad         `verify` found the shard damaged
     URL/datasets/KEY/manifest.json, …    as on disk, put last
     URL/tokenizers/…, memo/…             as on disk
@@ -37,17 +37,17 @@ from penstock.store.claims import SliceClaims
 from penstock.store.files import bytes_digest, digest, fault, is_readable_file, make_folder, read_regular
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
 from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, remote_lease
-from penstock.store.remote.folder import RemoteFolder
 from penstock.store.remote.listing import Kinds, ShardListing, by_name
 from penstock.store.remote.manifests import ManifestCopies
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.remote.tier import Tier
+from penstock.store.remote.user_key import is_keyed, keyed_digest
 from penstock.store.trust import CheckedFiles, ShardWriter, Trust
-from penstock.store.user_key import is_keyed, keyed_digest
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
+    from penstock.store.remote.index import ShardIndex
     from penstock.store.shard import ShardMeta
-    from penstock.store.shard_index import ShardIndex
 
 LOCAL_VARIABLE, BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE", "PENSTOCK_LOCAL_CACHE_BYTES"
 COLLECTION_WAIT = 0.5  # seconds between looks at a `gc` that is about to delete what a build needs
@@ -68,7 +68,7 @@ class RemoteCache(Cache):
     ) -> None:
         super().__init__(tier_folder(url, local), trust=trust)
         self.url = url
-        self.remote = RemoteFolder(url)
+        self.remote = CacheObjects(url)
         limit = os.environ.get(BYTES_VARIABLE) if local_bytes is None else local_bytes
         self.tier = Tier(self.tree, None if limit is None else int(limit))
         self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
@@ -247,7 +247,7 @@ class RemoteCache(Cache):
 
     def put_shard(self, name: str, data: Any, note: dict[str, Any]) -> dict[str, Any]:
         """Put a shard and its index, the shard last. One that exists with the same bytes is kept. Returns its note."""
-        from penstock.store.shard_index import encode_index  # needs pyarrow, which a cache hit does not load
+        from penstock.store.remote.index import encode_index  # needs pyarrow, which a cache hit does not load
 
         path, made_by = self.object_path(self.shard_path(name)), socket.gethostname()
         described = {**note, "digest": bytes_digest(data), "bytes": len(data), "host": made_by, "put": time.time_ns()}
@@ -291,7 +291,7 @@ class RemoteCache(Cache):
 
     def index(self, name: str) -> ShardIndex:
         """A shard's index, from the tier or the store; CorruptError if it is missing or damaged."""
-        from penstock.store.shard_index import parse_index  # needs pyarrow
+        from penstock.store.remote.index import parse_index  # needs pyarrow
 
         path = self.index_path(name)
         if is_readable_file(path):

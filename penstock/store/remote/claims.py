@@ -24,7 +24,7 @@ from typing import NamedTuple
 from penstock.errors import StoreError
 from penstock.store.claims import LEASE_EXPIRY
 from penstock.store.files import fault, writer_is_dead, writer_name
-from penstock.store.remote.folder import RemoteFolder
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.tree import temporary_name
 
 RENEWAL = 20.0  # seconds between renewals of a claim
@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
 class RemoteClaims:
     """The claims that this process holds in an object store."""
 
-    def __init__(self, folder: RemoteFolder) -> None:
+    def __init__(self, folder: CacheObjects) -> None:
         self._folder = folder
         self._nonce = temporary_name()
         self._held: dict[str, bytes] = {}  # what we wrote
@@ -144,7 +144,7 @@ class RemoteClaims:
 
 
 @contextlib.contextmanager
-def remote_lease(folder: RemoteFolder, names: Iterable[str]) -> Iterator[None]:
+def remote_lease(folder: CacheObjects, names: Iterable[str]) -> Iterator[None]:
     """Protect shards and tokenizers from `gc` by name."""
     path = f"leases/{temporary_name()}"
     folder.put(path, "\n".join(names).encode())
@@ -156,7 +156,7 @@ def remote_lease(folder: RemoteFolder, names: Iterable[str]) -> Iterator[None]:
             folder.delete(path)
 
 
-def remote_leased(folder: RemoteFolder) -> set[str]:
+def remote_leased(folder: CacheObjects) -> set[str]:
     """All names under lease."""
     found: set[str] = set()
     for path, info in folder.objects("leases").items():
@@ -166,7 +166,7 @@ def remote_leased(folder: RemoteFolder) -> set[str]:
     return found
 
 
-def collected(folder: RemoteFolder, names: Iterable[str]) -> bool:
+def collected(folder: CacheObjects, names: Iterable[str]) -> bool:
     """Whether a `gc` that may still run is about to delete one of these shards."""
     wanted = set(names)
     for path, info in folder.objects("collections").items():
@@ -178,7 +178,7 @@ def collected(folder: RemoteFolder, names: Iterable[str]) -> bool:
     return False
 
 
-def clean_remote(folder: RemoteFolder) -> int:
+def clean_remote(folder: CacheObjects) -> int:
     """Remove the claims, leases and collections of dead processes; returns how many there were."""
     removed = 0
     for kind, expiry in (("leases", LEASE_EXPIRY), ("collections", COLLECTION_EXPIRY)):

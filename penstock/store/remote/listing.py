@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.objects import ObjectInfo
 from penstock.store.cache import validate_name
-from penstock.store.remote.folder import RemoteFolder
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.tree import NAME
 
 SMALL_CACHE = 3000  # objects that are listed at once; a request lists 1000
@@ -25,7 +25,7 @@ Kinds = dict[str, ObjectInfo]  # by kind: arrow, index, bad
 class ShardListing:
     """The objects of each shard, listed when they are asked for."""
 
-    def __init__(self, folder: RemoteFolder) -> None:
+    def __init__(self, folder: CacheObjects) -> None:
         self._folder = folder
         self._listed: dict[str, tuple[float, dict[str, Kinds]]] = {}  # by the two digits of a folder
         self._is_large = False  # whether all shards are too many to list at once

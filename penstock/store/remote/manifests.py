@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from penstock.store.files import is_readable_file, read_regular
-from penstock.store.remote.folder import RemoteFolder
+from penstock.store.remote.objects import CacheObjects
 from penstock.store.tree import NAME, Tree
 
 COPIED = ("notes.json", "manifest.json")
@@ -21,7 +21,7 @@ COPIED = ("notes.json", "manifest.json")
 class ManifestCopies:
     """The manifests and notes of a cache in an object store."""
 
-    def __init__(self, folder: RemoteFolder, tree: Tree) -> None:
+    def __init__(self, folder: CacheObjects, tree: Tree) -> None:
         self._folder, self._tree = folder, tree
 
     def keys(self, prefix: str) -> list[str]:

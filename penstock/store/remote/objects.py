@@ -37,7 +37,7 @@ def _bytes(data: Any) -> memoryview:
     return memoryview(data).cast("B")
 
 
-class RemoteFolder:
+class CacheObjects:
     """The objects below a URL."""
 
     def __init__(self, url: str) -> None:

@@ -20,8 +20,8 @@ from penstock.errors import CorruptError
 from penstock.store.columns import Columns
 from penstock.store.files import bytes_digest
 from penstock.store.format import canonical, seal, unseal
+from penstock.store.remote.user_key import is_keyed, keyed_digest
 from penstock.store.shard import META, ShardMeta, array_of, check_columns, columns_of, numpy_of, shard_meta
-from penstock.store.user_key import is_keyed, keyed_digest
 
 
 @dataclass(frozen=True, slots=True)
