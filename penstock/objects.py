@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -101,13 +101,29 @@ def _store(place: ObjectUrl, _settings: frozenset[tuple[str, str]]) -> ObjectSto
     return ObjectStore(place)
 
 
+@cache
+def _first_process() -> int:
+    """The process that used a client first."""
+    return os.getpid()
+
+
 class ObjectStore:
     """One bucket, container, web server or the local disk. Paths are relative to it, and decoded."""
 
     def __init__(self, place: ObjectUrl) -> None:
         self._place = place
-        self._obstore = _import_obstore(place)
+        self._module = _import_obstore(place)
         self._store = _open(place)
+
+    @property
+    def _obstore(self) -> Any:
+        """The client. Its threads don't survive a fork: requests of a forked process would wait for them forever."""
+        if _first_process() != os.getpid():
+            raise ObjectError(
+                f"{self._place.base}: this process was forked from one that uses object stores, whose client does not "
+                "survive a fork. Start it by spawning: multiprocessing_context='spawn' for a DataLoader."
+            )
+        return self._module
 
     def url(self, path: str) -> str:
         """The URL of an object, without the query, which may hold a secret."""
@@ -258,6 +274,8 @@ class ObjectStore:
 
     def _explained(self, path: str, error: Exception) -> ObjectError:
         """An error of obstore in our words."""
+        if isinstance(error, ObjectError):
+            return error
         if type(error).__name__ == "PreconditionError":
             return self._changed(path, "its ETag differs")
         return explain(self._place, self.url(path), error)

@@ -87,7 +87,7 @@ def write_quarantine(
             return path
     try:
         if target is None:
-            cache.tree.write(path, data, "quarantine")
+            cache.write_file(path, data, "quarantine")
         else:
             make_folder(path.parent)
             Tree(path.parent).write(path, data, "quarantine", in_root=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from penstock.addresses import scheme_of
-from penstock.errors import StoreError, UsageError
+from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
@@ -153,7 +153,12 @@ class StoredDataset:
         from penstock.store.shard import read_shard
 
         self.mark_used()
-        columns, _ = read_shard(self.shard_file(shard))
+        try:
+            columns, _ = read_shard(self.shard_file(shard))
+        except CorruptError:
+            if not self.cache.is_remote or self.cache.shard_path(self.shards[shard]).exists():
+                raise
+            columns, _ = read_shard(self.shard_file(shard))  # another process has just made room in the local tier
         with self._lock:
             self._open[shard] = columns
             if len(self._open) > (self.keep_open or self._default_open):

@@ -1,8 +1,8 @@
 """A cache in an object store, with a local tier.
 
-`cache` is the `Cache` that reads and writes it, `objects` what it has in the store, `claims` how builders share it, `tier`
-the folder on this machine that shards are downloaded to and mapped from, `transfer` copies datasets between caches,
-`gc` deletes what no dataset needs.
+`cache` is the `Cache` that reads and writes it, `objects` what it has in the store, `claims` how builders share it,
+`tier` the folder on this machine that shards are downloaded to and mapped from, `transfer` copies datasets between
+caches, `gc` deletes what no dataset needs.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ manifest or index, indexes and manifests with their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.errors import CorruptError, StoreError
+from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.objects import ObjectInfo
 from penstock.store.cache import MARKER, Cache, CachePlace, user_cache_folder
 from penstock.store.claims import SliceClaims
@@ -69,8 +70,7 @@ class RemoteCache(Cache):
         super().__init__(tier_folder(url, local), trust=trust)
         self.url = url
         self.remote = CacheObjects(url)
-        limit = os.environ.get(BYTES_VARIABLE) if local_bytes is None else local_bytes
-        self.tier = Tier(self.tree, None if limit is None else int(limit))
+        self.tier = Tier(self.tree, _tier_bytes() if local_bytes is None else local_bytes)
         self.mappable_bytes = self.tier.max_bytes // 2 if self.tier.max_bytes is not None else None
         self._shards = ShardListing(self.remote)
         self._manifests = ManifestCopies(self.remote, self.tree)
@@ -137,8 +137,10 @@ class RemoteCache(Cache):
         return remote_lease(self.remote, names)
 
     def clean_orphans(self) -> int:
-        """Remove what dead processes left in the store."""
-        return clean_remote(self.remote)
+        """Remove what dead processes left in the store, if we may."""
+        with contextlib.suppress(StoreError):  # read-only for us
+            return clean_remote(self.remote)
+        return 0
 
     # -- small files ----------------------------------------------------------------------------------------------
 
@@ -473,6 +475,13 @@ class RemoteCache(Cache):
 
 
 REPAIR = "Run `penstock cache verify`, then the same prepare again: it rebuilds what is damaged."
+
+
+def _tier_bytes() -> int | None:
+    given = os.environ.get(BYTES_VARIABLE)
+    if given and not given.isdigit():
+        raise UsageError(f"{BYTES_VARIABLE}={given!r} is not a number of bytes.")
+    return int(given) if given else None
 
 
 def tier_folder(url: str, local: str | os.PathLike[str] | None) -> Path:

@@ -24,13 +24,15 @@ from penstock.store.tree import Tree
 RESERVE = 0.05  # of the disk stays free, whatever the size of the tier
 TRIM_TO = 0.9  # of its size, so that not every download deletes something
 POLL = 0.02  # seconds between looks at a download of another process
+FRESH = 300.0  # seconds since its last use for which a shard is kept although the disk is full
 SCAN_INTERVAL = 30.0  # seconds after which the tier is measured again, since other processes fill it too
 
 
 class _Kept(NamedTuple):
     used: float
     bytes: int
-    path: Path
+    path: Path  # of the shard
+    files: tuple[Path, ...]  # the shard, its note and its index, as far as they are here
 
 
 class Tier:
@@ -102,29 +104,31 @@ class Tier:
     def _scan(self) -> list[_Kept]:
         kept: list[_Kept] = []
         for folder in self._tree.folders(self._tree.root / "shards"):
+            groups: dict[Path, list[Path]] = {}
             for path in self._tree.files(folder):
+                groups.setdefault(path.with_suffix(".arrow"), []).append(path)
+            for path, files in groups.items():
                 with contextlib.suppress(OSError):
-                    if path.suffix == ".arrow":
-                        found = path.lstat()
-                        kept.append(_Kept(found.st_mtime, found.st_size, path))
+                    found = [file.lstat() for file in files]
+                    used, size = max(entry.st_mtime for entry in found), sum(entry.st_size for entry in found)
+                    kept.append(_Kept(used, size, path, tuple(files)))
         self._bytes, self._measured = sum(entry.bytes for entry in kept), time.monotonic()
         return kept
 
     def _trim(self, kept: list[_Kept]) -> None:
-        over = _shortage(self._tree.root)
-        if self.max_bytes is not None:
-            over = max(over, self._bytes - int(self.max_bytes * TRIM_TO))
+        above = self._bytes - int(self.max_bytes * TRIM_TO) if self.max_bytes is not None else 0
+        short = _shortage(self._tree.root)
         mapped = {path for name in self.mapped for path in name()}
         for entry in sorted(kept):
-            if over <= 0:
+            fresh = time.time() - entry.used < FRESH  # fetched ahead: if others fill the disk, keep it until its use
+            if above <= 0 and (short <= 0 or fresh):
                 break
             if entry.path in mapped or entry.path in self._running:
                 continue
             with contextlib.suppress(OSError):
-                self._tree.remove(entry.path)
-                self._tree.remove(entry.path.with_suffix(".json"))
-                over -= entry.bytes
-                self._bytes -= entry.bytes
+                for path in entry.files:
+                    self._tree.remove(path)
+                above, short, self._bytes = above - entry.bytes, short - entry.bytes, self._bytes - entry.bytes
 
 
 def _shortage(folder: Path) -> int:
