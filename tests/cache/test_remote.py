@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ Built = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     be_user("me", tmp_path, monkeypatch)
+    yield
+    user_key.user_key.cache_clear()
 
 
 def be_user(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
