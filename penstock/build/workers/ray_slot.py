@@ -68,7 +68,7 @@ class RaySlot:
         if (found := versions(recipe)) != self._expected:
             wrong = "Penstock" if found["penstock"] != self._expected["penstock"] else "jinja2 or tokenizers"
             raise WorkerError(f"another version of {wrong} is installed here. Install the same on all nodes.")
-        if not sees_beacon(cache.tree, self._beacon):
+        if not cache.is_remote and not sees_beacon(cache.tree, self._beacon):
             raise StoreError(
                 f"{cache.root} is not the cache folder of the build here. Choose a folder with --cache that all nodes "
                 "mount at the same path."
