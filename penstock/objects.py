@@ -8,6 +8,7 @@ object. obstore is imported on first use.
 
 from __future__ import annotations
 
+import builtins
 import os
 import random
 import re
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -100,13 +101,29 @@ def _store(place: ObjectUrl, _settings: frozenset[tuple[str, str]]) -> ObjectSto
     return ObjectStore(place)
 
 
+@cache
+def _first_process() -> int:
+    """The process that used a client first."""
+    return os.getpid()
+
+
 class ObjectStore:
     """One bucket, container, web server or the local disk. Paths are relative to it, and decoded."""
 
     def __init__(self, place: ObjectUrl) -> None:
         self._place = place
-        self._obstore = _import_obstore(place)
+        self._module = _import_obstore(place)
         self._store = _open(place)
+
+    @property
+    def _obstore(self) -> Any:
+        """The client. Its threads don't survive a fork: requests of a forked process would wait for them forever."""
+        if _first_process() != os.getpid():
+            raise ObjectError(
+                f"{self._place.base}: this process was forked from one that uses object stores, whose client does not "
+                "survive a fork. Start it by spawning: multiprocessing_context='spawn' for a DataLoader."
+            )
+        return self._module
 
     def url(self, path: str) -> str:
         """The URL of an object, without the query, which may hold a secret."""
@@ -166,6 +183,19 @@ class ObjectStore:
         """All objects below a folder, by path."""
         found = self._try(prefix, lambda: self._obstore.list(self._store, prefix or None).collect())
         yield from sorted(_info(meta) for meta in found)
+
+    def list_some(self, prefix: str, most: int) -> builtins.list[ObjectInfo] | None:
+        """The objects below a folder, or None if there are more than `most`: then not all of them were listed."""
+
+        def collect() -> builtins.list[ObjectInfo] | None:
+            found: builtins.list[ObjectInfo] = []
+            for part in self._obstore.list(self._store, prefix or None, chunk_size=1000):
+                found += map(_info, part)
+                if len(found) > most:
+                    return None
+            return found
+
+        return self._try(prefix, collect)
 
     def children(self, folder: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         """The objects directly in a folder, and its subfolders."""
@@ -244,6 +274,8 @@ class ObjectStore:
 
     def _explained(self, path: str, error: Exception) -> ObjectError:
         """An error of obstore in our words."""
+        if isinstance(error, ObjectError):
+            return error
         if type(error).__name__ == "PreconditionError":
             return self._changed(path, "its ETag differs")
         return explain(self._place, self.url(path), error)

@@ -36,14 +36,17 @@ def test_prepare_and_open(address: str, examples: Path, tokenizer: Path, monkeyp
     scheme, source = address.partition(":")[0], examples / "data" / "chats.jsonl"
     for path in (address, Path(address)):
         refused(lambda path=path: ps.prepare(source, tokenizer=path, no_cache=True), scheme)
-        refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, cache=path), scheme)
+        if scheme in ("hf", "file", "az+tls"):
+            refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, cache=path), scheme)
         refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, quarantine_file=path), scheme)
         refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, template=path, no_cache=True), scheme)
-        refused(lambda path=path: ps.open(path), scheme)
-        refused(lambda path=path: ps.open("b3-0", cache=path), scheme)
-    monkeypatch.setenv("PENSTOCK_CACHE", address)
-    refused(lambda: ps.prepare(source, tokenizer=tokenizer), scheme)
-    refused(lambda: ps.open("b3-0"), scheme)
+        if scheme in ("hf", "file", "az+tls"):
+            refused(lambda path=path: ps.open(path), scheme)
+            refused(lambda path=path: ps.open("b3-0", cache=path), scheme)
+    if scheme in ("hf", "file", "az+tls"):
+        monkeypatch.setenv("PENSTOCK_CACHE", address)
+        refused(lambda: ps.prepare(source, tokenizer=tokenizer), scheme)
+        refused(lambda: ps.open("b3-0"), scheme)
 
 
 @pytest.mark.parametrize("address", ["ftp://server/x.jsonl", "az+tls://b/x", "memory://x", "S4://b/x"])
@@ -61,11 +64,7 @@ def test_commands(
 ) -> None:
     source = str(examples / "data" / "chats.jsonl")
     for arguments in (
-        ["prepare", source, "--tokenizer", str(tokenizer), "--cache", "s3://b/c"],
-        ["cache", "ls", "--cache", "s3://b/c"],
-        ["cache", "verify", "--cache", "s3://b/c"],
-        ["cache", "gc", "--cache", "s3://b/c"],
-        ["show", "s3://b/c"],
+        ["prepare", source, "--tokenizer", "s3://b/c"],
         ["train", "sft", "s3://b/c.yaml"],
         ["lint", "s3://b/c.yaml", "--for", "trl.SFTConfig"],
         ["verify", "--target", "x:y", "--output", "s3://b/c"],
@@ -85,7 +84,6 @@ def test_commands(
         "model.path=s3://b/model",
         "model.init=s3://b/config.json",
         "model.tokenizer=s3://b/t",
-        "data.prepare.cache=s3://b/c",
         "data.sources.0.prepare.template=s3://b/c",
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,23 @@ def test_without_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'penstock[stores]'" in done.stdout
+
+
+def test_a_forked_process_is_told_so(s3: Proxy) -> None:
+    """The client's threads are gone there, so that a request would never end."""
+    store, _ = open_object_store(f"s3://{s3.bucket}/x")
+    store.put("x/a", b"1")
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, from Python 3.12 on
+        child = os.fork()
+    if child == 0:
+        try:
+            store.get("x/a")
+        except ObjectError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert b"multiprocessing_context='spawn'" in os.read(read, 4096)
+    os.close(read)

@@ -39,12 +39,10 @@ from penstock.regions.modes import TurnsMode
 from penstock.sources import KeepData, Slice, SourceSet, discover, identity
 from penstock.sources.remote.spool import clear_spool
 from penstock.store.cache import Cache
-from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.trust import CheckedFiles, Trust
 from penstock.store.upkeep.gc import clean_orphans
 from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
@@ -57,7 +55,6 @@ _DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
 ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
-SAMPLED_ROWS = 100  # rows on which the modes of `--turns` are compared
 NOT_COMPILED = (
     "Penstock was installed without a C compiler, so its inner loops run in Python: slower, with the same result. "
     "Install a C compiler, then reinstall Penstock."
@@ -129,8 +126,7 @@ class Builder:
         self._finder = SliceFinder(self.sources, self._memo, options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = CheckedFiles()
-        self._has_unchecked = False  # whether other users wrote files of the dataset that this user never checked
+        self._unchecked: list[Path] = []  # files of the dataset that others wrote and this user never checked
         self._auto: AutoCheck | None = None
 
     @property
@@ -176,7 +172,7 @@ class Builder:
         found = None if self.options.force else self._find()
         if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
-                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
+                f"the dataset is not in {self.cache.address}, and on_miss is 'error'. "
                 "Prepare it first with `penstock prepare`; `penstock cache explain` shows how the nearest one differs."
             )
         if found is None and self._location.obstacle is not None:
@@ -239,23 +235,15 @@ class Builder:
         return dataset_key(self.recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
 
     def _all_there(self, names: list[str]) -> bool:
+        self.cache.refresh(names)
         return all(self.cache.has_shard(name) for name in names)
 
     # -- checking what other users wrote --------------------------------------------------------------------------
 
-    def _unchecked(self, key: str) -> list[Path]:
-        """Returns the shards and the manifest if other users wrote them and this user hasn't checked them."""
-        if self.cache.trust is Trust.ALL:
-            return []
-        paths = [*map(self.cache.shard_path, self._names()), self.cache.dataset_path(key) / "manifest.json"]
-        foreign = [path for path in dict.fromkeys(paths) if self.cache.tree.is_foreign(path)]
-        return [] if not foreign or self._checked.knows(foreign) else foreign
-
     def _are_sound(self, names: list[str]) -> bool:
         """Whether a sample of rows in the shards of other users agrees with the references."""
-        unchecked = self._unchecked(self._key(self._slices))
-        self._has_unchecked = bool(unchecked)
-        to_check = {path.stem for path in unchecked} & set(names)
+        self._unchecked = self.cache.unchecked(names, self._key(self._slices))
+        to_check = {path.stem for path in self._unchecked} & set(names)
         if not to_check:
             return True
         from penstock.build.checks.foreign_shards import ForeignCheck
@@ -270,8 +258,7 @@ class Builder:
     def _is_sound(self, manifest: Manifest) -> bool:
         """Whether the manifest agrees with its shards. Checked if another user wrote it, or we rebuilt a shard."""
         path = self.cache.dataset_path(manifest.key) / "manifest.json"
-        foreign = self._has_unchecked and self.cache.tree.is_foreign(path)
-        if not foreign and not self.progress.slices_done:
+        if path not in self._unchecked and not self.progress.slices_done:
             return True
         from penstock.build.commit_manifest import manifest_of
 
@@ -320,7 +307,7 @@ class Builder:
             try:
                 self._build(force)
                 names = self._names()
-                with lease(self.cache.tree, [*names, self.recipe.tokenizer]):
+                with self.cache.lease([*names, self.recipe.tokenizer]):
                     if not self.cache.all_present(names) or not self._are_sound(names):
                         continue
                     key = self._key(self._slices)
@@ -334,7 +321,7 @@ class Builder:
                     raise
                 self._mark_damaged()
         raise StoreError(
-            f"{self.cache.root}: shards disappear as soon as they are written. Does another program clean this folder?"
+            f"{self.cache.address}: shards disappear as soon as they are written. Does another program delete them?"
         )
 
     def _names(self) -> list[str]:
@@ -443,9 +430,7 @@ class Builder:
             self._on_progress(self.progress)
 
     def _meta(self, name: str) -> ShardMeta:
-        from penstock.store.shard import read_shard  # imports pyarrow, which a hit doesn't need
-
-        return read_shard(self.cache.shard_path(name))[1]
+        return self.cache.structure(name)[1]
 
     def _first_rejected(self, name: str, part: Slice) -> RowError:
         entry = self._meta(name).rejected[0]
@@ -457,7 +442,7 @@ class Builder:
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
-        from penstock.build.turns_preview import compare_turns
+        from penstock.build.turns_preview import SAMPLED_ROWS, compare_turns
 
         limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
         rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)
@@ -495,6 +480,6 @@ class Builder:
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used(now=True)  # makes it the `latest` dataset
-        if self._has_unchecked and (checked := self._unchecked(manifest.key)):
-            self._checked.remember(checked)
+        if self._unchecked:
+            self.cache.remember_checked(self._names(), manifest.key)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

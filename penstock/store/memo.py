@@ -66,12 +66,12 @@ class PlanMemo:
         elif not _is_vouched(file.path):
             return
         plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
-        self._write(self._path(found, file.kind), plan.to_json())
+        self._write(self._path(found, file.kind), plan.to_json(), shared=not isinstance(found, FileIdentity))
 
     def sample(self, files: Sequence[SourceFile], how: object) -> list[bytes] | None:
         """The first rows of objects, as an earlier run read them; `how` says what else the rows depend on."""
         path = self._sample_path(files, how)
-        if path is None or (values := self._read(path)) is None:
+        if path is None or (values := self._read(path, shared=True)) is None:
             return None
         return [row.encode("latin-1") for row in values["rows"]]
 
@@ -79,24 +79,27 @@ class PlanMemo:
         """Store the first rows of objects."""
         path = self._sample_path(files, how)
         if path is not None and sum(map(len, rows)) <= SAMPLE_BYTES:
-            self._write(path, {"rows": [row.decode("latin-1") for row in rows]})
+            self._write(path, {"rows": [row.decode("latin-1") for row in rows]}, shared=True)
 
     def _plan(self, found: Identity, kind: FileKind | None) -> SlicePlan | None:
         path = self._path(found, kind)
         try:
-            values = self._read(path)
+            values = self._read(path, shared=not isinstance(found, FileIdentity))
             return None if values is None else SlicePlan.from_json(values)
         except (KeyError, TypeError, ValueError):
             return None  # damaged: the file is cut again
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
+    def _read(self, path: Path, *, shared: bool) -> dict[str, Any] | None:
+        """A memo; one of an object also from other machines."""
         try:
+            if shared:
+                self._cache.find_memo(path)
             values = unseal(b"memo", read_regular(path))
-        except (OSError, KeyError, TypeError, ValueError):
+        except (OSError, KeyError, TypeError, ValueError, StoreError):
             return None
         return None if self._is_untrusted(path) else values
 
-    def _write(self, path: Path, values: dict[str, Any]) -> None:
+    def _write(self, path: Path, values: dict[str, Any], *, shared: bool) -> None:
         data = seal(b"memo", values)
         with contextlib.suppress(OSError, StoreError):  # optional: without a stored plan, the file is cut again
             if not has_marker(self._cache.tree):
@@ -106,6 +109,8 @@ class PlanMemo:
                 self._checked.remember([path])
             else:
                 self._cache.tree.write(path, data, "memo", durable=False)
+                if shared:
+                    self._cache.share_memo(path, data)
 
     def _is_untrusted(self, path: Path) -> bool:
         if self._cache.trust is Trust.ALL or not self._cache.tree.is_foreign(path):

@@ -19,7 +19,6 @@ from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest, recipe_digest
 from penstock.store.shard import read_shard
-from penstock.store.trust import shard_writer
 from penstock.store.upkeep.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
 
 
@@ -78,7 +77,7 @@ def _compare(
 ) -> None:
     name, cache, table = dataset.shards[number], dataset.cache, dataset.manifest.shards
     try:
-        columns, meta = read_shard(cache.shard_path(name))
+        columns, meta = read_shard(cache.shard_file(name))
     except StoreError:
         return  # `verify_cache` has reported it
     what = inconsistency(rows, columns, meta)
@@ -94,7 +93,7 @@ def _compare(
     first = table.first_rows[number]
     found.findings.append(
         CacheProblem(
-            mark_bad_shard(cache, name, f"{what} (written by {shard_writer(cache, name)})"),
+            mark_bad_shard(cache, name, f"{what} (written by {cache.writer(name)})"),
             cache.shard_path(name),
             dataset=dataset.key,
             shard=name,
