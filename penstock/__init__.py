@@ -6,14 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset, Mixture, View, adopt, mix, prepare
+    from penstock.api import Dataset, Mixture, View, adopt, estimate, mix, prepare
     from penstock.api import open_ as open
     from penstock.errors import PenstockError
     from penstock.feed.loader import Loader
     from penstock.view.mixture import Count
 
 __version__ = "0.1.0"
-__all__ = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View", "adopt", "mix", "open", "prepare"]
+__all__ = [
+    "Count",
+    "Dataset",
+    "Loader",
+    "Mixture",
+    "PenstockError",
+    "View",
+    "adopt",
+    "estimate",
+    "mix",
+    "open",
+    "prepare",
+]
 
 # Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
 _HOMES = {
@@ -24,6 +36,7 @@ _HOMES = {
     "PenstockError": "errors",
     "View": "api",
     "adopt": "api",
+    "estimate": "api",
     "mix": "api",
     "open": "api",
     "prepare": "api",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import datasets
 
     from penstock.build.progress import OnProgress, Progress
+    from penstock.dry_run.predict import Estimate
     from penstock.export.exporter import Exported
     from penstock.export.exporter import OnProgress as OnExportProgress
     from penstock.look.stats import Stats
@@ -144,8 +145,8 @@ class Dataset(StoredDataset):
 
         return ConversationReader(self)
 
-    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
-        return open_, (str(self.path),)
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, None, str | None]]:
+        return open_, (self.address, None, self.cache.place.local)
 
 
 @with_signature(PrepareOptions)
@@ -169,11 +170,7 @@ def prepare(
     from penstock.build.prepare import Builder  # prepared datasets open without the engines
     from penstock.look.terminal.watching import watched
 
-    tokenizer: object = options.get("tokenizer")
-    given = None if tokenizer is None or isinstance(tokenizer, str | os.PathLike) else tokenizer
-    values: dict[str, Any] = {"on_unwritable": "temporary", **options}
-    if given is not None:
-        values["tokenizer"] = type(given).__name__  # the option holds a name; the object is passed separately
+    values, given = _tokenizer_apart({"on_unwritable": "temporary", **options})
     with watched(progress) as watch:
 
         def on_slice(report: Progress) -> None:
@@ -186,6 +183,26 @@ def prepare(
     return Dataset(outcome.dataset.cache, outcome.dataset.manifest)
 
 
+def _tokenizer_apart(options: dict[str, Any]) -> tuple[dict[str, Any], object]:
+    """Options with the name of a tokenizer object in place of it, and the object (None for a name or path)."""
+    tokenizer = options.get("tokenizer")
+    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+        return options, None
+    return {**options, "tokenizer": type(tokenizer).__name__}, tokenizer
+
+
+@with_signature(PrepareOptions)
+def estimate(*sources: Any, nodes: int = 1, **options: Unpack[PrepareArguments]) -> Estimate:
+    """Predict what `prepare` would produce and cost, from a sample of the rows. Builds nothing.
+
+    Takes the sources and options of `prepare`. `nodes` is the number of machines like this one to predict the time for.
+    """
+    from penstock.dry_run.predict import predict
+
+    values, given = _tokenizer_apart({**options})
+    return predict(sources, prepare_options(values), nodes=nodes, tokenizer=given)
+
+
 @with_signature(AdoptOptions)
 def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -> Dataset:
     """Create a dataset from rows that are already tokenized. Takes the options of `penstock adopt`."""
@@ -195,9 +212,16 @@ def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -
     return Dataset(dataset.cache, dataset.manifest)
 
 
-def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
-    """Open a prepared dataset by its folder, or by its key (or a prefix of it) in a cache."""
-    stored = open_dataset(where, cache=cache)
+def open_(
+    where: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None = None,
+    local_cache: str | os.PathLike[str] | None = None,
+) -> Dataset:
+    """Open a prepared dataset by its folder or URL, or by its key (or a prefix of it) in a cache.
+
+    From a cache in an object store, shards are downloaded to `local_cache` when they are needed.
+    """
+    stored = open_dataset(where, cache, local_cache)
     return Dataset(stored.cache, stored.manifest)
 
 

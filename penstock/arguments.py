@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.build.options import (
         Arguments,
         DroppedCalls,
+        EngineKind,
         Eos,
         OnBadRow,
         OnDropped,
@@ -74,6 +75,8 @@ class PrepareArguments(TypedDict, total=False):
     special_tokens_in_text: SpecialText | str
     dropped_tool_calls: DroppedCalls | str
     arguments: Arguments | str
+    local_cache: str | os.PathLike[str] | None
+    local_cache_bytes: int | None
     no_cache: bool
     force: bool
     trust: Trust | str
@@ -81,6 +84,8 @@ class PrepareArguments(TypedDict, total=False):
     on_unwritable: OnUnwritable | str
     rank: int | None
     world_size: int | None
+    engine: EngineKind | str
+    ray_address: str | None
     fast: bool
 
 

@@ -77,6 +77,13 @@ class OnUnwritable(StrEnum):
     TEMPORARY = "temporary"
 
 
+class EngineKind(StrEnum):
+    """Where slices are prepared."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class OnBadRow(StrEnum):
     """What to do with a row that can't be prepared."""
 
@@ -107,7 +114,9 @@ class PrepareOptions(FormatOptions):
         "When tools, reasoning, columns or other parts of a row are not used: warn, error", OnDropped.WARN
     )
     workers: str = option("Worker processes: a number, or auto", "auto", also="int")
-    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    cache: str | None = option(
+        "Cache: a folder, or s3://BUCKET/PREFIX; default: PENSTOCK_CACHE or ~/.cache/penstock", also="os.PathLike[str]"
+    )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub", panel=SOURCE)
     tokenizer_as: TokenizerAs | None = option(
         "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree",
@@ -152,6 +161,17 @@ class PrepareOptions(FormatOptions):
         Arguments.AUTO,
         panel=TEMPLATE,
     )
+    local_cache: str | None = option(
+        "Where shards of a cache in an object store are kept on this machine; default: PENSTOCK_LOCAL_CACHE or "
+        "~/.cache/penstock-remote",
+        panel=CACHE,
+        also="os.PathLike[str]",
+    )
+    local_cache_bytes: Annotated[int, Ge(1)] | None = option(
+        "Size of the local cache; the shards used longest ago are deleted; default: PENSTOCK_LOCAL_CACHE_BYTES, or all "
+        "but 5% of the disk",
+        panel=CACHE,
+    )
     no_cache: bool = option("Build in a new temporary folder instead of the cache", False, panel=CACHE)
     force: bool = option("Rebuild all slices, whatever the cache has", False, panel=CACHE)
     trust: Trust = option(
@@ -169,6 +189,15 @@ class PrepareOptions(FormatOptions):
         "This process's rank among those sharing the work; default: from Slurm or torchrun", panel=RUN
     )
     world_size: int | None = option("Number of processes sharing the work; default: from Slurm or torchrun", panel=RUN)
+    engine: EngineKind = option(
+        "Where slices are prepared: local (processes of this machine), or ray (a cluster; needs penstock[ray])",
+        EngineKind.LOCAL,
+        panel=RUN,
+    )
+    ray_address: str | None = option(
+        "Ray cluster: HOST:PORT, auto, or local (start one on this machine); default: the running one, else local",
+        panel=RUN,
+    )
     fast: bool = option("Use the fast engines; the result is the same without", True, panel=RUN)
 
 
@@ -181,4 +210,6 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         local_path(options.quarantine_file, "--quarantine-file")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
+    if options.ray_address is not None and options.engine is not EngineKind.RAY:
+        raise UsageError(f"--ray-address {options.ray_address}: it is only used with --engine ray")
     return options

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,12 +21,13 @@ from penstock.build.dates import earlier_date, remember_date
 from penstock.build.finish import note_sources, row_locations, usable_manifest, write_quarantine
 from penstock.build.inputs import store_inputs
 from penstock.build.location import choose_cache, position, temporary_cache
-from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
+from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
 from penstock.build.planning import SliceFinder
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.recipe import Recipe, make_recipe
+from penstock.build.workers.engine import Setup, SliceEngine
 from penstock.build.workers.limits import worker_count
-from penstock.build.workers.pool import Setup, lazy_job, run_in_process, run_workers
+from penstock.build.workers.pool import InProcess, WorkerProcesses
 from penstock.build.workers.process import Task
 from penstock.build.workers.sharing import Sharing
 from penstock.chat.formats import Format, detect, format_columns
@@ -35,19 +36,17 @@ from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.regions.modes import TurnsMode
-from penstock.sources import KeepData, Slice, SourceSet, discover
+from penstock.sources import KeepData, Slice, SourceSet, discover, identity
+from penstock.sources.remote.spool import clear_spool
 from penstock.store.cache import Cache
-from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.trust import CheckedFiles, Trust
 from penstock.store.upkeep.gc import clean_orphans
 from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
 if TYPE_CHECKING:
-    from penstock.build.slices.job import SliceJob
     from penstock.store.shard import ShardMeta
 
 log = logging.getLogger("penstock")
@@ -102,12 +101,14 @@ class Builder:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
+        self._memo = PlanMemo(self.cache)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._location),
             split=options.split,
             limit=options.limit,
             config=options.config,
             revision=options.revision,
+            recall=self._memo.kind,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
@@ -119,14 +120,13 @@ class Builder:
         self.notices += self.model.warnings
         self.mapping = detect(self._sample(), options)
         self.recipe: Recipe = make_recipe(options, self.mapping, self.model)
-        workers, capped = worker_count(options.workers)
+        workers, capped = worker_count(options.workers) if options.engine is EngineKind.LOCAL else (0, "")
         self.notices += [capped] if capped else []
         self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
-        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
+        self._finder = SliceFinder(self.sources, self._memo, options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = CheckedFiles()
-        self._has_unchecked = False  # whether other users wrote files of the dataset that this user never checked
+        self._unchecked: list[Path] = []  # files of the dataset that others wrote and this user never checked
         self._auto: AutoCheck | None = None
 
     @property
@@ -134,11 +134,21 @@ class Builder:
         """The cache to search and to build in."""
         return self._location.cache
 
+    def first_rows(self) -> list[bytes]:
+        """Returns the rows that the format is detected from. The cache has those of objects that were read before."""
+        limit, columns = self.options.max_row_bytes, format_columns(self.options)
+        how = [str(self.sources.split), limit, None if columns is None else sorted(columns)]
+        rows = self._memo.sample(self.sources.files, how)
+        if rows is None:
+            rows = self.sources.peek(max_row_bytes=limit, columns=columns)
+            self._memo.put_sample(self.sources.files, how, rows)
+        return rows
+
     def _sample(self) -> list[dict[str, Any]]:
-        """Returns the first rows, to detect the format; bad ones are reported when their slice is prepared."""
+        """Returns the first rows, parsed; bad ones are reported when their slice is prepared."""
         rows: list[dict[str, Any]] = []
         first: RowError | None = None
-        for row in self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options)):
+        for row in self.first_rows():
             try:
                 rows.append(parse_row(row))
             except RowError as error:
@@ -151,7 +161,7 @@ class Builder:
         if not self.sources.is_whole:
             return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
-        return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
+        return sum(identity(f.path).size for f in self.sources.files) if plain else 0
 
     @_os_errors_explained()
     def run(self) -> Outcome:
@@ -162,13 +172,16 @@ class Builder:
         found = None if self.options.force else self._find()
         if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
-                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
+                f"the dataset is not in {self.cache.address}, and on_miss is 'error'. "
                 "Prepare it first with `penstock prepare`; `penstock cache explain` shows how the nearest one differs."
             )
         if found is None and self._location.obstacle is not None:
             self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
-        return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        try:
+            return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        finally:
+            clear_spool()
 
     def _notice(self, text: str) -> None:
         self.notices.append(text)
@@ -184,6 +197,14 @@ class Builder:
         self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
+
+    def slices_if_known(self) -> list[Slice] | None:
+        """Returns all slices, or None if the data must be read to find them."""
+        return self._finder.known()
+
+    def known_files(self) -> Mapping[int, tuple[Slice, ...]]:
+        """Returns the slices of the files that were read before, by ordinal."""
+        return self._finder.known_files
 
     def find_slices(self) -> list[Slice]:
         """Returns all slices, reading the data if necessary, and settles the date. Encodes nothing."""
@@ -214,23 +235,15 @@ class Builder:
         return dataset_key(self.recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
 
     def _all_there(self, names: list[str]) -> bool:
+        self.cache.refresh(names)
         return all(self.cache.has_shard(name) for name in names)
 
     # -- checking what other users wrote --------------------------------------------------------------------------
 
-    def _unchecked(self, key: str) -> list[Path]:
-        """Returns the shards and the manifest if other users wrote them and this user hasn't checked them."""
-        if self.cache.trust is Trust.ALL:
-            return []
-        paths = [*map(self.cache.shard_path, self._names()), self.cache.dataset_path(key) / "manifest.json"]
-        foreign = [path for path in dict.fromkeys(paths) if self.cache.tree.is_foreign(path)]
-        return [] if not foreign or self._checked.knows(foreign) else foreign
-
     def _are_sound(self, names: list[str]) -> bool:
         """Whether a sample of rows in the shards of other users agrees with the references."""
-        unchecked = self._unchecked(self._key(self._slices))
-        self._has_unchecked = bool(unchecked)
-        to_check = {path.stem for path in unchecked} & set(names)
+        self._unchecked = self.cache.unchecked(names, self._key(self._slices))
+        to_check = {path.stem for path in self._unchecked} & set(names)
         if not to_check:
             return True
         from penstock.build.checks.foreign_shards import ForeignCheck
@@ -245,8 +258,7 @@ class Builder:
     def _is_sound(self, manifest: Manifest) -> bool:
         """Whether the manifest agrees with its shards. Checked if another user wrote it, or we rebuilt a shard."""
         path = self.cache.dataset_path(manifest.key) / "manifest.json"
-        foreign = self._has_unchecked and self.cache.tree.is_foreign(path)
-        if not foreign and not self.progress.slices_done:
+        if path not in self._unchecked and not self.progress.slices_done:
             return True
         from penstock.build.commit_manifest import manifest_of
 
@@ -295,7 +307,7 @@ class Builder:
             try:
                 self._build(force)
                 names = self._names()
-                with lease(self.cache.tree, [*names, self.recipe.tokenizer]):
+                with self.cache.lease([*names, self.recipe.tokenizer]):
                     if not self.cache.all_present(names) or not self._are_sound(names):
                         continue
                     key = self._key(self._slices)
@@ -309,7 +321,7 @@ class Builder:
                     raise
                 self._mark_damaged()
         raise StoreError(
-            f"{self.cache.root}: shards disappear as soon as they are written. Does another program clean this folder?"
+            f"{self.cache.address}: shards disappear as soon as they are written. Does another program delete them?"
         )
 
     def _names(self) -> list[str]:
@@ -327,9 +339,8 @@ class Builder:
 
     def _build(self, force: bool) -> None:
         """Prepares our share of the slices, then waits for or takes over those that other processes claimed."""
-        in_process = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
-        if in_process:
-            self.progress.workers = 1
+        is_small = self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES
+        in_process = is_small and self.options.engine is EngineKind.LOCAL
         if self.sources.limit is None and (known := self._finder.planned()) is not None:
             self.progress.bytes_total = sum(part.size for part in known)
         found = self._finder.find(KeepData.ALL if in_process else KeepData.STREAMED)
@@ -340,17 +351,18 @@ class Builder:
         del first  # frees its data
         self.cache.store_tokenizer(self.model.tokenizer_json)
         setup = Setup(self.recipe, self.cache, self.model.tokenizer_json, self.options.fast)
-        job = lazy_job(setup)
+        engine = self._engine(setup, in_process=in_process)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
         self._auto.start()
-        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
+        here = self.options.engine is EngineKind.LOCAL
+        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force, one_host=here)
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:
-            self._dispatch(setup, job, sharing.own(slices, rank, world_size, self._reuse), sharing)
+            self._dispatch(engine, sharing.own(slices, rank, world_size, self._reuse), sharing)
             while sharing.pending:
                 before = self.progress.slices_done
-                self._dispatch(setup, job, sharing.others(self._finished_elsewhere), sharing)
+                self._dispatch(engine, sharing.others(self._finished_elsewhere), sharing)
                 self.progress.waiting = bool(sharing.pending)
                 self._report_progress()
                 if sharing.pending:
@@ -358,14 +370,25 @@ class Builder:
                     time.sleep(pause)
             self._auto.poll(wait=True)
         finally:
+            engine.close()
             self._auto.close()
             sharing.close()
             self.progress.waiting = False
         clean_orphans(self.cache)  # of processes that died during this build
 
-    def _dispatch(self, setup: Setup, job: Callable[[], SliceJob], tasks: Iterator[Task], sharing: Sharing) -> None:
+    def _engine(self, setup: Setup, *, in_process: bool) -> SliceEngine:
+        match self.options.engine:
+            case EngineKind.LOCAL:
+                return InProcess(setup) if in_process else WorkerProcesses(setup, self.progress.workers)
+            case EngineKind.RAY:
+                from penstock.build.workers.ray_engine import RayEngine
+
+                return RayEngine(setup, self.options.workers, self.options.ray_address)
+
+    def _dispatch(self, engine: SliceEngine, tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
             sharing.release(task)
+            self.progress.workers, self.progress.nodes = engine.workers, engine.nodes
             self.progress.add(report)
             self._report_progress()
             if self._auto is not None:
@@ -375,14 +398,12 @@ class Builder:
             if report.losses and self.options.on_dropped is OnDropped.ERROR:
                 self._refuse_dropped(task.name, task.slice)
 
-        def retry(task: Task, how: str) -> None:
+        def retry(lost: Sequence[Task], how: str) -> None:
             self.progress.retries += 1
-            log.warning("a worker died on %s: %s; retrying the slice once", task.location, how)
+            self.progress.slices_retried += len(lost)
+            log.warning("a worker died on %s: %s; retrying the slice once", lost[-1].location, how)
 
-        if self.progress.workers == 1:
-            run_in_process(job, tasks, done)
-        else:
-            run_workers(setup, tasks, self.progress.workers, done, retry)
+        engine.run(tasks, done, retry)
 
     def _reuse(self, task: Task) -> None:
         self.progress.slices_reused += 1
@@ -409,9 +430,7 @@ class Builder:
             self._on_progress(self.progress)
 
     def _meta(self, name: str) -> ShardMeta:
-        from penstock.store.shard import read_shard  # imports pyarrow, which a hit doesn't need
-
-        return read_shard(self.cache.shard_path(name))[1]
+        return self.cache.structure(name)[1]
 
     def _first_rejected(self, name: str, part: Slice) -> RowError:
         entry = self._meta(name).rejected[0]
@@ -461,6 +480,6 @@ class Builder:
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used(now=True)  # makes it the `latest` dataset
-        if self._has_unchecked and (checked := self._unchecked(manifest.key)):
-            self._checked.remember(checked)
+        if self._unchecked:
+            self.cache.remember_checked(self._names(), manifest.key)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

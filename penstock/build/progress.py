@@ -36,7 +36,8 @@ class SliceReport:
 class Progress:
     """Totals so far. `bytes_total` is 0 while it is unknown."""
 
-    workers: int = 1
+    workers: int = 1  # 0 until a cluster has started them
+    nodes: int = 0  # of a cluster; 0 without one
     bytes_total: int = 0
     slices_done: int = 0
     slices_reused: int = 0
@@ -53,7 +54,8 @@ class Progress:
     others_checked: int = 0  # shards of other users that were compared with the references
     others_rows: int = 0  # rows compared in these shards
     others_refused: int = 0  # shards among them that differed and were rebuilt
-    retries: int = 0
+    retries: int = 0  # workers that died on their slices
+    slices_retried: int = 0  # slices they were working on
     memory: int = 0  # of the largest worker
     waiting: bool = False
     started: float = field(default_factory=time.monotonic)

@@ -52,6 +52,12 @@ class TurnsCompared:
         more = self.faithful.trained - self.conversation.trained
         share = more / self.faithful.trained if self.faithful.trained else 0.0
         cost = self.faithful.tokens / self.conversation.tokens if self.conversation.tokens else 1.0
+        if more <= 0:
+            return (
+                f"in the first {self.rows} rows the template rewrites {self.turns} turns once others follow, so "
+                "they are trained in a form that inference never shows (--turns faithful costs "
+                f"{cost:.1f} times the tokens of a run)"
+            )
         return (
             f"in the first {self.rows} rows the template rewrites {self.turns} turns once others follow, and {more:,} "
             f"tokens that inference would produce are not trained ({share:.0%} of what --turns faithful trains, at "

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import orjson
@@ -23,11 +21,11 @@ from penstock.build.progress import SliceReport
 from penstock.build.recipe import Recipe
 from penstock.build.slices.job import SliceJob
 from penstock.build.workers.overlap import Overlap
+from penstock.build.workers.process import failure
 from penstock.encode.memory import map_large_blocks
-from penstock.errors import PenstockError
-from penstock.sources import Slice, TextRows
+from penstock.sources import Slice, TextRows, path_from_json
+from penstock.store import remote
 from penstock.store.cache import Cache
-from penstock.store.trust import Trust
 
 
 def main() -> None:
@@ -38,27 +36,33 @@ def main() -> None:
     setup = _read(stdin)
     if setup is None:
         return
-    cache = Cache(setup["cache"], trust=Trust(setup["trust"]))
     try:
-        tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
-        job = SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
+        job = open_job(setup)
         with Overlap[SliceReport]() as commits:
             while (task := _read(stdin)) is not None:
                 if task:
                     data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
-                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), Path(task["path"]), data)
+                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), path_from_json(task["path"]), data)
                     commits.run(prepare, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:
                     commits.flush()
                 _reply(stdout, {"ready": True})
-    except PenstockError as error:
-        _reply(stdout, {"error": str(error), "kind": type(error).__name__})
     except BrokenPipeError:
         return  # the parent is gone
-    except MemoryError:
-        _reply(stdout, {"error": "out of memory", "kind": "MemoryError"})
     except Exception as error:
-        _reply(stdout, {"error": f"{error!r}\n{traceback.format_exc()}", "kind": type(error).__name__})
+        _reply(stdout, failure(error))
+
+
+def cache_of(setup: dict[str, Any]) -> Cache:
+    """Opens the cache of a build in a worker, which `Setup.to_json` describes."""
+    return remote.open_cache(*setup["cache"])
+
+
+def open_job(setup: dict[str, Any]) -> SliceJob:
+    """Creates the engines of a worker from its settings."""
+    cache = cache_of(setup)
+    tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
+    return SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
 
 
 def _read(stream: IO[bytes]) -> dict[str, Any] | None:

@@ -27,7 +27,8 @@ object and progress goes to standard error.
 ## penstock prepare SOURCE… --tokenizer T
 
 Sources are files, globs, folders or hub datasets ([sources](sources.md)); the row format is detected from the columns
-([formats](formats.md)).
+([formats](formats.md)). `--dry-run` predicts rows, tokens, disk, memory and time from a sample, for this machine or for
+`--workers N --nodes M` ([planning](planning.md)).
 
 """
 EXPORT = """
@@ -46,7 +47,7 @@ Creates a dataset from rows that are already tokenized ([exports](export.md)).
 REST = """
 ## penstock cache
 
-`ls`, `explain`, `verify`, `gc`: see [the cache](cache.md).
+`ls`, `explain`, `verify`, `gc`, `push`, `pull`: see [the cache](cache.md).
 
 ## penstock train sft|dpo CONFIG.yaml [key=value …]
 

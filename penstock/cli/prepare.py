@@ -26,11 +26,18 @@ from penstock.look.terminal.outcome import WARNING, facts
 def prepare(
     sources: Annotated[list[str], typer.Argument(help="Files, globs, folders or hub datasets", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Predict rows, tokens, disk, time and memory from a sample; build nothing")
+    ] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that --dry-run predicts the time for")] = 1,
     *,
     given: dict[str, Any],
 ) -> None:
     """Render and tokenize conversations once, into a cached dataset that every run can share."""
     messages = Console(stderr=True)
+    if dry_run:
+        dry_run_of(sources, given, nodes, json)
+        return
     with _interruptible(), LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
         messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
@@ -39,6 +46,19 @@ def prepare(
         print(orjson.dumps(outcome_json(outcome), option=orjson.OPT_INDENT_2).decode())
     else:
         summary(Console(), outcome)
+
+
+def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool) -> None:
+    """Print what the build would produce and cost."""
+    from penstock.dry_run.predict import predict
+    from penstock.dry_run.table import show_estimate
+
+    with _interruptible():
+        found = predict(sources, prepare_options(given), nodes=nodes)
+    if json:
+        print(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        show_estimate(Console(), found)
 
 
 @contextmanager
@@ -60,6 +80,6 @@ def summary(console: Console, outcome: Outcome) -> None:
     for label, text in facts(outcome):
         table.add_row(Text(label, style="yellow" if label == WARNING else "bold"), Text(text))
     console.print(table, highlight=False)
-    console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
     console.print("\n[dim]import penstock as ps[/]", highlight=False)
-    console.print(f'[dim]view = ps.open("{dataset.path}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)
+    console.print(f'[dim]view = ps.open("{dataset.address}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)

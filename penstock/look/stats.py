@@ -336,7 +336,7 @@ def _cut(target: Examples | BaseView) -> tuple[int, int]:
         return 0, 0
     rows = tokens = 0
     for shard in range(len(target.dataset.shard_examples)):
-        sizes = Rows.of(target.dataset.columns(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
+        sizes = Rows.of(target.dataset.structure(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
         over = sizes[sizes.max(axis=1, initial=0) > most]
         rows += len(over)
         tokens += int((over if how is Overlong.DROP else np.maximum(over - most, 0)).sum())

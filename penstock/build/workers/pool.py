@@ -1,4 +1,4 @@
-"""Runs slices one by one in this process, or in worker processes that are each driven by a thread.
+"""The engines of one machine: slices run one by one in this process, or in worker processes driven by threads.
 
 An error in one worker stops the others after their current slice; a worker that dies is replaced, and its slices are
 retried once. Workers return only counts. A shard is written while the next slice is being prepared.
@@ -7,99 +7,101 @@ retried once. Workers return only counts. A shard is written while the next slic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.build.progress import SliceReport
-from penstock.build.recipe import Recipe
+from penstock.build.workers.engine import OnReport, OnRetry, Setup
 from penstock.build.workers.overlap import Overlap
-from penstock.build.workers.process import DiedError, Task, Worker
-from penstock.errors import WorkerError
-from penstock.store.cache import Cache
+from penstock.build.workers.process import DiedError, Task, Worker, died_twice
 
 if TYPE_CHECKING:
     from penstock.build.slices.job import SliceJob
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The settings that all workers of a build share."""
+class InProcess:
+    """Runs slices one by one in this process. The engines are imported and created with the first slice."""
 
-    recipe: Recipe
-    cache: Cache
-    tokenizer_json: bytes
-    fast: bool
+    workers, nodes = 1, 0
 
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
 
-OnReport = Callable[[Task, SliceReport], None]
-OnRetry = Callable[[Task, str], None]
-
-
-def run_in_process(job: Callable[[], SliceJob], tasks: Iterator[Task], on_report: OnReport) -> None:
-    """Runs all tasks in this process, with a job that is created on first use."""
-    with Overlap[SliceReport]() as commits:
-        for task in tasks:
-            reported = replace(task, slice=task.slice.without_data())
-            commits.run(partial(_prepare, job, task), partial(on_report, reported))
-
-
-def _prepare(job: Callable[[], SliceJob], task: Task) -> Callable[[], SliceReport]:
-    return job().prepare(task.slice, task.path, task.slice.data)
-
-
-def lazy_job(setup: Setup) -> Callable[[], SliceJob]:
-    """Returns a function that creates the job of `run_in_process` once. The engines are imported only then."""
-
-    @cache
-    def job() -> SliceJob:
+    @cached_property
+    def _job(self) -> SliceJob:
         from penstock.build.slices.job import SliceJob
 
+        setup = self._setup
         return SliceJob(setup.recipe, setup.tokenizer_json, setup.cache, fast=setup.fast)
 
-    return job
+    def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
+        """Runs all tasks."""
+        with Overlap[SliceReport]() as commits:
+            for task in tasks:
+                reported = replace(task, slice=task.slice.without_data())
+                commits.run(partial(self._prepare, task), partial(on_report, reported))
+
+    def _prepare(self, task: Task) -> Callable[[], SliceReport]:
+        return self._job.prepare(task.slice, task.path, task.slice.data)
+
+    def close(self) -> None:
+        """Nothing is left running."""
 
 
-def run_workers(setup: Setup, tasks: Iterator[Task], count: int, on_report: OnReport, on_retry: OnRetry) -> None:
-    """Runs all tasks in worker processes; the callbacks and the iterator are used under one lock."""
-    lock = threading.Lock()
-    failures: list[BaseException] = []
+class WorkerProcesses:
+    """Runs slices in worker processes of this machine, each driven by a thread."""
 
-    def next_task() -> Task | None:
-        with lock:
-            return None if failures else next(tasks, None)
+    nodes = 0
 
-    def report(task: Task, found: SliceReport) -> None:
-        with lock:
-            on_report(task, found)
+    def __init__(self, setup: Setup, workers: int) -> None:
+        self._setup = setup
+        self.workers = workers
 
-    def retry(task: Task, how: str) -> None:
-        with lock:
-            on_retry(task, how)
+    def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
+        """Runs all tasks; the callbacks and the iterator are used under one lock."""
+        lock = threading.Lock()
+        failures: list[BaseException] = []
 
-    def drive() -> None:
-        try:
-            with closing(_WorkerSlot(setup, report, retry)) as slot:
-                while (task := next_task()) is not None:
-                    slot.run(task)
-                slot.flush()
-        except BaseException as error:
-            failures.append(error)
+        def next_task() -> Task | None:
+            with lock:
+                return None if failures else next(tasks, None)
 
-    threads = [threading.Thread(target=drive, name=f"penstock-worker-{n}", daemon=True) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
+        def report(task: Task, found: SliceReport) -> None:
+            with lock:
+                on_report(task, found)
+
+        def retry(lost: Sequence[Task], how: str) -> None:
+            with lock:
+                on_retry(lost, how)
+
+        def drive() -> None:
+            try:
+                with closing(_WorkerSlot(self._setup, report, retry)) as slot:
+                    while (task := next_task()) is not None:
+                        slot.run(task)
+                    slot.flush()
+            except BaseException as error:
+                failures.append(error)
+
+        names = [f"penstock-worker-{number}" for number in range(self.workers)]
+        threads = [threading.Thread(target=drive, name=name, daemon=True) for name in names]
         for thread in threads:
-            thread.join()
-    except BaseException as error:  # an interrupt: stop all workers
-        failures.append(error)
-        raise
-    if failures:
-        raise failures[0]
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt: stop all workers
+            failures.append(error)
+            raise
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """Nothing is left running: the workers end with each run."""
 
 
 class _WorkerSlot:
@@ -124,9 +126,7 @@ class _WorkerSlot:
             self._worker.stop()
 
     def _start(self) -> Worker:
-        setup, cache = self._setup, self._setup.cache
-        location = {"cache": str(cache.root), "trust": cache.trust.value}
-        return Worker({"recipe": setup.recipe.as_json(), **location, "fast": setup.fast})
+        return Worker(self._setup.to_json())
 
     def _collect(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
         try:
@@ -141,14 +141,11 @@ class _WorkerSlot:
         self._worker.stop()
         self._worker = None
         if pending:
-            self._on_retry(pending[-1], str(death))
+            self._on_retry(list(pending), str(death))
         for task in pending:  # one by one, to identify the slice that kills the worker
             self._worker = self._worker or self._start()
             try:
                 for _, report in chain(self._worker.submit(task), self._worker.flush()):
                     self._on_report(task, report)
             except DiedError as again:
-                raise WorkerError(
-                    f"a worker died twice on the same slice ({task.location}): {again}. Finished slices are kept. "
-                    "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
-                ) from None
+                raise died_twice(task, str(again)) from None

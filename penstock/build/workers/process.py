@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ import penstock
 from penstock import errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
-from penstock.sources import Slice
+from penstock.sources import Slice, SourcePath, path_to_json
+
+ONE_THREAD = {  # variables that keep the engines of a worker to one thread
+    **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "TOKENIZERS_PARALLELISM": "false",
+    "MALLOC_ARENA_MAX": "2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Task:
 
     name: str  # of its shard
     slice: Slice
-    path: Path
+    path: SourcePath
 
     @property
     def location(self) -> str:
@@ -43,8 +50,34 @@ def environment() -> dict[str, str]:
     """Returns the environment of our subprocesses: the same code as this process, and one thread each."""
     root = str(Path(penstock.__file__).parent.parent)
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    one = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2", **one}
+    return {**os.environ, "PYTHONPATH": path, **ONE_THREAD}
+
+
+def died_twice(task: Task, how: str) -> WorkerError:
+    """The error if the second worker dies on a slice."""
+    return WorkerError(
+        f"a worker died twice on the same slice ({task.location}): {how}. Finished slices are kept. "
+        "If it ran out of memory, use fewer --workers or a lower --max-row-bytes."
+    )
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Returns an error as a worker replies it; `reported_error` is its counterpart."""
+    match error:
+        case PenstockError():
+            text = str(error)
+        case MemoryError():
+            text = "out of memory"
+        case _:
+            text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
+    return {"error": text, "kind": type(error).__name__}
+
+
+def reported_error(reply: Mapping[str, Any], where: str = "") -> PenstockError:
+    """Returns the error that a worker replied with, as the class it had there. `where` is added to the message."""
+    kind = getattr(errors, reply["kind"], None)
+    known = isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.RowError
+    return (kind if known and kind is not None else WorkerError)(f"{where}{reply['error']}")
 
 
 class Worker:
@@ -70,7 +103,7 @@ class Worker:
         """Sends a task. Yields reports until the worker is ready for the next task: usually the previous one's."""
         self.pending.append(task)
         data = b"\n".join(task.slice.data.rows if task.slice.data else ())
-        header = {"slice": task.slice.to_json(), "path": str(task.path), "bytes": len(data)}
+        header = {"slice": task.slice.to_json(), "path": path_to_json(task.path), "bytes": len(data)}
         yield from self._request(orjson.dumps(header) + b"\n" + data)
 
     def flush(self) -> Iterator[tuple[Task, SliceReport]]:
@@ -99,9 +132,7 @@ class Worker:
             raise DiedError(self._how())
         reply: dict[str, Any] = orjson.loads(line)
         if "error" in reply:
-            kind = getattr(errors, reply["kind"], None)
-            known = isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.RowError
-            raise (kind if known and kind is not None else WorkerError)(reply["error"])
+            raise reported_error(reply)
         return reply
 
     def _how(self) -> str:

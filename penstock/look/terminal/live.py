@@ -62,6 +62,12 @@ class LiveProgress(Generic[P]):
             self._console.print(line, highlight=False)
 
 
+def workers(progress: Progress) -> str:
+    """The number of workers, and of nodes if they are on a cluster."""
+    text = f"{progress.workers} worker{'s' if progress.workers != 1 else ''}"
+    return f"{text} on {progress.nodes} node{'s' if progress.nodes != 1 else ''}" if progress.nodes else text
+
+
 def progress_line(progress: Progress) -> str:
     """One line with slices, speed, time left and memory."""
     seconds = max(progress.seconds, 1e-9)
@@ -71,7 +77,7 @@ def progress_line(progress: Progress) -> str:
         f"{amount(progress.rows / seconds)} rows/s",
         f"{amount(progress.bytes_per_second, 'B')}/s",
         f"{amount(progress.tokens / seconds)} tokens/s",
-        f"{progress.workers} worker{'s' if progress.workers != 1 else ''}",
+        workers(progress),
         f"{progress.memory >> 20} MB each",
     ]
     if progress.slices_reused:

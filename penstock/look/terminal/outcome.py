@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from penstock.chat.notes import describe_note
-from penstock.look.terminal.live import amount, duration
+from penstock.look.terminal.live import amount, duration, workers
 
 if TYPE_CHECKING:
     from penstock.build.prepare import Outcome
@@ -26,8 +26,7 @@ def facts(outcome: Outcome) -> list[Fact]:
     if progress.slices_done:
         found.append(("engines", _engines(outcome)))
         speed = f"{amount(progress.bytes_per_second, 'B')}/s, {amount(progress.rows / progress.seconds)} rows/s"
-        workers = f"{progress.workers} worker{'s' if progress.workers != 1 else ''}"
-        found.append(("time", f"{duration(progress.seconds)} ({speed}, {workers})"))
+        found.append(("time", f"{duration(progress.seconds)} ({speed}, {workers(progress)})"))
     if progress.checked:
         found.append(("spot check", _checks(outcome)))
     if progress.others_checked:
@@ -86,6 +85,8 @@ def _slices(outcome: Outcome) -> str:
     if outcome.hit:
         return f"{len(outcome.dataset.shards)} found in the cache: nothing to do"
     parts = [f"{progress.slices_done} encoded"]
+    if progress.slices_retried:
+        parts.append(f"{progress.slices_retried} of them again, after {progress.retries} lost workers")
     if progress.slices_reused:
         parts.append(f"{progress.slices_reused} found in the cache")
     if progress.slices_elsewhere:

@@ -1,0 +1,222 @@
+"""Connects to a Ray cluster, or starts one on this machine.
+
+A cluster that we start is for this process alone: it listens on the loopback interface, has no dashboard, sends no
+usage statistics, asks for a random token that is stored nowhere, and ends with this process. Ray runs whatever code it
+is sent, so anything less would let other users of the machine act as this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.build.workers.limits import WORKER_BYTES, worker_count
+from penstock.errors import UsageError, WorkerError
+
+LOOPBACK = "127.0.0.1"
+CONNECT_SECONDS = 10.0
+SLOT_STORE_BYTES = 32 << 20  # of the object store, for the rows of streamed sources that a worker holds
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+log = logging.getLogger("penstock")
+
+
+def require_ray() -> None:
+    """Raises UsageError if Ray is not installed. Imports nothing."""
+    if find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray. Install it with: pip install 'penstock[ray]'.")
+
+
+class RayCluster:
+    """A connection to a cluster. Closing it ends what it started: nothing, the connection, or the whole cluster."""
+
+    def __init__(self, address: str | None, workers: str) -> None:
+        import ray
+
+        self.ray: ModuleType = ray
+        self.slots = 0  # workers to ask for
+        self._folder: str | None = None  # of a cluster that this process started
+        self._is_ours = not ray.is_initialized()  # otherwise the caller's script has connected
+        if not self._is_ours and address is not None:
+            raise UsageError(f"--ray-address {address}: this process is already connected to Ray. Leave it out.")
+        try:
+            if self._is_ours:
+                _let_raylets_print(False)
+                self._connect(address, workers)
+            else:
+                self.slots = self._slots(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: str | None, workers: str) -> None:
+        given = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS") or _running_cluster()
+        if given is None and address == "auto":
+            raise WorkerError(
+                "--ray-address auto: no Ray cluster is running on this machine. Start it with `ray start`, or let "
+                "--ray-address local start one."
+            )
+        if given is None or given == "local":
+            self._start(workers)
+            return
+        _check_address(given)
+        try:
+            if given.startswith((f"{LOOPBACK}:", "localhost:")):
+                with _loopback_only():
+                    self.ray.init(address=given, _node_ip_address=LOOPBACK, **_QUIET)
+            else:
+                self.ray.init(address=given, **_QUIET)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _unreachable(given, _first_line(error)) from error
+        self.slots = self._slots(workers)
+
+    def _start(self, workers: str) -> None:
+        self.slots, notice = worker_count(workers)
+        if notice:
+            log.warning("%s", notice)
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR"))  # for this user only
+        try:
+            with _loopback_only(), _private_environment():
+                found = self.ray.init(
+                    address="local",
+                    num_cpus=self.slots,
+                    num_gpus=0,
+                    _memory=self.slots * WORKER_BYTES,
+                    object_store_memory=(128 << 20) + self.slots * SLOT_STORE_BYTES,
+                    include_dashboard=False,
+                    _node_ip_address=LOOPBACK,
+                    _temp_dir=self._folder,
+                    **_QUIET,
+                )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise WorkerError(
+                f"Ray can't be started on this machine: {_first_line(error)} Use --engine local, or give the "
+                "--ray-address of a running cluster."
+            ) from error
+        where = found.address_info["node_ip_address"]
+        if where != LOOPBACK:
+            raise WorkerError(
+                f"this version of Ray ({self.ray.__version__}) listens on {where}, not only on this machine. "
+                "Start a cluster yourself and give its --ray-address."
+            )
+
+    def _slots(self, workers: str) -> int:
+        """Number of workers to ask for: as given, or as many as fit on the nodes."""
+        room = sum(_room(node["Resources"]) for node in self.nodes().values())
+        if workers == "auto":
+            if not room:
+                raise WorkerError(
+                    f"no node of the Ray cluster has a CPU and {WORKER_BYTES >> 20} MB of memory for a worker"
+                )
+            return room
+        if int(workers) > room:
+            log.warning("--workers %s: %d fit on the nodes of the cluster; more start if nodes join", workers, room)
+        return int(workers)
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Returns the nodes that are alive, by id."""
+        return {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+
+    def state(self) -> str:
+        """Describes the cluster's resources, for messages."""
+        free, total = self.ray.available_resources(), self.ray.cluster_resources()
+        return f"{free.get('CPU', 0):.0f} of {total.get('CPU', 0):.0f} CPUs on {len(self.nodes())} nodes are free"
+
+    def close(self) -> None:
+        """Disconnects, and stops a cluster that this process started."""
+        if self._is_ours:
+            self.ray.shutdown()
+            _let_raylets_print(True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _room(resources: dict[str, float]) -> int:
+    return int(min(resources.get("CPU", 0), resources.get("memory", 0) // WORKER_BYTES))
+
+
+def _running_cluster() -> str | None:
+    """Returns the address of the cluster that this user's `ray start` left on this machine.
+
+    Other users can write the file, too. Theirs is ignored: a driver runs the code that its cluster sends.
+    """
+    from ray._common.utils import get_ray_address_file
+
+    path = Path(get_ray_address_file(None))
+    with contextlib.suppress(OSError):
+        if path.lstat().st_uid == os.geteuid():
+            return path.read_text().strip() or None
+    return None
+
+
+def _check_address(address: str) -> None:
+    """Raises an error for an address that is of another kind or where nothing listens: Ray would wait for minutes."""
+    if "://" in address:
+        raise UsageError(
+            f"--ray-address {address}: Ray Client is not supported, because the driver must see the cache. Run the "
+            "command on a node of the cluster, with --ray-address auto."
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--ray-address {address}: expected HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, f"{error.strerror or error}.") from error
+
+
+def _unreachable(address: str, reason: str) -> WorkerError:
+    return WorkerError(
+        f"the Ray cluster at {address} can't be reached: {reason} Start it with `ray start`, or let "
+        "--ray-address local start one on this machine."
+    )
+
+
+def _let_raylets_print(yes: bool) -> None:
+    """Whether Ray prints reports of its nodes to standard output, which `log_to_driver` doesn't turn off."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = yes
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Keeps Ray from replacing a loopback address by one that other machines can reach, as Ray does on macOS."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _private_environment() -> Iterator[None]:
+    """Sets the variables that a cluster inherits if it is started meanwhile: no statistics, and a token of its own."""
+    values = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in (*values, "RAY_AUTH_MODE")}  # Ray sets the mode to `token`
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,265 @@
+"""The engine of a cluster: slices run in Ray actors, one for each slot.
+
+The driver finds and claims slices, hands each to the next worker with room, and counts. Only counts come back; with a
+task goes the slice's place in its file, or its rows if the source is streamed. A worker holds at most two slices, so
+the driver's memory doesn't depend on the number of slices, and a slow node gets few of them.
+
+A lost worker's slices go to the others at once. Its replacement starts working when the cluster has room for it, and
+nothing waits for that. A slice whose worker dies is retried alone on a worker, once; losing a node is no fault of
+the slices on it. Actors end with the driver. If the driver dies, its claims expire and the same command resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+from penstock.build.progress import SliceReport
+from penstock.build.workers.engine import OnReport, OnRetry, Setup
+from penstock.build.workers.limits import WORKER_BYTES
+from penstock.build.workers.process import Task, died_twice, reported_error
+from penstock.build.workers.ray_cluster import RayCluster, require_ray
+from penstock.errors import WorkerError
+from penstock.sources import path_to_json
+from penstock.store.beacon import Beacon
+
+WAIT = 5.0  # seconds between looks at the cluster while nothing happens
+SAY_AFTER, GIVE_UP_AFTER = 15.0, 600.0  # seconds without any worker
+STARTS = 3  # attempts to start a worker on nodes that stay alive, in a row
+
+log = logging.getLogger("penstock")
+
+
+class _Work(NamedTuple):
+    """A slice for a worker."""
+
+    task: Task  # without data
+    rows: Any  # reference of its lines in Ray's object store, if the source is streamed
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """An actor and the work it holds, by the reference of the reply."""
+
+    actor: Any
+    node: str = ""  # its id; '' until the worker has started
+    host: str = ""
+    held: dict[Any, _Work] = field(default_factory=dict)
+    is_alone: bool = False  # holds a slice whose previous worker died
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self.node) and not self.is_alone and len(self.held) < 2
+
+
+class RayEngine:
+    """Runs slices on a Ray cluster, which is found or started with the first task."""
+
+    def __init__(self, setup: Setup, workers: str, address: str | None) -> None:
+        """`workers` is a number, or 'auto' for as many as fit on the cluster."""
+        require_ray()
+        self._setup, self._asked, self._address = setup, workers, address
+        self._cluster: RayCluster | None = None
+        self._beacon = Beacon(setup.cache.tree)
+        self._slots: list[_Slot] = []
+        self._starting: dict[Any, _Slot] = {}
+        self._failed_starts = 0
+        self._lost: deque[_Work] = deque()
+        self._deaths: Counter[str] = Counter()  # of workers, by the shard they were working on
+        self._idle_since = time.monotonic()
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that have started and are alive."""
+        return sum(bool(slot.node) for slot in self._slots)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes they are on."""
+        return len({slot.node for slot in self._slots if slot.node})
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
+        """Runs all tasks. An error of a worker is raised at once."""
+        first = next(tasks, None)
+        if first is None:
+            return
+        self._start()
+        left = chain((first,), tasks)
+        del first  # frees its data
+        while self._hand_out(left) or self._is_busy:
+            for ref in self._wait():
+                if ref in self._starting:
+                    self._started(ref)
+                else:
+                    self._finished(ref, on_report, on_retry)
+
+    def _hand_out(self, tasks: Iterator[Task]) -> bool:
+        """Gives slices to workers with room, the idlest first. False if there is no slice left to give."""
+        while room := [slot for slot in self._slots if slot.has_room]:
+            slot = min(room, key=lambda slot: len(slot.held))
+            if self._lost and not slot.held:
+                work = self._lost.popleft()
+                slot.is_alone = self._deaths[work.task.name] > 0
+            elif (task := next(tasks, None)) is not None:
+                work = self._work(task)
+            else:
+                return bool(self._lost)
+            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(work.task.path), work.rows)
+            slot.held[ref] = work
+        return True
+
+    def _work(self, task: Task) -> _Work:
+        assert self._cluster is not None
+        data, bare = task.slice.data, replace(task, slice=task.slice.without_data())
+        return _Work(bare, None if data is None else self._cluster.ray.put(b"\n".join(data.rows)))
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._lost) or any(slot.held for slot in self._slots)
+
+    def _wait(self) -> list[Any]:
+        """Waits for replies. Warns, and finally fails, if the cluster has no worker for us."""
+        assert self._cluster is not None
+        refs = [*self._starting, *(ref for slot in self._slots for ref in slot.held)]
+        ready, _ = self._cluster.ray.wait(refs, num_returns=1, timeout=WAIT)
+        if ready or self.workers:
+            self._idle_since = time.monotonic()
+            return list(ready)
+        idle = time.monotonic() - self._idle_since
+        if idle > GIVE_UP_AFTER:
+            raise WorkerError(
+                f"the Ray cluster has started no worker for {idle:.0f} seconds ({self._cluster.state()}). Finished "
+                "slices are kept: run the same command again when there is room."
+            )
+        if idle > SAY_AFTER:
+            log.warning("no worker has started yet: %s", self._cluster.state())
+        return []
+
+    def _finished(self, ref: Any, on_report: OnReport, on_retry: OnRetry) -> None:
+        slot = next((slot for slot in self._slots if ref in slot.held), None)
+        if slot is None:  # already lost with its worker
+            return
+        reply = self._reply(ref)
+        if isinstance(reply, str):
+            self._replace(slot, reply, on_retry)
+            return
+        work = slot.held.pop(ref)
+        slot.is_alone = False
+        on_report(work.task, SliceReport(**self._checked(reply)["report"]))
+
+    def _reply(self, ref: Any) -> dict[str, Any] | str:
+        """Returns a worker's reply, or how it died."""
+        assert self._cluster is not None
+        exceptions = self._cluster.ray.exceptions
+        try:
+            reply: dict[str, Any] = self._cluster.ray.get(ref)
+            return reply
+        except exceptions.RayTaskError as error:  # a worker catches its errors, so this is one of Ray's or ours
+            raise WorkerError(f"a Ray worker failed: {error}") from error
+        except exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # Ray couldn't import the actor's module
+                raise _not_importable(str(error)) from error
+            return _cause(str(error))
+
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Repeats the messages of a worker here, and raises its error."""
+        for level, message in reply["log"]:
+            log.log(level, "%s: %s", reply["host"], message)
+        if "error" in reply:
+            raise reported_error(reply, f"Ray node {reply['host']}: ")
+        return reply
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._cluster is None:
+            self._cluster = RayCluster(self._address, self._asked)
+            self._beacon.light()
+            for _ in range(self._cluster.slots):
+                self._add_worker()
+        self._idle_since = time.monotonic()
+
+    def _add_worker(self) -> None:
+        from penstock.build.workers.ray_slot import CONCURRENCY, RaySlot, versions
+
+        assert self._cluster is not None
+        options = {
+            "num_cpus": 1,
+            "memory": WORKER_BYTES,
+            "max_concurrency": CONCURRENCY,
+            "scheduling_strategy": "SPREAD",
+        }
+        actor_class = self._cluster.ray.remote(RaySlot).options(**options)
+        slot = _Slot(actor_class.remote(self._setup.to_json(), versions(self._setup.recipe), self._beacon.name))
+        self._slots.append(slot)
+        self._starting[slot.actor.start.remote()] = slot
+
+    def _started(self, ref: Any) -> None:
+        slot = self._starting.pop(ref)
+        reply = self._reply(ref)
+        if isinstance(reply, str):
+            self._failed_starts += "node has died" not in reply  # as Ray says; the node of this worker is unknown here
+            if self._failed_starts >= STARTS:
+                raise WorkerError(
+                    f"{STARTS} Ray workers in a row died before their first slice: {reply} Is Penstock installed on "
+                    "all nodes, in the same version?"
+                )
+            self._slots.remove(slot)
+            self._add_worker()
+            return
+        reply = self._checked(reply)
+        slot.node, slot.host = reply["node"], reply["host"]
+        self._failed_starts = 0
+
+    def _replace(self, slot: _Slot, how: str, on_retry: OnRetry) -> None:
+        """Takes the slices of a dead worker back and asks for another worker."""
+        assert self._cluster is not None
+        self._slots.remove(slot)
+        self._cluster.ray.kill(slot.actor)  # if it is only unreachable
+        lost = list(slot.held.values())
+        if slot.node in self._cluster.nodes():
+            for task, _ in lost:
+                self._deaths[task.name] += 1
+                if self._deaths[task.name] > 1:
+                    raise died_twice(task, f"on {slot.host}, {how}")
+        else:
+            how = "its node was lost"
+        self._lost += lost
+        on_retry([work.task for work in lost], f"on {slot.host}, {how}")
+        self._add_worker()
+
+    def close(self) -> None:
+        """Kills all workers and leaves the cluster."""
+        cluster, self._cluster = self._cluster, None
+        self._beacon.close()
+        if cluster is None:
+            return
+        try:
+            for slot in self._slots:
+                cluster.ray.kill(slot.actor)
+        finally:
+            self._slots, self._starting = [], {}
+            cluster.close()
+
+
+def _not_importable(text: str) -> WorkerError:
+    where = re.search(r"ip=([^,)]+)", text)
+    reason = text.strip().rpartition("\n")[2].strip()
+    return WorkerError(
+        f"Ray node {where[1] if where else 'unknown'}: Penstock can't be imported ({reason}). Install the same version "
+        "of penstock[ray] on all nodes."
+    )
+
+
+def _cause(text: str) -> str:
+    """Shortens Ray's account of a death to the sentence that says how."""
+    detail = text.partition("Worker exit detail: ")[2] or text
+    return detail.strip().partition(". ")[0].replace("\n", " ").rstrip(".") + "."

@@ -1,0 +1,299 @@
+"""The Ray engine, on a real cluster of three nodes on the loopback interface and on one that it starts itself.
+
+The cluster's scenarios are one test, so that parallel runs of the suite start one cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder
+from penstock.build.workers.engine import Setup
+from penstock.build.workers.process import environment, reported_error
+from penstock.build.workers.ray_cluster import RayCluster, require_ray
+from penstock.build.workers.ray_slot import RaySlot, versions
+from penstock.errors import StoreError, UsageError, WorkerError
+from penstock.store import beacon as beacons
+from penstock.store.beacon import Beacon, sees_beacon
+from penstock.store.tree import Tree
+from tests.build.test_workers import conversation
+
+FILES, ROWS = 24, 60  # a file is a slice
+SLOTS = 3
+IN_FLIGHT = 2  # slices that a worker holds at most
+PATIENCE = 120.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small files, one of them compressed."""
+    folder = tmp_path_factory.mktemp("rows")
+    for file in range(FILES):
+        rows = [conversation(number) for number in range(file * ROWS, (file + 1) * ROWS)]
+        (folder / f"{file:02}.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    subprocess.run(["gzip", folder / "05.jsonl"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(source: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Shards and manifest of an undisturbed build without Ray."""
+    cache = tmp_path_factory.mktemp("local")
+    Builder([source], prepare_options({"tokenizer": str(tokenizer), "cache": cache, "workers": "1"}), None).run()
+    return content(cache)
+
+
+def content(cache: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (*shards(cache), *cache.glob("datasets/*/manifest.json"))}
+
+
+def shards(cache: Path) -> list[Path]:
+    return list(cache.glob("shards/*/*.arrow"))
+
+
+class Driver:
+    """`penstock prepare --engine ray` in a process group of its own, with slow engines so that there is time to act."""
+
+    def __init__(self, source: Path, tokenizer: Path, cache: Path, address: str, *options: str) -> None:
+        self.cache = cache
+        command = ["prepare", source, "--tokenizer", tokenizer, "--cache", cache, "--no-fast", "--json"]
+        ray = ["--engine", "ray", "--ray-address", address, "--workers", str(SLOTS)]
+        variables = {**environment(), "RAY_AUTH_MODE": "disabled"} if address != "local" else environment()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", *command, *ray, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
+            start_new_session=True,
+        )
+
+    def wait_for_shards(self, number: int) -> None:
+        wait(lambda: len(shards(self.cache)) >= number or self.process.poll() is not None)
+        assert self.process.poll() is None, self.process.communicate()[1]
+
+    def outcome(self) -> dict[str, Any]:
+        """What `--json` printed about the build."""
+        printed, messages = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, messages
+        return {**json.loads(printed)["build"], "messages": messages}
+
+
+def wait(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+
+
+class LoopbackCluster:
+    """The process of `loopback_cluster.py`."""
+
+    def __init__(self, nodes: int, folder: str) -> None:
+        script = Path(__file__).parent / "loopback_cluster.py"
+        command = [sys.executable, script, str(nodes), folder]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        self._read()
+
+    def remove(self, node: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"remove {node}\n")
+        self.process.stdin.flush()
+        self._read()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        state = json.loads(self.process.stdout.readline())
+        self.address, self.raylets = state["address"], state["raylets"]
+
+    def worker(self, node: int) -> int:
+        """The process id of the worker on a node."""
+        return next(pid for pid, parent, name in processes() if parent == self.raylets[node] and "RaySlot" in name)
+
+    def close(self) -> None:
+        self.process.communicate(timeout=PATIENCE)
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Id, parent and command line of every process."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                yield int(folder.name), parent, (folder / "cmdline").read_text()
+            except OSError:
+                continue  # ended meanwhile
+
+
+def descendants(process: int) -> set[int]:
+    found, listed = {process}, list(processes())
+    while added := {pid for pid, parent, _ in listed if parent in found} - found:
+        found |= added
+    return found - {process}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LoopbackCluster]:
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short, for it holds sockets
+        started = LoopbackCluster(SLOTS, folder)
+        yield started
+        started.close()
+
+
+def test_a_build_on_a_cluster_survives_every_loss(
+    source: Path, tokenizer: Path, expected: dict[str, bytes], cluster: LoopbackCluster, tmp_path: Path
+) -> None:
+    def start(name: str, *options: str) -> Driver:
+        return Driver(source, tokenizer, tmp_path / name, cluster.address, *options)
+
+    # a node is slow, and a worker is killed: the others take its slices, and its node gets a new worker
+    driver = start("worker")
+    driver.wait_for_shards(4)
+    with slowed(cluster.worker(1)):
+        os.kill(cluster.worker(2), signal.SIGKILL)
+        found = driver.outcome()
+    assert content(driver.cache) == expected
+    assert (found["slices_done"], found["retries"]) == (FILES, 1)
+    assert 1 <= found["slices_retried"] <= IN_FLIGHT
+    assert re.search(r"a worker died on .*\.jsonl.*: on \S+, .+; retrying the slice once", found["messages"])
+
+    # the driver is killed; when it is run again, a node is lost, and the survivors finish without it
+    driver = start("driver")
+    driver.wait_for_shards(4)
+    driver.process.kill()
+    driver.process.communicate()
+    committed = len(shards(driver.cache))
+    driver = start("driver")
+    driver.wait_for_shards(committed + 2 * SLOTS)  # of which the first driver may have left some in flight
+    cluster.remove(2)
+    found = driver.outcome()
+    assert content(driver.cache) == expected
+    assert found["slices_done"] <= FILES - committed
+    assert found["slices_reused"] + found["slices_elsewhere"] + found["slices_done"] == FILES
+    assert found["slices_retried"] <= IN_FLIGHT
+    assert found["nodes"] == SLOTS - 1
+
+
+@contextmanager
+def slowed(process: int) -> Iterator[None]:
+    """Lets a process run for a tenth of the time."""
+    over = threading.Event()
+
+    def hold() -> None:
+        with suppress(ProcessLookupError):  # it has ended
+            while not over.wait(0.02):
+                os.kill(process, signal.SIGSTOP)
+                over.wait(0.18)
+                os.kill(process, signal.SIGCONT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_cluster_of_our_own_is_private_and_ends_with_us(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    driver = Driver(source, tokenizer, tmp_path / "cache", "local")
+    driver.wait_for_shards(2)
+    started = descendants(driver.process.pid)
+    listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    of_ours = [line.split()[3] for line in listening.splitlines() if any(f"pid={pid}," in line for pid in started)]
+    assert of_ours
+    assert all("127.0.0.1" in address for address in of_ours), of_ours
+    os.kill(driver.process.pid, signal.SIGINT)
+    _, messages = driver.process.communicate(timeout=PATIENCE)
+    assert driver.process.returncode == 130, messages
+    assert messages.endswith("penstock: stopped; the same command resumes from here\n")
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+
+
+def test_nothing_of_ray_is_imported_without_it(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, penstock as ps\n"
+        f"ps.prepare({str(source / '00.jsonl')!r}, tokenizer={str(tokenizer)!r}, cache={str(tmp_path)!r}, workers=1)\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'ray']\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+
+
+def test_the_error_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"--engine ray needs Ray. Install it with: pip install 'penstock\[ray\]'"):
+        require_ray()
+
+
+def test_an_address_needs_the_engine() -> None:
+    with pytest.raises(UsageError, match="--ray-address head:6379: it is only used with --engine ray"):
+        prepare_options({"tokenizer": "t", "ray_address": "head:6379"})
+
+
+def test_a_worker_refuses_a_folder_that_is_not_shared(
+    source: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host may have another cache at the same path. The reply carries what was logged meanwhile."""
+    monkeypatch.setattr(beacons, "_PAUSES", (0.0,))
+    monkeypatch.setattr(os, "environ", {**os.environ})  # which the worker changes
+    options = prepare_options({"tokenizer": str(tokenizer), "cache": tmp_path})
+    builder = Builder([source], options, None)
+    builder.cache.store_tokenizer(builder.model.tokenizer_json)
+    setup = Setup(builder.recipe, builder.cache, builder.model.tokenizer_json, True)
+    beacon = Beacon(builder.cache.tree)
+    expected = versions(builder.recipe)
+    slot = RaySlot(setup.to_json(), expected, beacon.name)
+    logging.getLogger("penstock").warning("a note from %s", "afar")
+    logging.getLogger().removeHandler(slot._messages)
+    reply = slot.start()
+    assert reply["log"] == [(logging.WARNING, "a note from afar")]
+    with pytest.raises(StoreError, match=rf"^here: {tmp_path} is not the cache folder of the build .*same path\.$"):
+        raise reported_error(reply, "here: ")
+    reply = RaySlot(setup.to_json(), {**expected, "penstock": "0.0"}, beacon.name).start()
+    assert "another version of Penstock is installed here" in reply["error"]
+    assert not shards(tmp_path)
+
+
+def test_a_beacon_is_removed(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.make_folder(tree.tmp)
+    beacon = Beacon(tree)
+    beacon.light()
+    beacon.light()
+    assert sees_beacon(tree, beacon.name)
+    assert tree.files(tree.tmp) == [tree.tmp / beacon.name]
+    beacon.close()
+    assert tree.files(tree.tmp) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("ray://head:10001", UsageError, "Ray Client is not supported, because the driver must see the cache"),
+        ("head", UsageError, "--ray-address head: expected HOST:PORT, auto or local"),
+        ("127.0.0.1:1", WorkerError, "the Ray cluster at 127.0.0.1:1 can't be reached: .* --ray-address local"),
+    ],
+    ids=["client", "no port", "nobody listens"],
+)
+def test_a_wrong_address_is_explained(address: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RayCluster(address, "1")
