@@ -157,7 +157,7 @@ ROWS: Final = (
     ('        PUT(m, "\\n\\n");\n', '        PUT(m, "\\n");\n'),
     ('saying(m, NAME("user"), pair.list->v[0], at)', 'saying(m, NAME("user"), pair.list->v[1], at)'),
     ("set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning);", ""),
-    ('        else if (content.tag == NONE && is_among(l->text_for_null, where))\n            content = LITERAL("");\n', ""),
+    ("message->e[kept++] = message->e[i];", "kept++;"),
     ("return of_dict(m, 0);\n    const Value found = json_text", "return none();\n    const Value found = json_text"),
     ("        if (!truth(m, tools)) tools = none();\n", ""),
     ("needle.size <= left", "needle.size < left"),
