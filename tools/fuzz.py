@@ -1,17 +1,20 @@
-"""Fuzzes the template machine: differences from its references, and memory errors.
+"""Fuzzes what reads strangers' bytes: differences from the references, memory errors, bad answers of the viewer.
 
-    python -m tools.fuzz --seconds 60 [--seed N] [--part rows|templates|sanitizer] [--data FOLDER]
+    python -m tools.fuzz --seconds 60 [--seed N] [--part NAME] [--data FOLDER] [--tokenizers FOLDER …]
     python -m tools.fuzz --replay FIND.json
 
-Three parts share the time:
+Five parts share the time:
 
 rows        valid rows of every format, mutated at random, rendered with the templates of PyPI's trl. The machine must
             agree with `RowReader`, `Adapter` and the reference, or leave the row to them. Every other batch is rendered
             with its assistant turns, as `--turns faithful` does.
 templates   random templates on unusual values. The machine must render or refuse exactly as transformers does, with
             the same pieces and turns as the reference, or give up.
-sanitizer   both again in a separate process, with the C core compiled for AddressSanitizer and UBSan, without
-            references.
+tokens      conversations of unusual text, with templates of trl and the given tokenizers (default: the bundled one),
+            prepared and encoded by transformers: ids and masks must be equal.
+viewer      requests, valid and hostile, on a dataset of hostile rows.
+sanitizer   rows and templates again in a separate process, with the C core compiled for AddressSanitizer and UBSan,
+            without references.
 
 Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
 regression test, move its file to tests/template/fuzz_corpus.
@@ -43,6 +46,7 @@ NATIVE = "penstock.native._native"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
+PARTS = {"rows": 0.3, "templates": 0.2, "tokens": 0.2, "viewer": 0.1, "sanitizer": 0.2}  # shares of the time
 
 
 def use_native(path: str) -> None:
@@ -310,6 +314,15 @@ def chat_as_json(chat: Conversation) -> dict[str, Any]:
 def replay(case: dict[str, Any]) -> list[Difference]:
     """The differences on a recorded case."""
     counts: Counter[str] = Counter()
+    if case["part"] == "tokens":
+        from tools import fuzz_tokens
+
+        return [Difference(0, what, "", "") for what in fuzz_tokens.differences(case, counts)]
+    if case["part"] == "viewer":
+        from tools import fuzz_viewer
+
+        with fuzz_viewer.viewer_app() as (app, _):
+            return [Difference(0, what, "", "") for what in fuzz_viewer.differences(app, case["path"], counts)]
     if case["part"] == "rows":
         check = RowCheck(case["template"], case["format"], turns=case.get("turns", False))
         if not check.renderer.reads_rows:
@@ -331,6 +344,7 @@ class FuzzRun:
         self.finds = Path(options.finds)
         self.compares: bool = options.native is None
         self.data: Path | None = options.data
+        self.tokenizers: list[Path] = options.tokenizers
         self.counts: Counter[str] = Counter()
         self.found = 0
         self.finds.mkdir(parents=True, exist_ok=True)
@@ -403,6 +417,26 @@ class FuzzRun:
             for difference in itertools.islice(check.differences(chats, self.counts), 1):
                 self.report({**case, "chats": [chat_as_json(chats[difference.number])]}, difference)
 
+    def tokens(self, seconds: float) -> None:
+        from tools import fuzz_tokens
+
+        end = time.monotonic() + seconds
+        for case in fuzz_tokens.rounds(random.Random(f"{self.seed} tokens"), self.tokenizers):  # noqa: S311
+            if time.monotonic() >= end:
+                return
+            for what in fuzz_tokens.differences(case, self.counts)[:3]:
+                self.report(case, Difference(0, what, "", ""))
+
+    def viewer(self, seconds: float) -> None:
+        from tools import fuzz_viewer
+
+        rnd, end = random.Random(f"{self.seed} viewer"), time.monotonic() + seconds  # noqa: S311
+        with fuzz_viewer.viewer_app() as (app, rows):
+            while time.monotonic() < end:
+                path = fuzz_viewer.any_path(rnd, rows)
+                for what in fuzz_viewer.differences(app, path, self.counts):
+                    self.report({"part": "viewer", "path": path}, Difference(0, what, "", ""))
+
     def sanitizer(self, seconds: float) -> None:
         """Runs both parts in a separate process with sanitizers."""
         begun = time.monotonic()
@@ -464,8 +498,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--part", choices=("rows", "templates", "sanitizer"))
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are mutated too")
+    bundled = [ROOT / "examples" / "tokenizer"]
+    parser.add_argument("--tokenizers", nargs="+", type=Path, default=bundled, help="folders, for tokens")
     parser.add_argument("--finds", default=str(ROOT / "build" / "fuzz"))
     parser.add_argument("--native", help="use this compiled core and skip comparisons")
     parser.add_argument("--replay", type=Path, help="a recorded case to run again")
@@ -477,7 +513,7 @@ def main() -> int:
     warnings.simplefilter("ignore", SyntaxWarning)  # raised for the code that jinja2 generates from unusual templates
     run = FuzzRun(options)
     print(f"seed {run.seed}", flush=True)
-    shares = {"rows": 0.5, "templates": 0.5} if options.native else {"rows": 0.4, "templates": 0.3, "sanitizer": 0.3}
+    shares = {"rows": 0.5, "templates": 0.5} if options.native else PARTS
     for part, share in shares.items():
         if options.part in (None, part):
             seconds = options.seconds if options.part else options.seconds * share

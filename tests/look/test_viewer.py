@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import socket
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +18,7 @@ from penstock.look.server.searching import Searcher
 from penstock.look.server.session import Session
 from penstock.look.survey import Flag
 from tests.look.conftest import serving
+from tools.fuzz_viewer import hostile_path
 
 
 def ask(viewer: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -131,69 +132,10 @@ def test_only_local_requests_with_the_right_host_are_answered(viewer: str) -> No
         assert ask(viewer, "/", method)[0] == 405
 
 
-def hostile(random: random.Random) -> str:
-    tricks = [
-        "..",
-        "%2e%2e",
-        "....//",
-        "%c0%ae",
-        "%ff%fe",
-        "%00",
-        "\\..\\",
-        "etc/passwd",
-        "%252e",
-        "~root",
-        ";",
-        "<script>",
-    ]
-    numbers = [
-        "-1",
-        "99999999",
-        "9" * 40,
-        "1e9",
-        "0x10",
-        "NaN",
-        "٣",
-        "%F0%9F%99%82",
-        "1;2",
-        "",
-        " 1".replace(" ", "%20"),
-    ]
-    names = [
-        "page",
-        "min",
-        "max",
-        "share_min",
-        "share_max",
-        "source",
-        "step",
-        "batch_size",
-        "capacity",
-        "seed",
-        "after",
-        "q",
-    ]
-    bad = [number for number in numbers if number]
-    match random.randrange(6):
-        case 0:
-            return "/" + "/".join(random.choice(tricks) for _ in range(random.randrange(1, 8)))
-        case 1:
-            return f"/row/{quote(random.choice(bad), safe='%')}"
-        case 2:
-            return f"/?{random.choice(names[:6])}={quote(random.choice(['-1', '9' * 40, 'x', '%ff', '1e9']), safe='%')}"
-        case 3:
-            return f"/batch?{random.choice(names[6:10])}={quote(random.choice(['-1', '9' * 40, 'x', '%ff']), safe='%')}"
-        case 4:
-            return f"/static/{quote(random.choice(tricks), safe='%/')}look.css"
-    return (
-        f"/search?q={random.choice(['%ff', '%c3%28', ''])}&{random.choice(['after=-1', 'nothing=1', 'sort=up', 'q=2'])}"
-    )
-
-
 def test_hostile_requests_get_4xx(viewer: str, caplog: pytest.LogCaptureFixture) -> None:
     seeded = random.Random(21)
     for _ in range(500):
-        path = hostile(seeded)
+        path = hostile_path(seeded)
         status, text, _ = ask(viewer, path)
         assert 400 <= status < 500, (path, status)
         assert "Traceback" not in text

@@ -26,6 +26,7 @@ from penstock.build.workers.limits import WORKER_BYTES
 from penstock.build.workers.process import Task, died_twice, reported_error
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.errors import WorkerError
+from penstock.sources import path_to_json
 from penstock.store.beacon import Beacon
 
 WAIT = 5.0  # seconds between looks at the cluster while nothing happens
@@ -111,7 +112,7 @@ class RayEngine:
                 work = self._work(task)
             else:
                 return bool(self._lost)
-            ref = slot.actor.prepare.remote(work.task.slice.to_json(), str(work.task.path), work.rows)
+            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(work.task.path), work.rows)
             slot.held[ref] = work
         return True
 
