@@ -130,12 +130,17 @@ class LoopbackCluster:
         found: list[int] = []
 
         def is_busy() -> bool:
-            here = [pid for pid, parent, name in processes() if parent == self.raylets[node] and "RaySlot.prep" in name]
-            found.extend(here)
-            return bool(here)
+            found.extend(
+                pid for pid, parent, name in self.workers() if parent == self.raylets[node] and ".prep" in name
+            )
+            return bool(found)
 
         wait(is_busy)
         return found[0]
+
+    def workers(self) -> list[tuple[int, int, str]]:
+        """The processes of all workers."""
+        return [found for found in processes() if found[1] in self.raylets and "RaySlot" in found[2]]
 
     def close(self) -> None:
         self.process.communicate(timeout=PATIENCE)
@@ -188,6 +193,7 @@ def test_a_build_on_a_cluster_survives_every_loss(
     driver.wait_for_shards(4)
     driver.process.kill()
     driver.process.communicate()
+    wait(lambda: not cluster.workers())  # Ray ends them with their driver
     committed = len(shards(driver.cache))
     driver = start("driver")
     worker = cluster.worker(2)
