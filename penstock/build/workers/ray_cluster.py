@@ -112,7 +112,7 @@ class RayCluster:
 
     def _slots(self, workers: str) -> int:
         """Number of workers to ask for: as given, or as many as fit on the nodes."""
-        room = sum(_room(node["Resources"]) for node in self.nodes().values())
+        room = self.room()
         if workers == "auto":
             if not room:
                 raise WorkerError(
@@ -122,6 +122,15 @@ class RayCluster:
         if int(workers) > room:
             log.warning("--workers %s: %d fit on the nodes of the cluster; more start if nodes join", workers, room)
         return int(workers)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may add nodes: not to a cluster that this process has started."""
+        return self._folder is None
+
+    def room(self) -> int:
+        """Number of workers that fit on the nodes."""
+        return sum(_room(node["Resources"]) for node in self.nodes().values())
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Returns the nodes that are alive, by id."""

@@ -30,6 +30,7 @@ from penstock.sources import path_to_json
 from penstock.store.beacon import Beacon
 
 WAIT = 5.0  # seconds between looks at the cluster while nothing happens
+GROW_EVERY = 10.0  # seconds between looks for nodes that have joined
 SAY_AFTER, GIVE_UP_AFTER = 15.0, 600.0  # seconds without any worker
 STARTS = 3  # attempts to start a worker on nodes that stay alive, in a row
 
@@ -72,7 +73,7 @@ class RayEngine:
         self._failed_starts = 0
         self._lost: deque[_Work] = deque()
         self._deaths: Counter[str] = Counter()  # of workers, by the shard they were working on
-        self._idle_since = time.monotonic()
+        self._idle_since = self._grown_at = time.monotonic()
 
     @property
     def workers(self) -> int:
@@ -95,6 +96,7 @@ class RayEngine:
         left = chain((first,), tasks)
         del first  # frees its data
         while self._hand_out(left) or self._is_busy:
+            self._grow()
             for ref in self._wait():
                 if ref in self._starting:
                     self._started(ref)
@@ -186,6 +188,15 @@ class RayEngine:
             for _ in range(self._cluster.slots):
                 self._add_worker()
         self._idle_since = time.monotonic()
+
+    def _grow(self) -> None:
+        """Adds workers for nodes that have joined, unless their number was given."""
+        assert self._cluster is not None
+        if self._asked == "auto" and time.monotonic() - self._grown_at > GROW_EVERY:
+            self._grown_at = time.monotonic()
+            if self._cluster.is_shared:
+                for _ in range(self._cluster.room() - len(self._slots)):
+                    self._add_worker()
 
     def _add_worker(self) -> None:
         from penstock.build.workers.ray_slot import CONCURRENCY, RaySlot, versions
