@@ -30,11 +30,6 @@ def test_names_read_from_files_are_validated() -> None:
     assert validate_name("b3-" + "a" * 64)
 
 
-def test_a_cache_on_an_object_store_is_refused() -> None:
-    with pytest.raises(StoreError, match="object stores have no atomic rename"):
-        Cache("s3://bucket/cache")
-
-
 def test_digests(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     assert file_digest(tmp_path / "x") == files.bytes_digest(b"abc")
