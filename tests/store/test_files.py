@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptError, StoreError
+from penstock.errors import CorruptError
 from penstock.store import files
-from penstock.store.cache import Cache, validate_name
+from penstock.store.cache import validate_name
 from penstock.store.files import file_digest, writer_is_dead, writer_name
 
 
