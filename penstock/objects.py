@@ -244,7 +244,7 @@ class ObjectStore:
         """The body of an answer, requested again if it ends early."""
         for attempt in range(CUT_RETRIES + 1):
             answer = self._try(path, lambda: self._obstore.get(self._store, path, options=options))
-            if etag and (found := answer.meta["e_tag"] or "") != etag:
+            if etag and (found := _etag(answer.meta)) != etag:
                 raise self._changed(path, f"its ETag was {etag} and is {found or 'gone'}")
             if size is None:
                 size = answer.meta["size"]
@@ -416,4 +416,10 @@ def _seconds(name: str, default: float) -> float:
 
 
 def _info(meta: Any) -> ObjectInfo:
-    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"] or "", meta["version"] or "", meta["last_modified"])
+    return ObjectInfo(meta["path"], meta["size"], _etag(meta), meta["version"] or "", meta["last_modified"])
+
+
+def _etag(meta: Any) -> str:
+    """The ETag; in quotes also where Azure leaves them out, in its listings."""
+    etag: str = meta["e_tag"] or ""
+    return f'"{etag}"' if etag.startswith("0x") else etag

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ObjectChanged, ObjectError, ObjectMissing, UsageError
-from penstock.objects import PIECE_BYTES, ObjectStore, open_object_store, parse_url
+from penstock.objects import PIECE_BYTES, ObjectStore, _etag, open_object_store, parse_url
 from tests.object_servers import Proxy, web_server
 
 ODD_NAMES = ["a b.jsonl", "p%20q", "q?x#y", "ünï/é", "st*ar[1]", "pl+us", "~&<>", "a=b/c:d@e,f;g", "日本/語"]
@@ -179,6 +179,17 @@ def test_urls() -> None:
     for url in ("ftp://x/y", "s3://", "a/b"):
         with pytest.raises(UsageError):
             parse_url(url)
+
+
+def test_etags_are_quoted_alike() -> None:
+    for given, expected in (
+        ("0x8D", '"0x8D"'),
+        ('"0x8D"', '"0x8D"'),
+        ('W/"1"', 'W/"1"'),
+        ("1-2-3", "1-2-3"),
+        (None, ""),
+    ):
+        assert _etag({"e_tag": given}) == expected
 
 
 def test_without_the_extra() -> None:
