@@ -24,7 +24,7 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "encode/test_spm_pieces", "export/", "feed/test_torch", "lint/test_releases", "look/test_browser",
     "look/test_viewer", "sources/test_equivalent_files", "sources/test_slicing", "store/test_transient",
     "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
-    "test_conformance", "test_docs", "test_fuzz", "train/", "verify/",
+    "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
 
 

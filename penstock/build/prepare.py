@@ -55,7 +55,6 @@ _DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
 ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
-SAMPLED_ROWS = 100  # rows on which the modes of `--turns` are compared
 NOT_COMPILED = (
     "Penstock was installed without a C compiler, so its inner loops run in Python: slower, with the same result. "
     "Install a C compiler, then reinstall Penstock."
@@ -443,7 +442,7 @@ class Builder:
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
-        from penstock.build.turns_preview import compare_turns
+        from penstock.build.turns_preview import SAMPLED_ROWS, compare_turns
 
         limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
         rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)

@@ -53,14 +53,14 @@ def main() -> None:
         _reply(stdout, failure(error))
 
 
-def open_cache(setup: dict[str, Any]) -> Cache:
+def cache_of(setup: dict[str, Any]) -> Cache:
     """Opens the cache of a build in a worker, which `Setup.to_json` describes."""
     return remote.open_cache(*setup["cache"])
 
 
 def open_job(setup: dict[str, Any]) -> SliceJob:
     """Creates the engines of a worker from its settings."""
-    cache = open_cache(setup)
+    cache = cache_of(setup)
     tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
     return SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from penstock.chat.adapt import Adapter
@@ -45,6 +46,13 @@ class ConversationReader:
     def source_row(self, index: int) -> bytes:
         """The row of an example (or pair) as it stands in its source."""
         return self._row(*self._dataset.find(index * 2 if self._dataset.is_preference else index))
+
+    def source_rows(self) -> Iterator[bytes]:
+        """The rows of all examples as they stand in their sources, each once."""
+        for shard in range(len(self._dataset.shards)):
+            rows = self._dataset.columns(shard).rows
+            firsts = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-1))
+            yield from (self._row(shard, number) for number in firsts.tolist())
 
     def conversations(self) -> Iterator[dict[str, Any]]:
         """The conversations of all examples in order; for each pair, chosen before rejected."""

@@ -6,6 +6,7 @@ The cluster's scenarios are one test, so that parallel runs of the suite start o
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -26,9 +27,9 @@ from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder
 from penstock.build.workers.engine import Setup
 from penstock.build.workers.process import environment, reported_error
-from penstock.build.workers.ray_cluster import require_ray
+from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.build.workers.ray_slot import RaySlot, versions
-from penstock.errors import StoreError, UsageError
+from penstock.errors import StoreError, UsageError, WorkerError
 from penstock.store import beacon as beacons
 from penstock.store.beacon import Beacon, sees_beacon
 from penstock.store.tree import Tree
@@ -231,7 +232,7 @@ def test_a_cluster_of_our_own_is_private_and_ends_with_us(source: Path, tokenize
 def test_nothing_of_ray_is_imported_without_it(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     code = (
         "import sys, penstock as ps\n"
-        f"ps.prepare({str(source)!r}, tokenizer={str(tokenizer)!r}, cache={str(tmp_path)!r}, workers=1)\n"
+        f"ps.prepare({str(source / '00.jsonl')!r}, tokenizer={str(tokenizer)!r}, cache={str(tmp_path)!r}, workers=1)\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'ray']\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
@@ -251,7 +252,7 @@ def test_an_address_needs_the_engine() -> None:
 def test_a_worker_refuses_a_folder_that_is_not_shared(
     source: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another host may have another cache at the same path."""
+    """Another host may have another cache at the same path. The reply carries what was logged meanwhile."""
     monkeypatch.setattr(beacons, "_PAUSES", (0.0,))
     monkeypatch.setattr(os, "environ", {**os.environ})  # which the worker changes
     options = prepare_options({"tokenizer": str(tokenizer), "cache": tmp_path})
@@ -260,7 +261,11 @@ def test_a_worker_refuses_a_folder_that_is_not_shared(
     setup = Setup(builder.recipe, builder.cache, builder.model.tokenizer_json, True)
     beacon = Beacon(builder.cache.tree)
     expected = versions(builder.recipe)
-    reply = RaySlot(setup.to_json(), expected, beacon.name).start()
+    slot = RaySlot(setup.to_json(), expected, beacon.name)
+    logging.getLogger("penstock").warning("a note from %s", "afar")
+    logging.getLogger().removeHandler(slot._messages)
+    reply = slot.start()
+    assert reply["log"] == [(logging.WARNING, "a note from afar")]
     with pytest.raises(StoreError, match=rf"^here: {tmp_path} is not the cache folder of the build .*same path\.$"):
         raise reported_error(reply, "here: ")
     reply = RaySlot(setup.to_json(), {**expected, "penstock": "0.0"}, beacon.name).start()
@@ -278,3 +283,17 @@ def test_a_beacon_is_removed(tmp_path: Path) -> None:
     assert tree.files(tree.tmp) == [tree.tmp / beacon.name]
     beacon.close()
     assert tree.files(tree.tmp) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "message"),
+    [
+        ("ray://head:10001", UsageError, "Ray Client is not supported, because the driver must see the cache"),
+        ("head", UsageError, "--ray-address head: expected HOST:PORT, auto or local"),
+        ("127.0.0.1:1", WorkerError, "the Ray cluster at 127.0.0.1:1 can't be reached: .* --ray-address local"),
+    ],
+    ids=["client", "no port", "nobody listens"],
+)
+def test_a_wrong_address_is_explained(address: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RayCluster(address, "1")

@@ -12,6 +12,7 @@ the slices on it. Actors end with the driver. If the driver dies, its claims exp
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -164,6 +165,8 @@ class RayEngine:
         except exceptions.RayTaskError as error:  # a worker catches its errors, so this is one of Ray's or ours
             raise WorkerError(f"a Ray worker failed: {error}") from error
         except exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # Ray couldn't import the actor's module
+                raise _not_importable(str(error)) from error
             return _cause(str(error))
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +206,7 @@ class RayEngine:
         slot = self._starting.pop(ref)
         reply = self._reply(ref)
         if isinstance(reply, str):
-            self._failed_starts += 1
+            self._failed_starts += "node has died" not in reply  # as Ray says; the node of this worker is unknown here
             if self._failed_starts >= STARTS:
                 raise WorkerError(
                     f"{STARTS} Ray workers in a row died before their first slice: {reply} Is Penstock installed on "
@@ -245,6 +248,15 @@ class RayEngine:
         finally:
             self._slots, self._starting = [], {}
             cluster.close()
+
+
+def _not_importable(text: str) -> WorkerError:
+    where = re.search(r"ip=([^,)]+)", text)
+    reason = text.strip().rpartition("\n")[2].strip()
+    return WorkerError(
+        f"Ray node {where[1] if where else 'unknown'}: Penstock can't be imported ({reason}). Install the same version "
+        "of penstock[ray] on all nodes."
+    )
 
 
 def _cause(text: str) -> str:

@@ -62,9 +62,9 @@ class RaySlot:
         os.environ.update(ONE_THREAD)  # before the engines are imported
         map_large_blocks()
         limit_arenas(int(ONE_THREAD["MALLOC_ARENA_MAX"]))  # read from the variable only when a process starts
-        from penstock.build.worker import open_cache, open_job
+        from penstock.build.worker import cache_of, open_job
 
-        recipe, cache = Recipe.from_json(self._setup["recipe"]), open_cache(self._setup)
+        recipe, cache = Recipe.from_json(self._setup["recipe"]), cache_of(self._setup)
         if (found := versions(recipe)) != self._expected:
             wrong = "Penstock" if found["penstock"] != self._expected["penstock"] else "jinja2 or tokenizers"
             raise WorkerError(f"another version of {wrong} is installed here. Install the same on all nodes.")
