@@ -64,8 +64,7 @@ LOOK = """
 
 `show` prints one example (`--row N`): each run of tokens with its message, role, part and weight; trained text is
 marked with `+`. `--noted NAME` lists the rows with a [note](notes.md), and `--row` then counts these rows.
-`stats` prints rows, tokens, trained shares, lengths, roles and duplicates; `--json` prints them as JSON. Where the template
-rewrites turns, it also prepares the first 100 rows with `--turns conversation` and `faithful`, and prints what each trains and costs.
+`stats` prints rows, tokens, trained shares, lengths, roles and duplicates; `--json` prints them as JSON.
 `report` writes one HTML file (`-o`, `--run FOLDER` adds a training run), `view` serves a local web page (`--port`,
 `--no-browser`, `--against OTHER`). See [look](look.md).
 
