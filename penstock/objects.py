@@ -224,7 +224,7 @@ class ObjectStore:
 
         Google Cloud Storage compares versions instead, which `head` returns.
         """
-        expected = {"e_tag": etag, "version": version or None}
+        expected = {"e_tag": etag, "version": version} if version else {"e_tag": etag}
         try:
             self._obstore.put(self._store, path, data, mode=expected, use_multipart=False)
         except Exception as error:
