@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.encode import align, code_points
 from penstock.native import native
@@ -26,6 +27,10 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
     "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
+
+# A busy machine is no failure: a timing is never a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
