@@ -24,9 +24,9 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "build/test_faithful", "build/test_memory_rows", "build/test_notes", "build/test_ray", "build/test_spot_check",
     "build/test_start_up", "build/test_workers", "cli/", "encode/test_spm_pieces", "export/", "feed/test_torch",
     "lint/test_releases", "look/test_browser", "look/test_viewer", "sources/test_equivalent_files",
-    "sources/test_slicing", "store/test_transient", "template/test_expressions", "template/test_reference",
-    "template/test_sandbox", "template/test_snippets", "test_conformance", "test_docs", "test_fuzz", "test_release",
-    "test_site", "train/", "verify/",
+    "sources/test_hub_urls", "sources/test_slicing", "sources/test_urls", "store/test_transient",
+    "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
+    "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
 
 # A busy machine is no failure: a timing is never a test.

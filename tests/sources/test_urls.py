@@ -6,10 +6,12 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -484,3 +486,44 @@ def test_the_client_is_imported_only_for_urls(tokenizer: Path, examples: Path, t
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "pip install 'penstock[stores]'" in done.stdout
+
+
+KILLED = """
+import sys
+import time
+from penstock.build.options import prepare_options
+from penstock.build.prepare import Builder
+from penstock.sources import reading
+from penstock.sources.slices import SliceSizes
+from penstock.sources.text import slicing
+small = SliceSizes(4_000, 8_000, 16_000)
+slicing.cut_text.__kwdefaults__["sizes"] = small
+slicing.text_runs.__defaults__ = (4_096,)
+reading.SLICE_SIZES = small
+options = {"tokenizer": sys.argv[2], "cache": sys.argv[3], "fast": False, "workers": "1"}
+Builder([sys.argv[1]], prepare_options(options), None).run()
+"""
+
+
+def test_a_killed_build_resumes(
+    s3: Proxy, store: ObjectStore, prepare: Prepare, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Killed at the first, second and third shard; then one undisturbed run."""
+    data = lines(rows())
+    store.put("a.jsonl", data)
+    url, cache = f"s3://{s3.bucket}/a.jsonl", tmp_path / "cache"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    for shards in (1, 2, 3):
+        command = [sys.executable, "-c", KILLED, url, str(tokenizer), str(cache)]
+        build = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
+        while len(list(cache.glob("shards/*/*.arrow"))) < shards and build.poll() is None:
+            time.sleep(0.005)
+        build.kill()
+        build.wait()
+    assert len(list(temporary.glob("penstock-spool-*"))) <= 1  # the next run sweeps the spool of a killed one
+    again = prepare(url)
+    assert again.progress.slices_reused >= 3
+    (tmp_path / "a.jsonl").write_bytes(data)
+    prepare(tmp_path / "a.jsonl", cache="local")
+    assert result(cache) == result(tmp_path / "local")
