@@ -219,10 +219,14 @@ class ObjectStore:
             raise self._explained(path, error) from error
         return True
 
-    def replace(self, path: str, data: bytes | memoryview, etag: str) -> bool:
-        """Write an object if its current version has this ETag; else return False and write nothing."""
+    def replace(self, path: str, data: bytes | memoryview, etag: str, version: str = "") -> bool:
+        """Write an object if its current version has this ETag; else return False and write nothing.
+
+        Google Cloud Storage compares versions instead, which `head` returns.
+        """
+        expected = {"e_tag": etag, "version": version} if version else {"e_tag": etag}
         try:
-            self._obstore.put(self._store, path, data, mode={"e_tag": etag}, use_multipart=False)
+            self._obstore.put(self._store, path, data, mode=expected, use_multipart=False)
         except Exception as error:
             if type(error).__name__ == "PreconditionError" or isinstance(error, FileNotFoundError):
                 return False

@@ -37,6 +37,7 @@ class Loader:
         self.served = served
         self.settings = settings
         self._assemble = Assembler(served, settings)
+        self._download_bytes = self._assemble.download_bytes
         self._position = position  # the next batch, as recorded in a state
         self._entry = position  # where the next iteration starts
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -146,10 +147,9 @@ class Feed:
         self._last = len(loader)
         self._micros = loader.micros
         self._next = first
-        assemble = loader._assemble
         self._downloads = None
-        if assemble.download_bytes:
-            self._downloads = Downloads(assemble.shards, first, self._last, assemble.download_bytes)
+        if loader._download_bytes:
+            self._downloads = Downloads(loader._assemble.shards, first, self._last, loader._download_bytes)
         self._prefetcher = Prefetcher(loader._produce(), first, self._last, loader.settings.ahead)
 
     def __iter__(self) -> Feed:

@@ -266,7 +266,9 @@ def test_exactly_one_builder_gets_a_claim(url: str, s3: Proxy, monkeypatch: pyte
     won, racers = race(folder, monkeypatch)
     assert won == 1
     monkeypatch.setattr(remote_claims, "EXPIRY", -1.0)  # expired
-    monkeypatch.setattr(remote_claims, "LISTING_AGE", -1.0)
+    (found,) = folder.objects("claims").values()
+    stale = {NAME: remote_claims._Seen(found.etag, 1.0)}
+    monkeypatch.setattr(RemoteClaims, "_listing", lambda self: stale)  # all see the expired claim at once
     won, others = race(folder, monkeypatch)
     assert won == 1
     for claims in (*racers, *others):

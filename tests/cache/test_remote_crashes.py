@@ -54,4 +54,4 @@ def test_a_cold_reader_waits_for_its_first_batch_only(s3: Proxy, tmp_path: Path)
     found = remote.feed(s3, tmp_path, options)
     assert found["bytes_read"] < 1.2 * found["bytes"] + found["index_bytes"]
     assert found["bandwidth_needed"] < options.bandwidth
-    assert found["wait_median"] < 0.05  # seconds; on a busy machine single steps may wait longer
+    assert found["wait_median"] < found["seconds_first_batch"]

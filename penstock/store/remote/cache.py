@@ -263,7 +263,7 @@ class RemoteCache(Cache):
                 continue  # deleted in the meantime
             if found.size == len(data) and bytes_digest(self.remote.get(path) or b"") == described["digest"]:
                 break
-            if self.remote.replace(path, data, found.etag):
+            if self.remote.replace(path, data, found):
                 break
         fault("remote.shard.put")
         listed = self._shards.known(name)

@@ -115,7 +115,10 @@ class RemoteClaims:
             self._writers[name, seen.etag] = writer
         if not writer_is_dead(writer) and seen.age <= EXPIRY:
             return False
-        return self._folder.replace(path, mine, seen.etag) or self._is_ours(path)
+        found = self._folder.head(path)
+        if found is None or found.etag != seen.etag:
+            return False  # released, renewed or taken over in the meantime
+        return self._folder.replace(path, mine, found) or self._is_ours(path)
 
     def _is_ours(self, path: str) -> bool:
         content = self._folder.get(path)
@@ -134,7 +137,7 @@ class RemoteClaims:
     def _renew_one(self, name: str, content: bytes, renewed: bytes) -> None:
         path = f"claims/{name}"
         found = self._folder.head(path)
-        if found is None or self._folder.get(path) != content or not self._folder.replace(path, renewed, found.etag):
+        if found is None or self._folder.get(path) != content or not self._folder.replace(path, renewed, found):
             renewed = b""  # lost: not ours to renew or delete
         with self._lock:
             if name in self._held and renewed:

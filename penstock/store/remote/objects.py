@@ -77,9 +77,10 @@ class CacheObjects:
         """Write an object unless it exists; False if it does, also if an earlier try of this call has written it."""
         return self._conditional(lambda: self._store.put(self._prefix + path, _bytes(data), if_absent=True))
 
-    def replace(self, path: str, data: Any, etag: str) -> bool:
-        """Write an object if its ETag is still this one; False if not, also if an earlier try has written it."""
-        return self._conditional(lambda: self._store.replace(self._prefix + path, _bytes(data), etag))
+    def replace(self, path: str, data: Any, found: ObjectInfo) -> bool:
+        """Write an object if it is still what `head` found; False if not, also if an earlier try has written it."""
+        etag, version = found.etag, found.version
+        return self._conditional(lambda: self._store.replace(self._prefix + path, _bytes(data), etag, version))
 
     def delete(self, path: str) -> None:
         """Delete an object, if it exists."""
