@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo test quick check generate graph conformance bench exits fuzz clean
+.PHONY: help demo test quick check generate graph conformance bench exits fuzz wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -21,7 +21,7 @@ $(VENV)/train: pyproject.toml constraints.txt $(COMPILED)
 $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@ $(VENV)/train
 
 demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
@@ -33,9 +33,14 @@ test: $(VENV)/dev chromium  ## Run all tests
 quick: $(VENV)/dev  ## Run the quick tests, under two minutes
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
-generate: $(VENV)/dev  ## Rewrite the files that are generated from the options
+generate: $(VENV)/dev  ## Rewrite the files that are generated from the code: arguments.py, docs/cli.md, docs/api.md
 	$(BIN)/python -m tools.arguments > .arguments && mv .arguments penstock/arguments.py
 	$(BIN)/python -m penstock.cli.document > .reference && mv .reference docs/cli.md
+	$(BIN)/python -m tools.api_reference > .reference && mv .reference docs/api.md
+
+docs: $(VENV)/dev  ## Build the documentation into build/site; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
+	@echo "build/site/index.html"
 
 graph: $(VENV)/dev  ## Print the import graph; fail on a backward edge
 	$(BIN)/python -m tools.graph
@@ -76,6 +81,10 @@ exits: .exits/done  ## Install the trainers whose own code reads our exports in 
 # make fuzz SECONDS=600
 fuzz: $(VENV)/dev  ## Fuzz the template machine (SECONDS=600)
 	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
+
+# make wheel PYTHONS='/path/to/python3.14 …' tries others than those found on the PATH and in pyenv
+wheel: $(VENV)/dev  ## Build sdist and wheel; try the wheel on each Python here, without a compiler
+	$(BIN)/python -m tools.wheel_check $(addprefix --python ,$(PYTHONS))
 
 clean:  ## Remove the environments
 	rm -rf $(VENV) .exits

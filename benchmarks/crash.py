@@ -1,11 +1,12 @@
 """The long crash test: kills at random times and at every commit step, with varying numbers of workers.
 
-    python -m benchmarks.crash --kills 500 [--rows 8000] [--cache DIR] [--seed 0]
+    python -m benchmarks.crash --kills 500 [--rows 8000] [--turns faithful] [--cache DIR] [--seed 0]
 
 Uses real worker processes, real (but smaller) slices, and the fast engines; builds are forked from a process that has
 imported everything, so that no kill is spent on imports. Each round starts with an empty cache and is killed and rerun
 until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and no temporary file,
-claim or marker may remain.
+claim or marker may remain. With `--turns faithful` a template is used that rewrites history, so that every turn is a
+chain of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from penstock.sources.slices import SliceSizes
 from tests.cache.conftest import Forks, leftovers, result
-from tests.cache.test_crashes import KILLED, STEPS
+from tests.cache.test_crashes import KILLED, REWRITES, STEPS
 
 ROOT = Path(__file__).parent.parent
 SLICES = SliceSizes(20_000, 80_000, 320_000)
@@ -38,18 +39,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", choices=("conversation", "faithful"), default="conversation")
     parser.add_argument("--cache", type=Path, default=None, help="where to work; default: a temporary folder")
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="penstock-crash-", dir=args.cache))
     try:
-        print(json.dumps(crash(work, args.kills, args.rows, random.Random(args.seed)), indent=2))
+        print(json.dumps(crash(work, args.kills, args.rows, random.Random(args.seed), args.turns), indent=2))
     finally:
         shutil.rmtree(work)
 
 
-def crash(work: Path, kills: int, rows: int, choose: random.Random) -> dict[str, object]:
+def crash(work: Path, kills: int, rows: int, choose: random.Random, turns: str = "conversation") -> dict[str, object]:
     """Runs rounds of kills; fails if a round's result differs from the undisturbed one."""
     data = _data(work / "rows.jsonl", rows, choose)
+    if turns == "faithful":
+        (work / "template.jinja").write_text(REWRITES)
     (work / "logs").mkdir()
     forks = Forks(work / "logs", slices=SLICES)
     try:
@@ -109,7 +113,9 @@ def _build(forks: Forks, data: Path, cache: Path, workers: int) -> tuple[int, st
 
 def _start(forks: Forks, data: Path, cache: Path, workers: int, fault: str) -> int:
     command = ("prepare", data, "--tokenizer", ROOT / "examples" / "tokenizer", "--cache", cache, "--workers", workers)
-    return forks.start(*command, fault=fault, workers=True)
+    template = data.parent / "template.jinja"
+    faithful = ("--turns", "faithful", "--template", template) if template.exists() else ()
+    return forks.start(*command, *faithful, fault=fault, workers=True)
 
 
 def _kill_group(pid: int) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import xxhash
 
 from benchmarks.clock import DATE
-from benchmarks.oracle import Oracle, token_hash
+from benchmarks.oracle import Oracle, has_null_content, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
 from penstock.encode.engines import FastEngine, Gigatoken, Splintr
 from penstock.tokenizer import load_tokenizer
@@ -151,7 +151,8 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
     """Runs `apply_chat_template` with masks, using templates with {% generation %}.
 
     Templates that agree on the original rows may differ once words are shuffled; such rows (`other_text`) are encoded
-    again with the model's own template, off the clock.
+    again with the model's own template, off the clock. Conversations that it can't render are left out (see
+    `has_null_content`).
     """
     oracle, own = Oracle(Path(model)), load_tokenizer(model).templates
     tagged: dict[str, str] = json.loads(Path(templates).read_text())
@@ -165,7 +166,9 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
         return ids
 
     def work(request: Answer) -> Answer:
-        lines, ready = conversations(model, stretch(request))
+        pairs = zip(*conversations(model, stretch(request)), strict=True)
+        rendered = [(line, conversation) for line, conversation in pairs if not has_null_content(conversation)]
+        lines, ready = [line for line, _ in rendered], [conversation for _, conversation in rendered]
         begin, cpu = time.perf_counter(), time.process_time()
         tokens = [encode(conversation, chosen(tagged, conversation), True) for conversation in ready]
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}

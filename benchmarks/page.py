@@ -21,6 +21,7 @@ from benchmarks.prepare import SLOWER
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "planning.md")
+REAL_GRID = RESULTS.with_name("real_grid.json")
 IMAGES = ROOT / "docs" / "images"
 Results = Mapping[str, Any]
 Models = Mapping[str, Mapping[str, Any]]
@@ -50,9 +51,19 @@ def _result(results: Results, name: str) -> Any:
 
 
 def grid(results: Results) -> str:
-    """All models, slowest first, by the ratio to transformers."""
+    """The models of `benchmarks.all`."""
+    return _grid(models(results))
+
+
+def real_grid(_: Results) -> str:
+    """More models, on real conversations and for longer, from a run of its own."""
+    return _grid(json.loads(REAL_GRID.read_text())["models"])
+
+
+def _grid(found: Models) -> str:
+    """Slowest first, by the ratio to transformers."""
     rows = []
-    ordered = sorted(models(results).items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"])
+    ordered = sorted(found.items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"])
     for name, result in ordered:
         mixed, parts = result["mixed"], [result[part] for part in ("mixed", "traces") if part in result]
         rows.append([
@@ -214,6 +225,7 @@ def machine(results: Results) -> str:
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "grid": grid,
+    "real grid": real_grid,
     "extremes": extremes,
     "kinds": kinds,
     "peers": peers,

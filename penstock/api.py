@@ -145,8 +145,8 @@ class Dataset(StoredDataset):
 
         return ConversationReader(self)
 
-    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str]]:
-        return open_, (str(self.path),)
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, None, str | None]]:
+        return open_, (self.address, None, self.cache.place.local)
 
 
 @with_signature(PrepareOptions)
@@ -212,9 +212,16 @@ def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -
     return Dataset(dataset.cache, dataset.manifest)
 
 
-def open_(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Dataset:
-    """Open a prepared dataset by its folder, or by its key (or a prefix of it) in a cache."""
-    stored = open_dataset(where, cache=cache)
+def open_(
+    where: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None = None,
+    local_cache: str | os.PathLike[str] | None = None,
+) -> Dataset:
+    """Open a prepared dataset by its folder or URL, or by its key (or a prefix of it) in a cache.
+
+    From a cache in an object store, shards are downloaded to `local_cache` when they are needed.
+    """
+    stored = open_dataset(where, cache, local_cache)
     return Dataset(stored.cache, stored.manifest)
 
 

@@ -75,6 +75,8 @@ class PrepareArguments(TypedDict, total=False):
     special_tokens_in_text: SpecialText | str
     dropped_tool_calls: DroppedCalls | str
     arguments: Arguments | str
+    local_cache: str | os.PathLike[str] | None
+    local_cache_bytes: int | None
     no_cache: bool
     force: bool
     trust: Trust | str

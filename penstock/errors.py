@@ -11,6 +11,10 @@
     ├── StoreError            the cache can't be read or written
     │   ├── CorruptError      bytes on disk don't match their manifest
     │   └── FormatError       data has a different format version
+    ├── ObjectError           an object store refuses a request or can't be reached
+    │   ├── ObjectMissing     there is no such object or bucket
+    │   ├── ObjectChanged     an object changed while it was read
+    │   └── RangesUnsupported a web server sends only whole files
     ├── ViewError             a view can't be served
     │   └── RegionsUnknown    a loss policy needs regions that are unknown
     └── FeedError             a batch can't be served, or a state belongs to another loader
@@ -75,6 +79,22 @@ class CorruptError(StoreError):
 
 class FormatError(StoreError):
     """Data has a format version that this version of Penstock does not read."""
+
+
+class ObjectError(PenstockError):
+    """An object store refuses a request, can't be reached or sends too little."""
+
+
+class ObjectMissing(ObjectError):
+    """There is no such object or bucket."""
+
+
+class ObjectChanged(ObjectError):
+    """An object changed while it was read."""
+
+
+class RangesUnsupported(ObjectError):
+    """A web server sends only whole files. Caught internally; the file is downloaded."""
 
 
 class ViewError(PenstockError):

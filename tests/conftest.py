@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.encode import align, code_points
 from penstock.native import native
 from penstock.sources.text import json_lines
+from tests.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 ROOT = Path(__file__).parent.parent
 SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole documents, and tests that take seconds
-    "cache/test_bit_flips", "cache/test_crashes", "cache/test_damage", "cache/test_faults", "cache/test_foreign_files",
-    "cache/test_gc", "cache/test_manifests", "cache/test_nfs", "cache/test_readers", "cache/test_reuse",
-    "cache/test_sharing", "cache/test_trust", "build/test_bombs", "build/test_faithful", "build/test_memory_rows",
-    "build/test_notes", "build/test_ray", "build/test_spot_check", "build/test_start_up", "build/test_workers", "cli/",
-    "encode/test_spm_pieces", "export/", "feed/test_torch", "lint/test_releases", "look/test_browser",
-    "look/test_viewer", "sources/test_equivalent_files", "sources/test_slicing", "store/test_transient",
+    "cache/test_bit_flips", "cache/test_crashes", "cache/test_damage", "cache/test_faults",
+    "cache/test_foreign_files", "cache/test_gc", "cache/test_manifests", "cache/test_nfs", "cache/test_readers",
+    "cache/test_remote", "cache/test_reuse", "cache/test_sharing", "cache/test_trust", "build/test_bombs",
+    "build/test_faithful", "build/test_memory_rows", "build/test_notes", "build/test_ray", "build/test_spot_check",
+    "build/test_start_up", "build/test_workers", "cli/", "encode/test_spm_pieces", "export/", "feed/test_torch",
+    "lint/test_releases", "look/test_browser", "look/test_viewer", "sources/test_equivalent_files",
+    "sources/test_hub_urls", "sources/test_slicing", "sources/test_urls", "store/test_transient",
     "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
-    "test_conformance", "test_docs", "test_fuzz", "train/", "verify/",
+    "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
+
+# A busy machine is no failure: a timing is never a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,6 +79,24 @@ def trl_template() -> Callable[[str], str]:
     assert found.origin is not None
     folder = Path(found.origin).parent / "chat_templates"
     return lambda name: (folder / f"{name}.jinja").read_text()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """moto's S3 server on loopback."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the S3 server, an empty bucket there (`s3.bucket`), and the environment set for both."""
+    with proxied(s3_endpoint) as proxy:
+        proxy.bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+        make_bucket(s3_endpoint, proxy.bucket)
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": proxy.endpoint, "PENSTOCK_STORE_RETRIES": "3"}.items():
+            monkeypatch.setenv(name, value)
+        yield proxy
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An address is refused by its scheme wherever a path is taken; nothing is ever made in a folder called `s3:`."""
+"""An address is refused by its scheme wherever only a path will do; nothing is ever made in a folder called `s3:`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.addresses import scheme_of
 from penstock.cli import main
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.lint.config_values import read_file
 from penstock.train.config_reader import read_config
 
@@ -35,16 +35,28 @@ def refused(call: Callable[[], object], scheme: str) -> None:
 def test_prepare_and_open(address: str, examples: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, source = address.partition(":")[0], examples / "data" / "chats.jsonl"
     for path in (address, Path(address)):
-        refused(lambda path=path: ps.prepare(path, tokenizer=tokenizer, cache="c"), scheme)
         refused(lambda path=path: ps.prepare(source, tokenizer=path, no_cache=True), scheme)
-        refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, cache=path), scheme)
+        if scheme in ("hf", "file", "az+tls"):
+            refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, cache=path), scheme)
         refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, quarantine_file=path), scheme)
         refused(lambda path=path: ps.prepare(source, tokenizer=tokenizer, template=path, no_cache=True), scheme)
-        refused(lambda path=path: ps.open(path), scheme)
-        refused(lambda path=path: ps.open("b3-0", cache=path), scheme)
-    monkeypatch.setenv("PENSTOCK_CACHE", address)
-    refused(lambda: ps.prepare(source, tokenizer=tokenizer), scheme)
-    refused(lambda: ps.open("b3-0"), scheme)
+        if scheme in ("hf", "file", "az+tls"):
+            refused(lambda path=path: ps.open(path), scheme)
+            refused(lambda path=path: ps.open("b3-0", cache=path), scheme)
+    if scheme in ("hf", "file", "az+tls"):
+        monkeypatch.setenv("PENSTOCK_CACHE", address)
+        refused(lambda: ps.prepare(source, tokenizer=tokenizer), scheme)
+        refused(lambda: ps.open("b3-0"), scheme)
+
+
+@pytest.mark.parametrize("address", ["ftp://server/x.jsonl", "az+tls://b/x", "memory://x", "S4://b/x"])
+def test_sources_of_other_schemes(address: str, tokenizer: Path) -> None:
+    scheme = address.partition(":")[0].lower()
+    for path in (address, Path(address)):
+        with pytest.raises(UsageError, match=rf"{re.escape(scheme)} addresses are not supported.*s3://, gs://"):
+            ps.prepare(path, tokenizer=tokenizer, cache="c")
+    with pytest.raises(UsageError, match=rf"^sources.path {re.escape(address)}: {re.escape(scheme)} addresses"):
+        read_config(SFT, [f"data.sources={address}"])
 
 
 def test_commands(
@@ -52,12 +64,7 @@ def test_commands(
 ) -> None:
     source = str(examples / "data" / "chats.jsonl")
     for arguments in (
-        ["prepare", source, "--tokenizer", str(tokenizer), "--cache", "s3://b/c"],
-        ["prepare", "s3://b/c", "--tokenizer", str(tokenizer)],
-        ["cache", "ls", "--cache", "s3://b/c"],
-        ["cache", "verify", "--cache", "s3://b/c"],
-        ["cache", "gc", "--cache", "s3://b/c"],
-        ["show", "s3://b/c"],
+        ["prepare", source, "--tokenizer", "s3://b/c"],
         ["train", "sft", "s3://b/c.yaml"],
         ["lint", "s3://b/c.yaml", "--for", "trl.SFTConfig"],
         ["verify", "--target", "x:y", "--output", "s3://b/c"],
@@ -77,10 +84,7 @@ def test_commands(
         "model.path=s3://b/model",
         "model.init=s3://b/config.json",
         "model.tokenizer=s3://b/t",
-        "data.sources=s3://b/a.jsonl",
-        "data.prepare.cache=s3://b/c",
         "data.sources.0.prepare.template=s3://b/c",
-        "eval.sources=s3://b/a.jsonl",
     ],
 )
 def test_keys_of_training(override: str) -> None:

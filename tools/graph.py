@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent / "penstock"
 STAGES = (
     "sources", "tokenizer", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train",
 )  # fmt: skip
-SHARED = ("addresses", "arguments", "arrays", "errors", "native", "notebook", "options", "other_names")  # no stage
+SHARED = (  # no stage
+    "addresses", "arguments", "arrays", "errors", "native", "notebook", "objects", "options", "other_names",
+)  # fmt: skip
 MAX_MODULES, MAX_LINES = 15, 500
 
 

@@ -32,6 +32,7 @@ _MACHINE = "tests/template/test_machine.py"
 STAGES = (  # files of tests, and which of them
     *((_MACHINE, "not trl"), (_MACHINE, "trl")),
     *(("tests/template/test_special_text.py", ""), ("tests/template/test_rows.py", "")),
+    ("tests/native/test_characters.py", ""),
 )
 ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")

@@ -9,7 +9,6 @@ _NATIVE = "penstock/native/"
 
 TEXT: Final = (
     ("while (right && p < end) {", "while (right && left && p < end) {"),
-    ("(c >= 0x1c && c <= 0x1f)", "(c >= 0x1d && c <= 0x1f)"),
     ("return i < n ? i : step > 0 ? n : n - 1;", "return i < n ? i : step > 0 ? n - 1 : n - 1;"),
     ("if (i < 0) return step > 0 ? 0 : -1;", "if (i < 0) return 0;"),
     ("for (; i < n && index; index--) {", "for (; i < n && index > 1; index--) {"),
@@ -22,6 +21,11 @@ TEXT: Final = (
     ("(c == 0xED && s[1] > 0x9F)) return false;", "false) return false;"),
     ("if (p > word) APPEND(m, m->parsed, of_string(word", "APPEND(m, m->parsed, of_string(word"),
     ("if (own == size && !memcmp(chars.s + i, p, (size_t)size)) return true;", "if (own == size) return true;"),
+)
+CHARACTERS: Final = (
+    ("(c >= 0x1c && c <= 0x1e)", "(c >= 0x1d && c <= 0x1e)"),
+    ("return c == 0x85 || c == 0xa0", "return c == 0xa0"),
+    ('character, "title")', 'character, "upper")'),
 )
 JSON_IN: Final = (
     ('*const meant = "\\"\\\\/\\b\\f', '*const meant = "\\"\\\\/\\f\\b'),
@@ -45,7 +49,7 @@ JSON_OUT: Final = (
     ),
     ("order(m, e[k - 1].key, d->e[i].key) > 0", "order(m, e[k - 1].key, d->e[i].key) < 0"),
     ("put_json(m, v.list->v[i], style, level + 1);", "put_json(m, v.list->v[i], style, level);"),
-    ("(c > 0x7f && _PyUnicode_IsPrintable(c))", "c > 0x7f"),
+    ("} else if (is_printable(m, c)) {", "} else if (c > 0x1f && c != 0x7f) {"),
     ("0xDC00 + ((c - 0x10000) & 1023)", "0xDC00 + ((c - 0x10000) & 511)"),
 )
 FILTERS: Final = (
@@ -153,7 +157,7 @@ ROWS: Final = (
     ('        PUT(m, "\\n\\n");\n', '        PUT(m, "\\n");\n'),
     ('saying(m, NAME("user"), pair.list->v[0], at)', 'saying(m, NAME("user"), pair.list->v[1], at)'),
     ("set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning);", ""),
-    ('        else if (content.tag == NONE && is_among(l->text_for_null, where))\n            content = LITERAL("");\n', ""),
+    ("message->e[kept++] = message->e[i];", "kept++;"),
     ("return of_dict(m, 0);\n    const Value found = json_text", "return none();\n    const Value found = json_text"),
     ("        if (!truth(m, tools)) tools = none();\n", ""),
     ("needle.size <= left", "needle.size < left"),
@@ -232,6 +236,7 @@ MUTATIONS: Final = tuple(
     (file, old, new)
     for file, table in (
         (f"{_NATIVE}text.c", TEXT),
+        (f"{_NATIVE}characters.c", CHARACTERS),
         (f"{_NATIVE}json_reader.c", JSON_IN),
         (f"{_NATIVE}json_writer.c", JSON_OUT),
         (f"{_NATIVE}filters.c", FILTERS),

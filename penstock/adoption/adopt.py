@@ -24,11 +24,11 @@ from penstock.build.recipe import STAGES_VERSION
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.store.cache import Cache
-from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import bytes_digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.store.manifest import dataset_key, recipe_digest, shard_name
+from penstock.store.remote import open_cache
 from penstock.store.shard import ShardMeta, encode_shard
 from penstock.tokenizer import TokenizerFiles, load_tokenizer
 
@@ -57,7 +57,7 @@ class Adopted:
         """The result as JSON-compatible values."""
         dataset = self.dataset
         counts = {"shards": len(dataset.shards), "made": self.made, "examples": len(dataset), "tokens": dataset.tokens}
-        return {"key": dataset.key, "path": str(dataset.path), **counts, "warnings": list(self.warnings)}
+        return {"key": dataset.key, "path": dataset.address, **counts, "warnings": list(self.warnings)}
 
 
 def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> Adopted:
@@ -65,7 +65,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     model = load_tokenizer(options.tokenizer, revision=options.tokenizer_revision)
     vocabulary = Vocabulary(model.tokenizer_json)
     paths = [Path(source).expanduser() for source in sources]
-    cache = Cache(options.cache)
+    cache = open_cache(options.cache)
     recipe = _recipe(model)
     made_by, sample = recipe_digest(recipe), _Sample(model, vocabulary)
     slices, names, made, preference = list[_Slice](), list[str](), 0, set[bool]()
@@ -89,7 +89,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     warnings = sample.verdict(options.check_tokenizer)
     cache.store_tokenizer(model.tokenizer_json)
     key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
-    with lease(cache.tree, [*names, str(recipe["tokenizer"])]):
+    with cache.lease([*names, str(recipe["tokenizer"])]):
         manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})
         manifest.commit(cache)
     _note_sources(cache, key, paths, model)
@@ -173,7 +173,7 @@ def _note_sources(cache: Cache, key: str, paths: Sequence[Path], model: Tokenize
     files = [{"path": str(path.absolute()), "name": path.name, "kind": "adopted"} for path in paths]
     notes = canonical({"files": files, "slices": [], "tokenizer": model.name})
     with contextlib.suppress(StoreError):  # notes are optional
-        cache.tree.write(cache.dataset_path(key) / "notes.json", notes, "notes", durable=False)
+        cache.write_file(cache.dataset_path(key) / "notes.json", notes, "notes", durable=False)
 
 
 class _Sample:

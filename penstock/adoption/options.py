@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import UsageError
@@ -30,7 +29,9 @@ class AdoptOptions:
     mask: str | None = option("Column with the loss mask, if there are several")
     dtype: str | None = option("Type of the ids in OLMo-core's numpy parts; default: the smallest for the vocabulary")
     check_tokenizer: Check = option("If most of a sample re-encodes differently: error, warn", Check.ERROR)
-    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    cache: str | None = option(
+        "Cache: a folder, or s3://BUCKET/PREFIX; default: PENSTOCK_CACHE or ~/.cache/penstock", also="os.PathLike[str]"
+    )
 
 
 def adopt_options(values: Mapping[str, Any]) -> AdoptOptions:

@@ -13,7 +13,6 @@ from penstock.chat.formats import Format
 from penstock.store.cache import Cache
 from penstock.store.chains import sizes
 from penstock.store.manifest import COUNTS, Manifest, ShardTable
-from penstock.store.shard import read_shard
 
 
 class SliceEntry(Protocol):
@@ -55,13 +54,14 @@ def make_manifest(
     preference: bool,
 ) -> Manifest:
     """Returns the manifest of committed shards: their counts in order, and the sum of their ledgers."""
+    cache.fetch(names)
     notes = [cache.shard_note(name) for name in names]
     ledgers: list[Any] = []
     checked = 0
     lengths: Counter[int] = Counter()
     first_noted: dict[str, list[int]] = {}
     for name, part in zip(names, slices, strict=True):
-        columns, meta = read_shard(cache.shard_path(name))
+        columns, meta = cache.structure(name)
         ledgers.append(meta.ledger)
         for note, runs in meta.noted.items():
             first_noted.setdefault(note, [part.file, part.first_row + runs[0]])

@@ -17,7 +17,7 @@ from penstock.build.recipe import Recipe
 from penstock.errors import StoreError
 from penstock.sources import Slice
 from penstock.store.cache import Cache
-from penstock.store.files import digest, read_regular
+from penstock.store.files import digest
 from penstock.store.manifest import shard_name
 
 MAX_AGE = datetime.timedelta(days=1)  # of a build that has not committed its first shard
@@ -28,7 +28,7 @@ def earlier_date(cache: Cache, recipe: Recipe, first: Slice) -> datetime.date | 
     if recipe.date is None:
         return None
     try:
-        found = datetime.date.fromisoformat(read_regular(_path(cache, recipe, first)).decode())
+        found = datetime.date.fromisoformat(cache.read_file(_path(cache, recipe, first)).decode())
     except (OSError, ValueError):
         return None
     if found == recipe.date:
@@ -44,8 +44,15 @@ def remember_date(cache: Cache, recipe: Recipe, first: Slice, *, overwrite: bool
     path = _path(cache, recipe, first)
     with contextlib.suppress(StoreError, OSError):  # the build works without it
         given = recipe.date.isoformat().encode()
-        if not path.exists() or read_regular(path) != given:
-            cache.tree.write(path, given, "date", durable=False)
+        if _known(cache, path) != given:
+            cache.write_file(path, given, "date", durable=False)
+
+
+def _known(cache: Cache, path: Path) -> bytes | None:
+    try:
+        return cache.read_file(path)
+    except FileNotFoundError:
+        return None
 
 
 def _path(cache: Cache, recipe: Recipe, first: Slice) -> Path:

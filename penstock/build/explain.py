@@ -55,6 +55,7 @@ def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanati
     recipe = builder.recipe
     key = dataset_key(recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
     names = [shard_name(recipe.digest, s.digest) for s in slices]
+    builder.cache.refresh(names)
     found = sum(map(builder.cache.has_shard, names))
     notices = tuple(builder.notices)
     candidates = [
@@ -78,13 +79,14 @@ def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanati
 
 def _has_manifest(cache: Cache, key: str) -> bool:
     try:
-        return read_manifest(cache.dataset_path(key) / "manifest.json").key == key
+        return read_manifest(cache.find_dataset(key)).key == key
     except StoreError:
         return False
 
 
 def _manifests(cache: Cache) -> list[tuple[Manifest, float]]:
     found: list[tuple[Manifest, float]] = []
+    cache.find_datasets()
     for folder in dataset_folders(cache):
         try:
             found.append((read_manifest(folder / "manifest.json"), last_use(folder)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.errors import CorruptError, StoreError
-from penstock.sources import Slice, SourceFile, SourceSet, fetch_data, read_rows
+from penstock.sources import Slice, SourceFile, SourcePath, SourceSet, fetch_data, read_rows
 from penstock.store.cache import Cache
 from penstock.store.files import is_readable_file, make_folder, read_regular
 from penstock.store.format import canonical
@@ -27,7 +27,7 @@ log = logging.getLogger("penstock")
 
 def usable_manifest(cache: Cache, key: str) -> Manifest | None:
     """Returns a dataset's manifest, or None if it is missing, damaged or unreadable and must be rebuilt."""
-    path = cache.dataset_path(key) / "manifest.json"
+    path = cache.find_dataset(key)
     if not is_readable_file(path):
         return None
     try:
@@ -42,17 +42,21 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
     """Records beside the dataset which files it was last prepared from, so that examples can be traced to rows."""
     notes = canonical(
         {
-            "files": [{"path": str(f.path.absolute()), "name": f.name, "kind": f.kind.value} for f in sources.files],
+            "files": [{"path": _recorded(f.path), "name": f.name, "kind": f.kind.value} for f in sources.files],
             "slices": [s.to_json() for s in slices],
             "tokenizer": tokenizer,
         }
     )
     path = cache.dataset_path(key) / "notes.json"
     with contextlib.suppress(OSError):
-        if read_regular(path) == notes:
+        if cache.read_file(path) == notes:
             return
     with contextlib.suppress(StoreError):  # optional: other users' caches may be read-only
-        cache.tree.write(path, notes, "notes", durable=False)
+        cache.write_file(path, notes, "notes", durable=False)
+
+
+def _recorded(path: SourcePath) -> str:
+    return str(path.absolute() if isinstance(path, Path) else path)
 
 
 def row_locations(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
@@ -70,12 +74,10 @@ def write_quarantine(
     cache: Cache, manifest: Manifest, sources: SourceSet, slices: Sequence[Slice], target: Path | None
 ) -> Path:
     """Writes the rejected rows as JSON lines: location, reason, and the row itself."""
-    from penstock.store.shard import read_shard  # imports pyarrow, which a hit without rejected rows doesn't need
-
     path = (target or cache.dataset_path(manifest.key) / "quarantine.jsonl").absolute()
     lines: list[bytes] = []
     for name, part in zip(manifest.shards.names, slices, strict=True):
-        rejected = read_shard(cache.shard_path(name))[1].rejected
+        rejected = cache.structure(name)[1].rejected
         locations = row_locations(sources.files[part.file], part, [entry["row"] for entry in rejected])
         for where, entry in zip(locations, rejected, strict=True):
             lines.append(orjson.dumps({"where": where, **entry, "row": part.first_row + entry["row"]}))
@@ -85,7 +87,7 @@ def write_quarantine(
             return path
     try:
         if target is None:
-            cache.tree.write(path, data, "quarantine")
+            cache.write_file(path, data, "quarantine")
         else:
             make_folder(path.parent)
             Tree(path.parent).write(path, data, "quarantine", in_root=True)
@@ -102,7 +104,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     build = {**counts, "engines": {stage: dict(why) for stage, why in progress.engines.items()}}
     return {
         "key": dataset.key,
-        "path": str(dataset.path),
+        "path": dataset.address,
         "hit": outcome.hit,
         "examples": len(dataset),
         "tokens": dataset.tokens,

@@ -14,6 +14,7 @@ from penstock.build.workers.ranks import launched
 from penstock.errors import StoreError, UsageError
 from penstock.store.cache import Cache
 from penstock.store.files import digest, explain_os_errors
+from penstock.store.remote import open_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ def choose_cache(options: PrepareOptions) -> CacheLocation:
         cache = Cache(tempfile.mkdtemp(prefix="penstock-"), trust=options.trust)
         cache.prepare_root()
         return CacheLocation(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
-    cache = Cache(options.cache, trust=options.trust)
+    cache = open_cache(options.cache, options.trust, options.local_cache, options.local_cache_bytes)
     cache.check_marker()  # refuses a folder of other files, whatever --on-unwritable says
     try:
         cache.prepare_root()

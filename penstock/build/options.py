@@ -114,7 +114,9 @@ class PrepareOptions(FormatOptions):
         "When tools, reasoning, columns or other parts of a row are not used: warn, error", OnDropped.WARN
     )
     workers: str = option("Worker processes: a number, or auto", "auto", also="int")
-    cache: Path | None = option("Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    cache: str | None = option(
+        "Cache: a folder, or s3://BUCKET/PREFIX; default: PENSTOCK_CACHE or ~/.cache/penstock", also="os.PathLike[str]"
+    )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub", panel=SOURCE)
     tokenizer_as: TokenizerAs | None = option(
         "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree",
@@ -158,6 +160,17 @@ class PrepareOptions(FormatOptions):
         "Arguments of tool calls: auto (strings and objects as the template prints them), as-given",
         Arguments.AUTO,
         panel=TEMPLATE,
+    )
+    local_cache: str | None = option(
+        "Where shards of a cache in an object store are kept on this machine; default: PENSTOCK_LOCAL_CACHE or "
+        "~/.cache/penstock-remote",
+        panel=CACHE,
+        also="os.PathLike[str]",
+    )
+    local_cache_bytes: Annotated[int, Ge(1)] | None = option(
+        "Size of the local cache; the shards used longest ago are deleted; default: PENSTOCK_LOCAL_CACHE_BYTES, or all "
+        "but 5% of the disk",
+        panel=CACHE,
     )
     no_cache: bool = option("Build in a new temporary folder instead of the cache", False, panel=CACHE)
     force: bool = option("Rebuild all slices, whatever the cache has", False, panel=CACHE)

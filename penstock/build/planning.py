@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from penstock.sources import KeepData, Slice, SourceSet, identity, plan_slices
+from penstock.sources import KeepData, ObjectPath, Slice, SourceSet, identity, plan_slices
 from penstock.store.memo import PlanMemo, now
 
 
@@ -16,6 +17,7 @@ class SliceFinder:
         self._memo = memo
         self._max_row_bytes = max_row_bytes
         self.known_files: dict[int, tuple[Slice, ...]] = {}
+        self._divided: dict[int, set[int]] = {}  # by file, the units that several slices share
         for file in sources.files:
             slices = memo.get(file)
             if slices is not None:
@@ -53,6 +55,17 @@ class SliceFinder:
             for file in self._sources.files:
                 if file.ordinal not in self.known_files:
                     self._memo.put(file, before[file.ordinal], began, found[file.ordinal])
+
+    def prefetch(self, part: Slice) -> None:
+        """Reads a row group or record batch of an object that is divided into several slices, for all workers here."""
+        path = self._sources.files[part.file].path
+        if not isinstance(path, ObjectPath) or part.file not in self.known_files:
+            return
+        if part.file not in self._divided:
+            counts = Counter(known.unit for known in self.known_files[part.file] if known.units == 1)
+            self._divided[part.file] = {unit for unit, count in counts.items() if count > 1}
+        if part.units == 1 and part.unit in self._divided[part.file]:
+            path.prefetch(part.start, part.end)
 
     def _plan_all(self) -> None:
         """Slices every file. A split may use only a part of a file, but the memo always holds the whole file."""

@@ -36,14 +36,13 @@ from penstock.chat.notes import Note, reason_and_remedy
 from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.regions.modes import TurnsMode
-from penstock.sources import KeepData, Slice, SourceSet, discover
+from penstock.sources import KeepData, Slice, SourceSet, discover, identity
+from penstock.sources.remote.spool import clear_spool
 from penstock.store.cache import Cache
-from penstock.store.claims import lease
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
 from penstock.store.manifest import Manifest, dataset_key, shard_name
 from penstock.store.memo import PlanMemo
-from penstock.store.trust import CheckedFiles, Trust
 from penstock.store.upkeep.gc import clean_orphans
 from penstock.tokenizer import load_tokenizer, tokenizer_of_object
 
@@ -56,7 +55,6 @@ _DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
 ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
-SAMPLED_ROWS = 100  # rows on which the modes of `--turns` are compared
 NOT_COMPILED = (
     "Penstock was installed without a C compiler, so its inner loops run in Python: slower, with the same result. "
     "Install a C compiler, then reinstall Penstock."
@@ -103,12 +101,14 @@ class Builder:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
+        self._memo = PlanMemo(self.cache)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._location),
             split=options.split,
             limit=options.limit,
             config=options.config,
             revision=options.revision,
+            recall=self._memo.kind,
         )
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
@@ -123,11 +123,10 @@ class Builder:
         workers, capped = worker_count(options.workers) if options.engine is EngineKind.LOCAL else (0, "")
         self.notices += [capped] if capped else []
         self.progress = Progress(workers=workers, bytes_total=self._bytes_total())
-        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), options.max_row_bytes)
+        self._finder = SliceFinder(self.sources, self._memo, options.max_row_bytes)
         self._on_progress = on_progress
         self._slices: list[Slice] = []
-        self._checked = CheckedFiles()
-        self._has_unchecked = False  # whether other users wrote files of the dataset that this user never checked
+        self._unchecked: list[Path] = []  # files of the dataset that others wrote and this user never checked
         self._auto: AutoCheck | None = None
 
     @property
@@ -136,8 +135,14 @@ class Builder:
         return self._location.cache
 
     def first_rows(self) -> list[bytes]:
-        """Returns the rows that the format is detected from."""
-        return self.sources.peek(max_row_bytes=self.options.max_row_bytes, columns=format_columns(self.options))
+        """Returns the rows that the format is detected from. The cache has those of objects that were read before."""
+        limit, columns = self.options.max_row_bytes, format_columns(self.options)
+        how = [str(self.sources.split), limit, None if columns is None else sorted(columns)]
+        rows = self._memo.sample(self.sources.files, how)
+        if rows is None:
+            rows = self.sources.peek(max_row_bytes=limit, columns=columns)
+            self._memo.put_sample(self.sources.files, how, rows)
+        return rows
 
     def _sample(self) -> list[dict[str, Any]]:
         """Returns the first rows, parsed; bad ones are reported when their slice is prepared."""
@@ -156,7 +161,7 @@ class Builder:
         if not self.sources.is_whole:
             return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
-        return sum(f.path.stat().st_size for f in self.sources.files) if plain else 0
+        return sum(identity(f.path).size for f in self.sources.files) if plain else 0
 
     @_os_errors_explained()
     def run(self) -> Outcome:
@@ -167,13 +172,16 @@ class Builder:
         found = None if self.options.force else self._find()
         if found is None and self.options.on_miss is OnMiss.ERROR:
             raise StoreError(
-                f"the dataset is not in {self.cache.root}, and on_miss is 'error'. "
+                f"the dataset is not in {self.cache.address}, and on_miss is 'error'. "
                 "Prepare it first with `penstock prepare`; `penstock cache explain` shows how the nearest one differs."
             )
         if found is None and self._location.obstacle is not None:
             self._redirect(self._location.obstacle)
             found = None if self.options.force else self._find()
-        return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        try:
+            return self._outcome(found, hit=True) if found is not None else self._build_and_commit()
+        finally:
+            clear_spool()
 
     def _notice(self, text: str) -> None:
         self.notices.append(text)
@@ -227,23 +235,15 @@ class Builder:
         return dataset_key(self.recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
 
     def _all_there(self, names: list[str]) -> bool:
+        self.cache.refresh(names)
         return all(self.cache.has_shard(name) for name in names)
 
     # -- checking what other users wrote --------------------------------------------------------------------------
 
-    def _unchecked(self, key: str) -> list[Path]:
-        """Returns the shards and the manifest if other users wrote them and this user hasn't checked them."""
-        if self.cache.trust is Trust.ALL:
-            return []
-        paths = [*map(self.cache.shard_path, self._names()), self.cache.dataset_path(key) / "manifest.json"]
-        foreign = [path for path in dict.fromkeys(paths) if self.cache.tree.is_foreign(path)]
-        return [] if not foreign or self._checked.knows(foreign) else foreign
-
     def _are_sound(self, names: list[str]) -> bool:
         """Whether a sample of rows in the shards of other users agrees with the references."""
-        unchecked = self._unchecked(self._key(self._slices))
-        self._has_unchecked = bool(unchecked)
-        to_check = {path.stem for path in unchecked} & set(names)
+        self._unchecked = self.cache.unchecked(names, self._key(self._slices))
+        to_check = {path.stem for path in self._unchecked} & set(names)
         if not to_check:
             return True
         from penstock.build.checks.foreign_shards import ForeignCheck
@@ -258,8 +258,7 @@ class Builder:
     def _is_sound(self, manifest: Manifest) -> bool:
         """Whether the manifest agrees with its shards. Checked if another user wrote it, or we rebuilt a shard."""
         path = self.cache.dataset_path(manifest.key) / "manifest.json"
-        foreign = self._has_unchecked and self.cache.tree.is_foreign(path)
-        if not foreign and not self.progress.slices_done:
+        if path not in self._unchecked and not self.progress.slices_done:
             return True
         from penstock.build.commit_manifest import manifest_of
 
@@ -308,7 +307,7 @@ class Builder:
             try:
                 self._build(force)
                 names = self._names()
-                with lease(self.cache.tree, [*names, self.recipe.tokenizer]):
+                with self.cache.lease([*names, self.recipe.tokenizer]):
                     if not self.cache.all_present(names) or not self._are_sound(names):
                         continue
                     key = self._key(self._slices)
@@ -322,7 +321,7 @@ class Builder:
                     raise
                 self._mark_damaged()
         raise StoreError(
-            f"{self.cache.root}: shards disappear as soon as they are written. Does another program clean this folder?"
+            f"{self.cache.address}: shards disappear as soon as they are written. Does another program delete them?"
         )
 
     def _names(self) -> list[str]:
@@ -355,7 +354,8 @@ class Builder:
         engine = self._engine(setup, in_process=in_process)
         self._auto = AutoCheck(self.cache, self.model, self.options.tokenizer_as, plain=not self.recipe.templates)
         self._auto.start()
-        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force)
+        here = self.options.engine is EngineKind.LOCAL
+        sharing = Sharing(self.cache, self._finder, self.sources.files, self.recipe.digest, force=force, one_host=here)
         self._slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:
@@ -430,9 +430,7 @@ class Builder:
             self._on_progress(self.progress)
 
     def _meta(self, name: str) -> ShardMeta:
-        from penstock.store.shard import read_shard  # imports pyarrow, which a hit doesn't need
-
-        return read_shard(self.cache.shard_path(name))[1]
+        return self.cache.structure(name)[1]
 
     def _first_rejected(self, name: str, part: Slice) -> RowError:
         entry = self._meta(name).rejected[0]
@@ -444,7 +442,7 @@ class Builder:
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
-        from penstock.build.turns_preview import compare_turns
+        from penstock.build.turns_preview import SAMPLED_ROWS, compare_turns
 
         limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
         rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)
@@ -482,6 +480,6 @@ class Builder:
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used(now=True)  # makes it the `latest` dataset
-        if self._has_unchecked and (checked := self._unchecked(manifest.key)):
-            self._checked.remember(checked)
+        if self._unchecked:
+            self.cache.remember_checked(self._names(), manifest.key)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

@@ -8,6 +8,7 @@ stores its rejected and noted rows either way), and everything that a view decid
 from __future__ import annotations
 
 import datetime
+import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.tokenizer import TokenizerFiles
 
-STAGES_VERSION = 4  # increment when any stage produces other tokens, segments or ledgers for the same input
+STAGES_VERSION = 5  # increment when any stage produces other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date
 REFERENCES = ("jinja2", "tokenizers")  # their minor versions are part of the recipe
 
@@ -52,7 +53,7 @@ class Recipe:
         return {
             "format": FORMAT_VERSION,
             "stages": STAGES_VERSION,
-            "references": {name: ".".join(version(name).split(".")[:2]) for name in REFERENCES},
+            "references": _references(with_templates=bool(self.templates)),
             "mapping": self.mapping.as_json(),
             "templates": self.templates,
             "template_vars": self.template_vars,
@@ -96,6 +97,16 @@ class Recipe:
             turns=TurnsMode(value.get("turns", "conversation")),
             arguments=Arguments(value.get("arguments", "auto")),
         )
+
+
+def _references(*, with_templates: bool) -> dict[str, str]:
+    """Returns the versions of everything not ours that decides bytes."""
+    versions = {name: ".".join(version(name).split(".")[:2]) for name in REFERENCES}
+    # Templates change case and print lists and dicts as `str` does, and Python's Unicode decides which characters have
+    # a case or are escaped. That of Python 3.11 goes without saying, so that older digests stay the same.
+    if with_templates and unicodedata.unidata_version != "14.0.0":
+        versions["unicode"] = unicodedata.unidata_version
+    return versions
 
 
 def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,15 @@ import numpy as np
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.chat.conversation import Part, Role
+from penstock.chat.notes import Note
 from penstock.regions.modes import TurnsMode
 from penstock.sources import SliceRows
 from penstock.store.columns import Columns
+from penstock.store.conversations import ConversationReader
+from penstock.store.dataset import StoredDataset
+from penstock.store.files import read_regular
+
+SAMPLED_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,19 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
     return TurnsCompared(len(np.unique(chains.rows)), turns, *totals)
 
 
-def faithful_columns(recipe: Recipe, tokenizer_json: bytes, row: bytes) -> Columns:
-    """Returns the examples of one row in faithful mode."""
-    return Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json).run(SliceRows([row], [1])).columns
+def compare_stored(dataset: StoredDataset) -> TurnsCompared | None:
+    """Compares both modes on the first rows of a dataset, read from its sources again.
+
+    None where they don't differ: no reasoning is dropped, and no turn has a chain of its own.
+    """
+    has_chains = any(dataset.columns(shard).prefixes is not None for shard in range(len(dataset.shards)))
+    if dataset.recipe.get("adopted") or not (has_chains or Note.REASONING_DROPPED in dataset.ledger["notes"]):
+        return None
+    if dataset.is_preference:
+        return None
+    tokenizer = read_regular(dataset.cache.tokenizer_path(dataset.recipe["tokenizer"]))
+    rows = list(islice(ConversationReader(dataset).source_rows(), SAMPLED_ROWS))
+    return compare_turns(Recipe.from_json(dict(dataset.recipe)), tokenizer, rows)
 
 
 def _is_trained(columns: Columns) -> Any:

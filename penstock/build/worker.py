@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import orjson
@@ -24,9 +23,9 @@ from penstock.build.slices.job import SliceJob
 from penstock.build.workers.overlap import Overlap
 from penstock.build.workers.process import failure
 from penstock.encode.memory import map_large_blocks
-from penstock.sources import Slice, TextRows
+from penstock.sources import Slice, TextRows, path_from_json
+from penstock.store import remote
 from penstock.store.cache import Cache
-from penstock.store.trust import Trust
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
             while (task := _read(stdin)) is not None:
                 if task:
                     data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
-                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), Path(task["path"]), data)
+                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), path_from_json(task["path"]), data)
                     commits.run(prepare, lambda report: _reply(stdout, {"report": report.as_json()}))
                 else:
                     commits.flush()
@@ -54,14 +53,14 @@ def main() -> None:
         _reply(stdout, failure(error))
 
 
-def open_cache(setup: dict[str, Any]) -> Cache:
+def cache_of(setup: dict[str, Any]) -> Cache:
     """Opens the cache of a build in a worker, which `Setup.to_json` describes."""
-    return Cache(setup["cache"], trust=Trust(setup["trust"]))
+    return remote.open_cache(*setup["cache"])
 
 
 def open_job(setup: dict[str, Any]) -> SliceJob:
     """Creates the engines of a worker from its settings."""
-    cache = open_cache(setup)
+    cache = cache_of(setup)
     tokenizer_json = cache.tokenizer_json(setup["recipe"]["tokenizer"])
     return SliceJob(Recipe.from_json(setup["recipe"]), tokenizer_json, cache, fast=setup["fast"])
 

@@ -1,7 +1,8 @@
 """Normalises and validates the lists of messages in parsed rows.
 
-Roles are renamed to those of templates, weight keys are removed, and all other keys stay as they are. The parsed
-objects are changed in place, and copied only if keys must be renamed.
+Roles are renamed to those of templates, weight keys are removed, and keys whose value is null are dropped, as
+transformers' `apply_chat_template` does from 5.23 on. All other keys stay as they are. The parsed objects are changed
+in place, and copied only if keys must be renamed.
 """
 
 from __future__ import annotations
@@ -84,9 +85,14 @@ class MessageReader:
                 _set_calls(message, where)
             message["role"] = role
             check_message(message, where, self._weight_names)
-            for value in message.values():
-                if type(value) is not str:
+            nulls = []
+            for key, value in message.items():
+                if value is None:
+                    nulls.append(key)
+                elif type(value) is not str:
                     loose.append(value)
+            for key in nulls:
+                del message[key]
         is_weighted = any(weight is not None for weight in weights)
         return NormalizedMessages(messages, tuple(weights) if is_weighted else None, tuple(loose))
 

@@ -1,4 +1,4 @@
-"""`penstock cache`: list, explain, verify and clean up the cache."""
+"""`penstock cache`: list, explain, verify, copy and clean up the cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
@@ -23,10 +22,16 @@ if TYPE_CHECKING:
     from penstock.store.upkeep.listing import ShardEntry
     from penstock.store.upkeep.verify import VerifyReport
 
-cache_app = typer.Typer(help="List, explain, verify and clean up the cache.", no_args_is_help=True)
+cache_app = typer.Typer(help="List, explain, verify, copy and clean up the cache.", no_args_is_help=True)
 
 Folder = Annotated[
-    Path | None, typer.Option("--cache", help="Cache folder; default: PENSTOCK_CACHE or ~/.cache/penstock")
+    str | None,
+    typer.Option(
+        "--cache", help="Cache: a folder, or s3://BUCKET/PREFIX; default: PENSTOCK_CACHE or ~/.cache/penstock"
+    ),
+]
+Trusted = Annotated[
+    str, typer.Option(help="Shards of other users: checked (refused until you have checked them), own, all")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
@@ -42,16 +47,16 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the datasets in the cache: name, rows, tokens, bytes, age, last use."""
-    from penstock.store.cache import Cache
+    from penstock.store.remote import open_cache
     from penstock.store.upkeep.listing import list_datasets, list_shards
 
-    home = Cache(cache)
+    home = open_cache(cache)
     if shards:
-        _print_shards(home.root, list_shards(home), json)
+        _print_shards(home.address, list_shards(home), json)
         return
     found = list_datasets(home)
     if json:
-        _print_json({"cache": home.root, "datasets": [asdict(entry) for entry in found]})
+        _print_json({"cache": home.address, "datasets": [asdict(entry) for entry in found]})
         return
     from rich.console import Console
     from rich.table import Table
@@ -65,12 +70,12 @@ def list_(
             continue
         numbers = (f"{entry.rows:,}", f"{entry.tokens:,}", amount(entry.bytes, "B"))
         table.add_row(entry.key[:11], entry.name, *numbers, age(entry.prepared), age(entry.used))
-    Console().print(table if found else f"{home.root}: no datasets yet", highlight=False)
+    Console().print(table if found else f"{home.address}: no datasets yet", highlight=False)
 
 
-def _print_shards(root: Path, found: list[ShardEntry], json: bool) -> None:
+def _print_shards(address: str, found: list[ShardEntry], json: bool) -> None:
     if json:
-        _print_json({"cache": root, "shards": [asdict(entry) for entry in found]})
+        _print_json({"cache": address, "shards": [asdict(entry) for entry in found]})
         return
     for entry in found:
         needed = ", ".join(key[:11] for key in entry.datasets) or "no dataset"
@@ -138,13 +143,13 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check digests, counts and ledgers. Corrupt shards are marked and rebuilt by the next prepare."""
-    from penstock.store.cache import Cache
     from penstock.store.dataset import open_dataset
+    from penstock.store.remote import open_cache
     from penstock.store.upkeep.listing import dataset_folders
     from penstock.store.upkeep.verify import VerifyReport, verify_cache
 
     share = None if recheck is None else share_of(recheck, "--recheck")
-    total, home = VerifyReport(), Cache(cache)
+    total, home = VerifyReport(), open_cache(cache)
     opened = [open_dataset(where, cache=cache) for where in datasets or ()]
     if opened:
         for dataset in opened:
@@ -186,11 +191,10 @@ def gc(
     json: Json = False,
 ) -> None:
     """Delete what no dataset needs. Safe while other processes read and build."""
-    from penstock.store.cache import Cache
-    from penstock.store.upkeep.gc import collect_garbage
+    from penstock.store.remote import collector, open_cache
 
-    found = collect_garbage(
-        Cache(cache),
+    home = open_cache(cache)
+    found = collector(home)(
         older_than=seconds(older_than, "--older-than"),
         max_bytes=None if max_bytes is None else size(max_bytes, "--max-bytes"),
         drop_unused=None if drop_unused is None else seconds(drop_unused, "--drop-unused"),
@@ -205,6 +209,53 @@ def gc(
             f"{found.kept_bytes:,} bytes remain: datasets need them, or they are too young to delete. "
             "Drop datasets with --drop-unused 30d, or lower --older-than."
         )
+
+
+@cache_app.command()
+def push(
+    datasets: Annotated[list[str], typer.Argument(help="Folders or keys of datasets in --cache", show_default=False)],
+    to: Annotated[str, typer.Option(help="The cache to copy to, such as s3://BUCKET/PREFIX", show_default=False)],
+    cache: Folder = None,
+    trust: Trusted = "checked",
+    json: Json = False,
+) -> None:
+    """Copy datasets to another cache, usually from a folder to an object store. Only missing shards are copied."""
+    _copy(datasets, cache, to, trust, json)
+
+
+@cache_app.command()
+def pull(
+    datasets: Annotated[list[str], typer.Argument(help="Addresses, or keys of datasets in --from", show_default=False)],
+    origin: Annotated[
+        str, typer.Option("--from", help="The cache to copy from, such as s3://BUCKET/PREFIX", show_default=False)
+    ],
+    cache: Folder = None,
+    trust: Trusted = "checked",
+    json: Json = False,
+) -> None:
+    """Copy datasets from another cache, usually from an object store to a folder."""
+    _copy(datasets, origin, cache, trust, json)
+
+
+def _copy(datasets: list[str], source: str | None, target: str | None, trust: str, json: bool) -> None:
+    from penstock.options import nearest
+    from penstock.store.dataset import open_dataset
+    from penstock.store.remote import open_cache
+    from penstock.store.remote.transfer import copy_dataset
+    from penstock.store.trust import Trust
+
+    if trust not in [entry.value for entry in Trust]:
+        raise UsageError(f"--trust {trust}: expected checked, own or all.{nearest(trust, [t.value for t in Trust])}")
+    made = []
+    for where in datasets:
+        dataset = open_dataset(where, source)
+        dataset.cache.trust = Trust(trust)
+        made.append(copy_dataset(dataset, open_cache(target)))
+    if json:
+        _print_json({"datasets": [asdict(entry) for entry in made]})
+        return
+    for entry in made:
+        print(f"{entry.address}: {entry.copied} of {entry.shards} shards copied ({entry.bytes:,} bytes)")
 
 
 def _print_collected(found: GcReport, dry_run: bool) -> None:

@@ -47,7 +47,7 @@ Creates a dataset from rows that are already tokenized ([exports](export.md)).
 REST = """
 ## penstock cache
 
-`ls`, `explain`, `verify`, `gc`: see [the cache](cache.md).
+`ls`, `explain`, `verify`, `gc`, `push`, `pull`: see [the cache](cache.md).
 
 ## penstock train sft|dpo CONFIG.yaml [key=value …]
 

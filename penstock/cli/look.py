@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import webbrowser
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.markup import escape
 
 from penstock.cli.flags import with_flags
-from penstock.errors import UsageError
+from penstock.errors import SourceError, UsageError
 from penstock.look.options import LookOptions, look_options, open_to_look
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.api import Dataset, View
+    from penstock.build.turns_preview import TurnsCompared
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")]
@@ -66,8 +68,8 @@ def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: di
     from penstock.look.terminal.stats_table import stats_table
 
     console, options = Console(stderr=json), look_options(given)
-    _, view = _opened(dataset, cache, options, console)
-    counted = count(view, options.capacity)
+    opened, view = _opened(dataset, cache, options, console)
+    counted = replace(count(view, options.capacity), turns=_turns(opened, console))
     if json:
         print(orjson.dumps(counted.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -172,6 +174,17 @@ def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[in
         console.print(f"{k:>6}  {name} row {place.row}", highlight=False, markup=False, soft_wrap=True)
     console.print()
     return items
+
+
+def _turns(dataset: Dataset, console: Console) -> TurnsCompared | None:
+    """Both modes of `--turns` on the first rows, if their source is still there."""
+    from penstock.build.turns_preview import compare_stored
+
+    try:
+        return compare_stored(dataset)
+    except (SourceError, OSError) as error:
+        console.print(f"[yellow]--turns conversation and faithful are not compared: {escape(str(error))}[/]")
+        return None
 
 
 def _opened(where: str, cache: str | None, options: LookOptions, console: Console) -> tuple[Dataset, View]:

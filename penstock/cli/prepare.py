@@ -80,6 +80,6 @@ def summary(console: Console, outcome: Outcome) -> None:
     for label, text in facts(outcome):
         table.add_row(Text(label, style="yellow" if label == WARNING else "bold"), Text(text))
     console.print(table, highlight=False)
-    console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
     console.print("\n[dim]import penstock as ps[/]", highlight=False)
-    console.print(f'[dim]view = ps.open("{dataset.path}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)
+    console.print(f'[dim]view = ps.open("{dataset.address}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)

@@ -141,9 +141,9 @@ def predict(
 def _for_sample(options: PrepareOptions, cache: Path) -> PrepareOptions:
     """The same recipe, on one worker, with bad rows counted."""
     return replace(
-        options, cache=cache, workers="1", split=None, limit=None, config=None, revision=None, no_cache=False,
-        quarantine_file=cache.parent / "quarantine.jsonl", on_bad_row=OnBadRow.QUARANTINE, on_dropped=OnDropped.WARN,
-        on_miss=OnMiss.BUILD, rank=0, world_size=1,
+        options, cache=str(cache), local_cache=None, workers="1", split=None, limit=None, config=None, revision=None,
+        no_cache=False, quarantine_file=cache.parent / "quarantine.jsonl", on_bad_row=OnBadRow.QUARANTINE,
+        on_dropped=OnDropped.WARN, on_miss=OnMiss.BUILD, rank=0, world_size=1,
     )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from typing import BinaryIO, NamedTuple
 
-from penstock.sources import KeepData, Slice, SourceFile, SourceSet, read_rows
+from penstock.sources import KeepData, ObjectPath, Slice, SourceFile, SourcePath, SourceSet, identity, read_rows
 from penstock.sources.kinds import UTF8_BOM, FileKind
 from penstock.sources.reading import scan, trim
 from penstock.sources.slices import Columns
@@ -75,7 +76,7 @@ def sample_rows(sources: SourceSet, known: Known, limits: Limits, seed: int = 0)
     """Samples the selected rows of the sources. `known` has the slices of files that were cut before."""
     choose = random.Random(seed)  # noqa: S311
     if sources.is_whole:
-        sizes = [file.path.stat().st_size for file in sources.files]
+        sizes = [identity(file.path).size for file in sources.files]
         share = [size / max(1, sum(sizes)) for size in sizes]
         strata = [
             _blocks(file, size, part * SAMPLE_BYTES, choose, limits)
@@ -149,7 +150,7 @@ def _lines(file: SourceFile, start: int, stop: int, limits: Limits) -> tuple[lis
     """The rows that start in a range of bytes, and how many more are over the size limit."""
     rows: list[bytes] = []
     too_large = 0
-    with file.path.open("rb") as text:
+    with _seekable(file.path) as text:
         if start:
             text.seek(start - 1)
             _skip_line(text)
@@ -164,6 +165,10 @@ def _lines(file: SourceFile, start: int, stop: int, limits: Limits) -> tuple[lis
             elif row.strip():
                 rows.append(row)
     return rows, too_large
+
+
+def _seekable(path: SourcePath) -> BinaryIO:
+    return BufferedReader(path.open_range(), BLOCK_BYTES) if isinstance(path, ObjectPath) else path.open("rb")
 
 
 def _skip_line(text: BinaryIO) -> None:

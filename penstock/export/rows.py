@@ -215,7 +215,7 @@ def _joined(arrays: list[Any]) -> Any:
 
 def _has_fractions(view: BaseView) -> bool:
     for shard in range(len(view.dataset.shard_examples)):
-        columns = view.dataset.columns(shard)
+        columns = view.dataset.structure(shard)
         if columns.segment_weights is None:
             continue
         weights = run_weights(view.settings.train_on, Runs.of(columns))

@@ -19,7 +19,7 @@ from penstock.feed.tree import RowTrees, tree
 from penstock.pack.balance import Work, shares, sizes_of, work_of
 from penstock.pack.bins import ranges
 from penstock.pack.plan import Plan, StepRows
-from penstock.view.gather import Gathered, Gatherer
+from penstock.view.gather import Gathered, Gatherer, ShardSet
 from penstock.view.mixture import BaseMixture
 from penstock.view.view import BaseView, Served
 
@@ -53,6 +53,9 @@ class Assembler:
         cell = cells[micro]
         own = np.array([row for row in cell if row >= 0], np.int64)
         items = _items(rows, own)
+        if self._gather.download_bytes:
+            for part in self._gather.shards(items if self._trees is None else self._trees.items(items)[0]):
+                part.dataset.fetch(part.shards)
         if self._trees is not None:
             items, sizes = self._trees.items(items)
             found = self._gather(items)
@@ -64,13 +67,30 @@ class Assembler:
             del arrays["loss_weights"]
         return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, self._served)
 
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
+        return self._gather.download_bytes
+
+    def shards(self, index: int) -> list[ShardSet]:
+        """The shards that hold the rows of the batch with this index."""
+        step, micro = divmod(index, self.micros)
+        rows = self.plan.at(step)
+        own = np.array([row for row in self._cells(rows)[micro] if row >= 0], np.int64)
+        items = _items(rows, own)
+        return self._gather.shards(items if self._trees is None else self._trees.items(items)[0])
+
+    def _cells(self, rows: StepRows) -> list[list[int]]:
+        """The rows in each of this rank's micro-batches."""
+        chosen = self._settings
+        return shares(self._work(rows), chosen.plan.batch_size, chosen.world_size, chosen.micro_batch)[chosen.rank]
+
     def _share(self, step: int) -> tuple[StepRows, list[list[int]], float]:
         """The rows of a step, the rows in each of this rank's micro-batches, and the weight of the whole step."""
         kept = self._step
         if kept is None or kept[0].step != step:
-            rows, chosen = self.plan.at(step), self._settings
-            cells = shares(self._work(rows), chosen.plan.batch_size, chosen.world_size, chosen.micro_batch)
-            kept = self._step = rows, cells[chosen.rank], self._weight(rows)
+            rows = self.plan.at(step)
+            kept = self._step = rows, self._cells(rows), self._weight(rows)
         return kept
 
     def _weight(self, rows: StepRows) -> float:

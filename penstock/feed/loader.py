@@ -19,6 +19,7 @@ from penstock.arguments import LoaderArguments
 from penstock.errors import FeedError
 from penstock.feed.assemble import Assembler
 from penstock.feed.batch import Batch
+from penstock.feed.download import Downloads
 from penstock.feed.prefetch import Prefetcher
 from penstock.feed.settings import Framework, LoaderSettings, loader_settings
 from penstock.feed.state import checked_state, state_of
@@ -36,6 +37,7 @@ class Loader:
         self.served = served
         self.settings = settings
         self._assemble = Assembler(served, settings)
+        self._download_bytes = self._assemble.download_bytes
         self._position = position  # the next batch, as recorded in a state
         self._entry = position  # where the next iteration starts
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -145,6 +147,9 @@ class Feed:
         self._last = len(loader)
         self._micros = loader.micros
         self._next = first
+        self._downloads = None
+        if loader._download_bytes:
+            self._downloads = Downloads(loader._assemble.shards, first, self._last, loader._download_bytes)
         self._prefetcher = Prefetcher(loader._produce(), first, self._last, loader.settings.ahead)
 
     def __iter__(self) -> Feed:
@@ -167,11 +172,15 @@ class Feed:
             self.close()
             raise
         self._next = index + 1
+        if self._downloads is not None:
+            self._downloads.served(index)
         self._loader._position = self._next
         return received
 
     def close(self) -> None:
-        """Stop the thread. A closed iteration can't be resumed."""
+        """Stop the threads. A closed iteration can't be resumed."""
+        if self._downloads is not None:
+            self._downloads.close()
         self._prefetcher.close()
 
 

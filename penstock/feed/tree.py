@@ -45,7 +45,7 @@ class RowTrees:
         prefixes = np.zeros(len(served), np.int64)
         rows = np.zeros(len(served), np.int64)
         for shard in np.unique(found.shards).tolist():
-            own, columns = np.flatnonzero(found.shards == shard), served.dataset.columns(shard)
+            own, columns = np.flatnonzero(found.shards == shard), served.dataset.structure(shard)
             rows[own] = columns.rows[found.numbers[own]]
             if columns.prefixes is not None:
                 prefixes[own] = columns.prefixes[found.numbers[own]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from penstock.view.index.shard import Rows, row_hashes
 from penstock.view.ledger import Ledger, Reason
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.view import BaseView
+
+if TYPE_CHECKING:
+    from penstock.build.turns_preview import TurnsCompared  # loads the engines
 
 _FEW: Final = 5  # rows named as examples
 _OCTAVE: Final = 4  # fine bins from one power of two to the next
@@ -121,6 +124,7 @@ class Stats:
     build: Mapping[str, Any] = field(default_factory=dict)  # rows in, kept and rejected, and notes
     cut_rows: int = 0  # rows over the maximum length
     cut_tokens: int = 0  # tokens that truncation removes from them
+    turns: TurnsCompared | None = None  # both modes of `--turns` on the first rows; only `penstock stats` looks at it
 
     def to_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -332,7 +336,7 @@ def _cut(target: Examples | BaseView) -> tuple[int, int]:
         return 0, 0
     rows = tokens = 0
     for shard in range(len(target.dataset.shard_examples)):
-        sizes = Rows.of(target.dataset.columns(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
+        sizes = Rows.of(target.dataset.structure(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
         over = sizes[sizes.max(axis=1, initial=0) > most]
         rows += len(over)
         tokens += int((over if how is Overlong.DROP else np.maximum(over - most, 0)).sum())

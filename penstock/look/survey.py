@@ -139,7 +139,7 @@ def columns_of(dataset: Examples, shard: int) -> Columns:
         return dataset.columns(shard)
     from penstock.store.shard import read_shard
 
-    return read_shard(dataset.cache.shard_path(dataset.shards[shard]))[0]
+    return read_shard(dataset.shard_file(shard))[0]
 
 
 def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:

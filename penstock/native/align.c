@@ -162,7 +162,7 @@ typedef struct {
 } Arrays;
 
 static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
-    const Py_ssize_t rows = PyList_GET_SIZE(texts);
+    const Py_ssize_t rows = PyList_Size(texts);
     if (!fits(&a->ids, 4) || !fits(&a->offsets, 8) || !fits(&a->segments, 8) || !fits(&a->cuts, 8) ||
         !fits(&a->inclusive, 1) || !fits(&a->counts, 8) || !fits(&a->starts, 4) || !fits(&a->kinds, 1))
         return false;
@@ -172,7 +172,7 @@ static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
     if (offsets[0] != 0 || segments[0] != 0) return false;
     for (Py_ssize_t i = 0; i < rows; i++)
         if (offsets[i + 1] < offsets[i] || segments[i + 1] < segments[i] ||
-            !PyBytes_CheckExact(PyList_GET_ITEM(texts, i)))
+            !PyBytes_CheckExact(PyList_GetItem(texts, i)))
             return false;
     if (offsets[rows] > a->ids.len / 4 || segments[rows] > a->cuts.len / 8) return false;
     if (!(rule & BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
@@ -189,24 +189,24 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
                            a->starts.buf, (size_t)a->kinds.len, rule};
     const int64_t *offsets = a->offsets.buf, *segments = a->segments.buf;
     int64_t longest = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts); i++)
+    for (Py_ssize_t i = 0; i < PyList_Size(texts); i++)
         if (offsets[i + 1] - offsets[i] > longest) longest = offsets[i + 1] - offsets[i];
     int64_t *ends = PyMem_New(int64_t, longest + 1);
-    PyObject *exact = ends ? PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(texts)) : PyErr_NoMemory();
-    for (Py_ssize_t i = 0; exact && i < PyList_GET_SIZE(texts); i++) {
-        PyObject *text = PyList_GET_ITEM(texts, i);
+    PyObject *exact = ends ? PyBytes_FromStringAndSize(NULL, PyList_Size(texts)) : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; exact && i < PyList_Size(texts); i++) {
+        PyObject *text = PyList_GetItem(texts, i);
         const uint32_t *ids = (const uint32_t *)a->ids.buf + offsets[i];
         const int64_t n = offsets[i + 1] - offsets[i], first = segments[i];
-        const size_t size = (size_t)PyBytes_GET_SIZE(text);
+        const size_t size = (size_t)PyBytes_Size(text);
         const int64_t *cuts = (const int64_t *)a->cuts.buf + first, m = segments[i + 1] - first;
         const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
         int64_t *counts = (int64_t *)a->counts.buf + first;
         bool found;
         if (!(rule & BY_PIECES))
             found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
-        else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AS_STRING(text), size, ids, n, ends)))
+        else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AsString(text), size, ids, n, ends)))
             count_row(ends, n, cuts, inclusive, m, counts);
-        PyBytes_AS_STRING(exact)[i] = found;
+        PyBytes_AsString(exact)[i] = found;
     }
     PyMem_Free(ends);
     return exact;

@@ -78,7 +78,7 @@ static void put_quoted(Machine *m, Value s) {
             PUT(m, "\\r");
         } else if (c == '\t') {
             PUT(m, "\\t");
-        } else if ((c >= 0x20 && c < 0x7f) || (c > 0x7f && _PyUnicode_IsPrintable(c))) {
+        } else if (is_printable(m, c)) {
             put(m, s.s + i, (size_t)size);
         } else {
             put_escape(m, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);

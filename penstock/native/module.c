@@ -16,7 +16,7 @@ static int add_names(PyObject *module, const char *name, const char *const *name
             Py_CLEAR(tuple);
             break;
         }
-        PyTuple_SET_ITEM(tuple, i, text);
+        PyTuple_SetItem(tuple, i, text);
     }
     const int failed = !tuple || PyModule_AddObjectRef(module, name, tuple) < 0;
     Py_XDECREF(tuple);

@@ -22,7 +22,7 @@ static Value of_python(Machine *m, PyObject *o) {
         if (overflow) give_up(m, "an integer beyond 64 bits");
         return of_int(i);
     }
-    if (PyFloat_Check(o)) return (Value){.tag = FLOAT, .d = PyFloat_AS_DOUBLE(o)};
+    if (PyFloat_Check(o)) return (Value){.tag = FLOAT, .d = PyFloat_AsDouble(o)};
     if (PyUnicode_Check(o)) {
         Py_ssize_t n;
         const char *s = PyUnicode_AsUTF8AndSize(o, &n);
@@ -35,9 +35,11 @@ static Value of_python(Machine *m, PyObject *o) {
         return keyed(of_string(copy, (size_t)n));
     }
     if (PyList_Check(o) || PyTuple_Check(o)) {
-        const Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
-        const Value list = of_list(m, (uint32_t)n, PyList_Check(o) ? PLAIN_LIST : TUPLE);
-        for (Py_ssize_t i = 0; i < n; i++) list.list->v[i] = of_python(m, PySequence_Fast_GET_ITEM(o, i));
+        const bool plain = PyList_Check(o);
+        const Py_ssize_t n = plain ? PyList_Size(o) : PyTuple_Size(o);
+        const Value list = of_list(m, (uint32_t)n, plain ? PLAIN_LIST : TUPLE);
+        for (Py_ssize_t i = 0; i < n; i++)
+            list.list->v[i] = of_python(m, plain ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i));
         return list;
     }
     if (PyDict_Check(o)) {
@@ -51,7 +53,7 @@ static Value of_python(Machine *m, PyObject *o) {
         }
         return dict;
     }
-    if (PyFrozenSet_Check(o) && PySet_GET_SIZE(o) == 1) { /* {3}: macro 3; {"range"}: a jinja2 function */
+    if (PyFrozenSet_Check(o) && PySet_Size(o) == 1) { /* {3}: macro 3; {"range"}: a jinja2 function */
         PyObject *iterator = PyObject_GetIter(o), *item = iterator ? PyIter_Next(iterator) : NULL;
         const bool is_macro = item && PyLong_Check(item);
         const int64_t number = is_macro ? PyLong_AsLong(item) : 0;
@@ -181,10 +183,10 @@ static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, a
     for (int i = 0; i < p->macro_count; i++) {
         PyObject *names;
         Macro *macro = &p->macros[i];
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(macros, i), "iiiO!", &macro->entry, &macro->arguments, &macro->locals,
+        if (!PyArg_ParseTuple(PyList_GetItem(macros, i), "iiiO!", &macro->entry, &macro->arguments, &macro->locals,
                               &PyTuple_Type, &names))
             return false;
-        if (PyTuple_GET_SIZE(names) != macro->arguments) give_up(m, "a macro's names");
+        if (PyTuple_Size(names) != macro->arguments) give_up(m, "a macro's names");
         macro->names = of_python(m, names).list->v;
     }
     return true;
@@ -200,7 +202,7 @@ static bool load(ProgramObject *self, Py_buffer *code, PyObject *constants, PyOb
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, loader.why);
         return false;
     }
-    for (int i = 0; i < p->constant_count; i++) p->constants[i] = of_python(&loader, PyList_GET_ITEM(constants, i));
+    for (int i = 0; i < p->constant_count; i++) p->constants[i] = of_python(&loader, PyList_GetItem(constants, i));
     const bool loaded = load_macros(&loader, p, macros);
     if (loaded) load_layout(&loader, &self->layout, layout);
     p->permanent = loader.first;
@@ -222,9 +224,9 @@ static void dealloc(ProgramObject *self) {
     }
     free(self->program.code), free(self->program.constants), free(self->program.macros);
     free_chunks(self->program.permanent);
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free((PyObject *)self);
-    Py_DECREF(type);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF((PyObject *)type);
 }
 
 static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
@@ -235,14 +237,14 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
     if (!PyArg_ParseTuple(arguments, "y*O!O!iiO!", &code, &PyList_Type, &constants, &PyList_Type, &macros, &globals,
                           &branches, &PyDict_Type, &layout))
         return NULL;
-    ProgramObject *self = (ProgramObject *)type->tp_alloc(type, 0);
+    ProgramObject *self = (ProgramObject *)PyType_GenericAlloc(type, 0);
     Machine *m = calloc(1, sizeof *m);
     if (self && m && code.len > 0 && code.len % 4 == 0 && globals >= 0 && branches >= 0) {
         self->machine = m;
         Program *p = &self->program;
         p->code_size = code.len / 4;
-        p->constant_count = (int)PyList_GET_SIZE(constants);
-        p->macro_count = (int)PyList_GET_SIZE(macros);
+        p->constant_count = (int)PyList_Size(constants);
+        p->macro_count = (int)PyList_Size(macros);
         p->global_count = globals;
         p->branch_count = branches;
         p->code = malloc((size_t)code.len);
@@ -262,7 +264,7 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
         PyErr_SetString(PyExc_ValueError, "the bytecode is not valid");
     }
     PyBuffer_Release(&code);
-    Py_XDECREF(self);
+    Py_XDECREF((PyObject *)self);
     return NULL;
 }
 
@@ -381,7 +383,7 @@ static PyObject *text_list(const Machine *m, const Batch *b) {
         const int64_t start = i ? b->ends[i - 1] : 0;
         PyObject *text = bytes_of(m->out.at + start, (size_t)(b->ends[i] - start));
         if (text)
-            PyList_SET_ITEM(texts, i, text);
+            PyList_SetItem(texts, i, text);
         else
             Py_CLEAR(texts);
     }
@@ -394,7 +396,7 @@ static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up,
         const char *words = b->reasons[i] ? b->reasons[i] : b->why[i];
         PyObject *reason = words ? PyUnicode_DecodeUTF8(words, (Py_ssize_t)strlen(words), NULL) : Py_NewRef(Py_None);
         if (reason)
-            PyList_SET_ITEM(reasons, i, reason);
+            PyList_SetItem(reasons, i, reason);
         else
             Py_CLEAR(reasons);
     }
@@ -431,7 +433,7 @@ static PyObject *result_of(const Machine *m, const Batch *b) {
 }
 
 static bool begin_batch(Batch *b, PyObject *rows) {
-    b->n = PyList_GET_SIZE(rows);
+    b->n = PyList_Size(rows);
     const size_t n = (size_t)b->n + 1;
     b->rows = malloc(n * sizeof *b->rows);
     b->sizes = malloc(n * sizeof *b->sizes);
@@ -449,13 +451,13 @@ static bool begin_batch(Batch *b, PyObject *rows) {
         return false;
     }
     for (Py_ssize_t i = 0; i < b->n; i++) {
-        PyObject *row = PyList_GET_ITEM(rows, i);
+        PyObject *row = PyList_GetItem(rows, i);
         if (!PyBytes_CheckExact(row)) {
             PyErr_SetString(PyExc_TypeError, "rows are bytes");
             return false;
         }
-        b->rows[i] = PyBytes_AS_STRING(row);
-        b->sizes[i] = (size_t)PyBytes_GET_SIZE(row);
+        b->rows[i] = PyBytes_AsString(row);
+        b->sizes[i] = (size_t)PyBytes_Size(row);
         b->needles[i] = -1;
     }
     return true;
@@ -477,12 +479,12 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
     memset(&b, 0, sizeof b);
     b.with_turns = with_turns;
     PyObject *result = NULL;
-    PyObject *held = PyList_GetSlice(rows, 0, PyList_GET_SIZE(rows)); /* a copy: other threads may change the list */
+    PyObject *held = PyList_GetSlice(rows, 0, PyList_Size(rows)); /* a copy: other threads may change the list */
     if (held && begin_batch(&b, held)) {
         Machine *m = self->machine;
         m->out.n = m->spans.n = 0;
         self->busy = true;
-        Py_BEGIN_ALLOW_THREADS
+        m->thread = PyEval_SaveThread();
         locale_t usual = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* strtod and snprintf follow the thread's locale */
         locale_t before = uselocale(usual);
         for (Py_ssize_t i = 0; i < b.n; i++) {
@@ -491,7 +493,8 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
         }
         uselocale(before);
         if (usual) freelocale(usual);
-        Py_END_ALLOW_THREADS
+        PyEval_RestoreThread(m->thread);
+        m->thread = NULL;
         result = result_of(m, &b);
         if (with_turns) result = turns_of(&b, result);
         self->busy = false; /* only now: allocating objects may run other threads, and the texts are the machine's */

@@ -152,6 +152,13 @@ static void rename_key(Machine *m, Dict *message, Value from, Value to, int32_t 
         if (!compare_text(message->e[i].key, from)) message->e[i].key = given_name(m, to, number);
 }
 
+static void drop_nulls(Dict *message) { /* as apply_chat_template does */
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < message->n; i++)
+        if (message->e[i].value.tag != NONE) message->e[kept++] = message->e[i];
+    message->n = kept;
+}
+
 static Value read_message(Machine *m, const Layout *l, Value message, int32_t number, float *weight) {
     if (message.tag != DICT) unusual(m);
     Dict *d = message.dict;
@@ -169,6 +176,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     }
     *find_key(d, NAME("role")) = role;
     check_message(m, l, d, role);
+    drop_nulls(d);
     return role;
 }
 

@@ -4,8 +4,8 @@
 #include "values.h"
 
 static bool all_bytes(PyObject *list) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
-        if (!PyBytes_CheckExact(PyList_GET_ITEM(list, i))) return false;
+    for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
+        if (!PyBytes_CheckExact(PyList_GetItem(list, i))) return false;
     return true;
 }
 
@@ -55,11 +55,11 @@ PyObject *kinds(PyObject *Py_UNUSED(module), PyObject *arguments) {
         PyErr_SetString(PyExc_ValueError, "texts as bytes, and the kind of each code point");
         goto done;
     }
-    answer = PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(texts));
-    for (Py_ssize_t i = 0; answer && i < PyList_GET_SIZE(texts); i++) {
-        PyObject *text = PyList_GET_ITEM(texts, i);
-        const int found = kinds_of(PyBytes_AS_STRING(text), (size_t)PyBytes_GET_SIZE(text), table.buf);
-        PyBytes_AS_STRING(answer)[i] = (char)found;
+    answer = PyBytes_FromStringAndSize(NULL, PyList_Size(texts));
+    for (Py_ssize_t i = 0; answer && i < PyList_Size(texts); i++) {
+        PyObject *text = PyList_GetItem(texts, i);
+        const int found = kinds_of(PyBytes_AsString(text), (size_t)PyBytes_Size(text), table.buf);
+        PyBytes_AsString(answer)[i] = (char)found;
         if (found < 0) {
             PyErr_SetString(PyExc_ValueError, "a text is not UTF-8");
             Py_CLEAR(answer);
@@ -72,7 +72,7 @@ done:
 
 PyObject *split_lines(PyObject *Py_UNUSED(module), PyObject *text) { /* text.split(b"\n"), several times as fast */
     if (!PyBytes_CheckExact(text)) return PyErr_Format(PyExc_TypeError, "a text as bytes");
-    const char *at = PyBytes_AS_STRING(text), *end = at + PyBytes_GET_SIZE(text);
+    const char *at = PyBytes_AsString(text), *end = at + PyBytes_Size(text);
     PyObject *lines = PyList_New(0);
     while (lines) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));

@@ -115,11 +115,6 @@ size_t point_offset(const char *s, size_t n, size_t index) {
     return i;
 }
 
-bool is_space(uint32_t c) {
-    if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f);
-    return _PyUnicode_IsWhitespace(c); /* CPython's own table: a pure look-up, safe without the GIL */
-}
-
 /* ---- searches */
 
 const char *find(Machine *m, const char *text, size_t n, const char *wanted, size_t size) {
@@ -268,14 +263,8 @@ Value change_case(Machine *m, Value s, Case how) {
             continue;
         }
         if (c == 0x3A3) give_up(m, "a capital sigma"); /* its lower case depends on context */
-        Py_UCS4 changed[3];
-        const int n = upper   ? _PyUnicode_ToUpperFull(c, changed)
-                      : title ? _PyUnicode_ToTitleFull(c, changed)
-                              : _PyUnicode_ToLowerFull(c, changed);
-        for (int k = 0; k < n; k++) {
-            char bytes[4];
-            put(m, bytes, (size_t)encode(bytes, changed[k]));
-        }
+        const CaseChange *changed = case_change(m, c, upper ? UPPER : title ? CAPITALIZE : LOWER);
+        put(m, changed->bytes, changed->size);
     }
     return take_output(m, mark);
 }
@@ -288,7 +277,7 @@ Value indent(Machine *m, Value s, Value by, bool first) {
     for (bool is_first = true;; is_first = false) {
         const char *q = p;
         int size = 1;
-        while (q < end && !_PyUnicode_IsLinebreak(decode(q, &size))) q += size;
+        while (q < end && !is_line_break(decode(q, &size))) q += size;
         if (!is_first) put_char(m, '\n');
         if (is_first ? first : q > p) put(m, by.s, by.size);
         put(m, p, (size_t)(q - p));

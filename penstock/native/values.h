@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* One limit each; docs/templates.md lists them. */
@@ -168,6 +170,7 @@ typedef struct Machine {
     VECTOR(int32_t) fresh; /* branches taken for the first time in this row */
     VECTOR(int32_t) spans;
     int32_t conversation; /* index in the batch */
+    PyThreadState *thread; /* of the caller while the GIL is released, else NULL */
 } Machine;
 
 _Noreturn void give_up(Machine *m, const char *why);
@@ -290,6 +293,22 @@ static inline void put_traced(Machine *m, const char *s, size_t n) {
     put(m, s, n);
 }
 
+/* ---- characters, as the running interpreter defines them */
+
+typedef enum { LOWER, UPPER, CAPITALIZE } Case; /* of one character, CAPITALIZE is title case */
+typedef struct CaseChange {
+    uint8_t size;
+    char bytes[11]; /* UTF-8 of up to three characters */
+} CaseChange;
+const CaseChange *case_change(Machine *m, uint32_t c, Case how);
+bool is_printable(Machine *m, uint32_t c);
+bool is_wide_space(uint32_t c); /* beyond ASCII */
+static inline bool is_space(uint32_t c) {
+    if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f);
+    return is_wide_space(c);
+}
+bool is_line_break(uint32_t c);
+
 /* ---- text, with the semantics of Python's str */
 
 uint32_t decode(const char *p, int *size); /* valid UTF-8 only */
@@ -303,11 +322,9 @@ size_t point_offset(const char *s, size_t n, size_t index);
 const char *find(Machine *m, const char *text, size_t n, const char *wanted, size_t size);
 /* Skip to the next quote, backslash or control character; sets `high` if a non-ASCII byte was passed. */
 const char *scan_string(const char *p, const char *end, bool *high);
-bool is_space(uint32_t c);
 Value strip(Machine *m, Value s, const Value *chars, bool left, bool right);
 Value split(Machine *m, Value s, const Value *separator, int64_t most);
 Value replace(Machine *m, Value s, Value old, Value new, int64_t most);
-typedef enum { LOWER, UPPER, CAPITALIZE } Case;
 Value change_case(Machine *m, Value s, Case how);
 Value indent(Machine *m, Value s, Value by, bool first);
 Value index_text(Machine *m, Value s, int64_t i);

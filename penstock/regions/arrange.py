@@ -23,11 +23,16 @@ from penstock.chat.notes import Note
 from penstock.regions.chains import Chain, Chains, Own, Places, joined_chains
 from penstock.regions.headers import Boundaries
 from penstock.template.rendered import Rendered
-from penstock.template.turns import REFUSED, Turns, TurnState
+from penstock.template.turns import REFUSED as REFUSED_FLAGS
+from penstock.template.turns import Turns, TurnState
 
 Found = dict[Note, list[int]]
 Straddles = Callable[[bytes, bytes], bool]  # of a prompt and its answer
-_USUAL = (TurnState.CONTINUES | TurnState.IN_ROOT).value
+# As plain integers: operators of flags take a microsecond each, several times a turn.
+_REFUSED, _CONTINUES, _EXTENDS = REFUSED_FLAGS.value, TurnState.CONTINUES.value, TurnState.EXTENDS.value
+_IN_ROOT, _KNOWN, _IS_ROOT = TurnState.IN_ROOT.value, TurnState.KNOWN.value, TurnState.IS_ROOT.value
+_USUAL = _CONTINUES | _IN_ROOT
+_LINE_ENDS, _BLANKS = b"\n\v\f\r", b"\t\n\v\f\r "
 _LOOK_BACK = 4096  # bytes of a prompt that are looked at
 _MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
 
@@ -49,22 +54,19 @@ class _Turn(NamedTuple):
     pieces: Places
     spans: Places
 
-    def is_(self, state: TurnState) -> bool:
-        return bool(self.state & state)
-
     @property
     def own(self) -> Own:
-        as_whole = self.is_(TurnState.IS_ROOT) and self.is_(TurnState.IN_ROOT)
+        as_whole = self.state & _IS_ROOT and self.state & _IN_ROOT
         return Own(self.message, self.prompt_size, self.size, -1 if as_whole else self.flags)
 
     def whole(self, root: Chain) -> Chain:
         """The turn as a chain that shares nothing."""
-        if self.is_(TurnState.IN_ROOT):
+        if self.state & _IN_ROOT:
             pieces, spans = root.before(self.size)
             return Chain(root.row, root.text[: self.size], pieces, spans, root.known, [self.own])
         pieces = np.concatenate((root.pieces[root.pieces[:, 1] < self.cut], self.pieces))
         spans = np.concatenate((root.spans[root.spans[:, 1] <= self.cut], self.spans))
-        known = root.known and self.is_(TurnState.KNOWN)
+        known = root.known and bool(self.state & _KNOWN)
         return Chain(root.row, root.text[: self.cut] + self.text, pieces, spans, known, [self.own])
 
 
@@ -114,13 +116,13 @@ class Arranger:
     # ---- one row
 
     def _row(self, whole: Chain, turns: list[_Turn], notes: Found) -> list[Chain]:
-        base = next((turn for turn in turns if turn.is_(TurnState.IS_ROOT)), None)
+        base = next((turn for turn in turns if turn.state & _IS_ROOT), None)
         root = whole
-        if base is not None and not base.is_(TurnState.IN_ROOT):
-            known = whole.known and base.is_(TurnState.KNOWN)
+        if base is not None and not base.state & _IN_ROOT:
+            known = whole.known and bool(base.state & _KNOWN)
             root = replace(whole, text=base.text, pieces=base.pieces, spans=base.spans, known=known)
             notes.setdefault(Note.TRAILING_MESSAGES, []).append(whole.row)
-        if base is not None and not base.is_(TurnState.CONTINUES):
+        if base is not None and not base.state & _CONTINUES:
             joined = self._spliced(base, root)
             if joined is None:
                 notes.setdefault(Note.TURN_UNSETTLED, []).append(whole.row)
@@ -130,14 +132,14 @@ class Arranger:
         sides: list[Chain] = []
         previous: _Turn | None = None
         for turn in turns:
-            if turn.is_(REFUSED):
+            if turn.state & _REFUSED:
                 notes.setdefault(Note.TURN_REFUSED, []).append(whole.row)
-            elif not turn.is_(TurnState.CONTINUES):
+            elif not turn.state & _CONTINUES:
                 if turn is not base:
                     self._add_spliced(turn, root, sides, notes)
             elif self._is_torn(turn, root):
                 self._add_torn(turn, root, sides, notes)
-            elif turn.is_(TurnState.IN_ROOT) or turn is base:
+            elif turn.state & _IN_ROOT or turn is base:
                 root.turns.append(turn.own)
             else:
                 self._add_side(turn, previous, root, sides)
@@ -147,12 +149,12 @@ class Arranger:
     def _add_side(self, turn: _Turn, previous: _Turn | None, root: Chain, sides: list[Chain]) -> None:
         """A turn that the root does not have: it goes on with the chain before it, or begins one."""
         cut = turn.cut
-        known = root.known and turn.is_(TurnState.KNOWN)
+        known = root.known and bool(turn.state & _KNOWN)
         side = Chain(root.row, turn.text, turn.pieces, turn.spans, known, [turn.own], skipped=cut)
         side.pieces, side.spans = side.moved(-cut)
         last = sides[-1] if sides else None
         follows = last is not None and previous is not None and last.turns[-1].message == previous.message
-        if last is not None and follows and turn.is_(TurnState.EXTENDS) and not last.seam and not last.is_spliced:
+        if last is not None and follows and turn.state & _EXTENDS and not last.seam and not last.is_spliced:
             side.turns = [*last.turns, turn.own]
             sides.pop()
         side.others = range(side.turns[0].message + 1, turn.message)
@@ -182,11 +184,13 @@ class Arranger:
 
     def _is_torn(self, turn: _Turn, root: Chain) -> bool:
         """Whether the turn's first token would take in the end of its prompt."""
-        text = root.text[: turn.size] if turn.is_(TurnState.IN_ROOT) else root.text[: turn.cut] + turn.text
-        return self._is_torn_at(text, turn.prompt_size)
+        if turn.state & _IN_ROOT:
+            return self._is_torn_at(root.text[: turn.size], turn.prompt_size)
+        first = max(0, min(turn.cut, turn.prompt_size) - _LOOK_BACK)
+        return self._is_torn_at(root.text[first : turn.cut] + turn.text, turn.prompt_size - first)
 
     def _is_torn_at(self, text: bytes, seam: int) -> bool:
-        if not 0 < seam < len(text) or not _may_merge(np.uint8(text[seam - 1]), np.uint8(text[seam])):
+        if not 0 < seam < len(text) or (text[seam - 1] in _LINE_ENDS and text[seam] not in _BLANKS):
             return False
         return self._tears(_prompt_end(text, 0, seam), text[seam:])
 

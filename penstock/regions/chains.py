@@ -50,7 +50,9 @@ class Chain:
 
     def moved(self, by: int) -> tuple[Places, Places]:
         """Its pieces and spans, counted from another start."""
-        return (self.pieces + np.array([0, by, by])).astype(np.int32), (self.spans + by).astype(np.int32)
+        pieces = self.pieces.copy()
+        pieces[:, 1:] += by
+        return pieces, self.spans + np.int32(by)
 
     def before(self, end: int) -> tuple[Places, Places]:
         """Its pieces and spans that begin before a place, cut off there."""
@@ -124,9 +126,10 @@ def _batch(
     pieces = move(rendered.piece_rows, rendered.piece_messages, rendered.piece_starts, rendered.piece_ends)
     spans = move(rendered.span_rows, rendered.span_rows, rendered.span_starts, rendered.span_ends)
     if made:
-        pieces = _with(pieces, [chain.pieces if chain.known else chain.pieces[:0] for chain in made], places, starts)
-        numbered = [np.pad(chain.spans, ((0, 0), (1, 0))) for chain in made]
-        spans = _with(spans, [s if c.known else s[:0] for s, c in zip(numbered, made, strict=True)], places, starts)
+        own = [chain.pieces if chain.known else chain.pieces[:0] for chain in made]
+        blocks = [chain.spans if chain.known else chain.spans[:0] for chain in made]
+        pieces = _with(pieces, own, places, starts)
+        spans = _with(spans, blocks, places, starts)
     known = np.empty(len(rows), np.bool_)
     known[simple_places] = rendered.known[simple]
     known[places] = [chain.known for chain in made]
@@ -161,10 +164,11 @@ def _mark(chain: Chain, place: slice, own: Bool, ends: Int64, flags: UInt8) -> N
     if not chain.is_root:
         own[place] = False
         flags[place] = MessageFlag.CONTENT_PRINTED
-    own[[first + message for message in chain.others]] = True
+    own[first + chain.others.start : first + chain.others.stop] = True
     for turn in chain.turns:
         own[first + turn.message] = True
-        ends[:, first + turn.message] = turn.prompt_end - chain.skipped, turn.answer_end - chain.skipped
+        ends[0, first + turn.message] = turn.prompt_end - chain.skipped
+        ends[1, first + turn.message] = turn.answer_end - chain.skipped
         if turn.flags >= 0:
             flags[first + turn.message] = turn.flags
 
@@ -198,10 +202,11 @@ class _Move(NamedTuple):
 
 
 def _with(found: _Moved, more: Sequence[npt.NDArray[Any]], places: Int64, text_starts: Int64) -> _Moved:
-    """The pieces of chains added, all in order."""
+    """The pieces or spans of chains added, all in order."""
     rows = np.repeat(places, [len(pieces) for pieces in more])
-    added = np.concatenate([np.zeros((0, 3), np.int64), *more]).astype(np.int64)
-    columns = (rows, added[:, 0], added[:, 1] + text_starts[rows], added[:, 2] + text_starts[rows])
+    added = np.concatenate(more).astype(np.int64)
+    messages = added[:, 0] if added.shape[1] == 3 else np.zeros_like(rows)  # spans have none
+    columns = (rows, messages, added[:, -2] + text_starts[rows], added[:, -1] + text_starts[rows])
     joined = [np.concatenate(pair) for pair in zip(found, columns, strict=True)]
     order = np.lexsort((joined[3], joined[2], joined[0]))
     rows, messages, starts, ends = (column[order] for column in joined)

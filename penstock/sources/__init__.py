@@ -1,7 +1,7 @@
 """Finds source files and cuts them into slices of rows by content.
 
-In: what the user names (files, globs, folders, Hub datasets) and an optional split. Out: `Slice` records, each with a
-digest of its rows, and, for a worker that holds a slice, its rows as JSON bytes.
+In: what the user names (files, globs, folders, URLs, Hub datasets) and an optional split. Out: `Slice` records, each
+with a digest of its rows, and, for a worker that holds a slice, its rows as JSON bytes.
 
 Slice boundaries depend on content alone, so appending or editing rows changes only the slices next to them. `discover`
 resolves names to a `SourceSet`, whose `slices()` yields the slices; `read_rows` reads one of them. `text` and
@@ -11,9 +11,11 @@ resolves names to a `SourceSet`, whose `slices()` yields the slices; `read_rows`
 from penstock.sources.discover import discover
 from penstock.sources.kinds import FileKind
 from penstock.sources.reading import KeepData, fetch_data, fetch_each, plan_slices, read_rows
+from penstock.sources.remote.path import ObjectPath, SourcePath, path_from_json, path_to_json, recorded_path
 from penstock.sources.slices import (
     SLICING_VERSION,
     FileIdentity,
+    Identity,
     Slice,
     SlicePlan,
     SliceRows,
@@ -28,11 +30,14 @@ __all__ = [
     "SLICING_VERSION",
     "FileIdentity",
     "FileKind",
+    "Identity",
     "KeepData",
+    "ObjectPath",
     "Slice",
     "SlicePlan",
     "SliceRows",
     "SourceFile",
+    "SourcePath",
     "SourceSet",
     "Split",
     "TextRows",
@@ -41,6 +46,9 @@ __all__ = [
     "fetch_each",
     "identity",
     "parse_split",
+    "path_from_json",
+    "path_to_json",
     "plan_slices",
     "read_rows",
+    "recorded_path",
 ]

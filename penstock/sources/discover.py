@@ -1,4 +1,4 @@
-"""Resolves the sources that the user names (files, globs, folders, Hub datasets) to a `SourceSet`, in the order given.
+"""Resolves the sources that the user names (files, globs, folders, URLs, Hub datasets) to a `SourceSet`, in order.
 
 Costs one small read per file. Files given by name belong to the split `train`; folders and Hub datasets may have named
 splits, of which `train` (or the only one) is read by default.
@@ -12,23 +12,25 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.addresses import scheme_of
+from penstock.addresses import check_source, scheme_of
 from penstock.errors import SourceError
-from penstock.sources.folders import DEFAULT_SPLIT, FoundFile, read_folder
+from penstock.sources.folders import DEFAULT_SPLIT, Folder, FoundFile, LocalFolder, read_folder
 from penstock.sources.hub import HubDataset
-from penstock.sources.kinds import detect_kind, has_data_suffix
+from penstock.sources.kinds import FileKind, detect_kind, has_data_suffix
+from penstock.sources.remote.path import SourcePath
 from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
 
 HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WILD = re.compile(r"[*?\[]")
+Recall = Callable[[SourcePath], FileKind | None]
 
 
 class NamedFile(NamedTuple):
     """A file that holds what the user gave in another way, and its name for people."""
 
-    path: Path
+    path: SourcePath
     name: str
 
 
@@ -49,8 +51,9 @@ def discover(
     limit: int | None = None,
     config: str | None = None,
     revision: str | None = None,
+    recall: Recall = lambda _: None,
 ) -> SourceSet:
-    """Find the files of these sources, and the split to take from them."""
+    """Find the files of these sources, and the split to take from them. `recall` gives the kinds of known objects."""
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     if not given:
         raise SourceError("no source given. Name a file, a folder, a pattern such as 'data/*.jsonl', or a dataset.")
@@ -65,7 +68,7 @@ def discover(
         ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
     _check_repeats(files, found)
     listed = [
-        SourceFile(ordinal, file.path, detect_kind(file.path, file.name), file.name, file.split)
+        SourceFile(ordinal, file.path, recall(file.path) or detect_kind(file.path, file.name), file.name, file.split)
         for ordinal, file in enumerate(files)
     ]
     return SourceSet(tuple(listed), parsed, tuple(ignored), limit)
@@ -88,11 +91,12 @@ def _source(source: str | Path | NamedFile, config: str | None, revision: str | 
     if isinstance(source, NamedFile):
         return _Source(source.name, [DEFAULT_SPLIT], lambda _: [FoundFile(source.path, source.name)], [])
     text = str(source)
-    if scheme := scheme_of(text):
-        raise SourceError(
-            f"{text}: {scheme} addresses are not supported. Copy the data to a local disk first "
-            "(name a Hugging Face dataset as org/name)."
-        )
+    if scheme := check_source(text):
+        if scheme != "file":
+            return _remote(text, config, revision)
+        from penstock.sources.remote.finding import local_of
+
+        text = local_of(text)
     path = Path(text).expanduser()
     is_hub_name = not path.exists() and _may_be_hub_name(text)
     if is_hub_name and config is None and revision is None and (near := _near(path, 0.75)):
@@ -120,11 +124,38 @@ def _hub(dataset: HubDataset) -> _Source:
 
 
 def _folder(path: Path, text: str) -> _Source:
-    folder = read_folder(path, text.rstrip("/"))
+    return _contents(LocalFolder(path), text)
+
+
+def _contents(opened: Folder, text: str) -> _Source:
+    folder = read_folder(opened, text.rstrip("/"))
     splits = list(dict.fromkeys(file.split for file in folder.files))
     return _Source(
         text, splits, lambda name: [file for file in folder.files if file.split == name], folder.ignored, True
     )
+
+
+def _remote(url: str, config: str | None, revision: str | None) -> _Source:
+    """An object, a pattern or a folder in a store, on a web server or on the Hub."""
+    from penstock.sources.remote.finding import Remote
+
+    is_hub = scheme_of(url) == "hf"
+    if config is not None or (revision is not None and not is_hub):
+        option = "--config" if config is not None else "--revision"
+        applies = "Hugging Face datasets by name" if config is not None else "Hugging Face datasets"
+        raise SourceError(f"{url}: {option} applies to {applies}. Leave it out.")
+    place = Remote(url, revision)
+    if (found := place.object()) is not None:
+        return _Source(url, [DEFAULT_SPLIT], lambda _: [FoundFile(found, str(found))], [])
+    if WILD.search(place.path) and (place.is_web or not place.url.endswith("/")):
+        matches = place.matches()
+        if not matches:
+            raise SourceError(f"{url}: no object matches this pattern. Check the pattern, and quote it for the shell.")
+        return _Source(url, [DEFAULT_SPLIT], lambda _: [FoundFile(path, str(path)) for path in matches], [], True)
+    folder = place.folder()
+    if folder is None:
+        raise SourceError(f"{place}: no such object or folder.{place.hint()}")
+    return _contents(folder, str(place))
 
 
 def _glob(pattern: Path, text: str) -> _Source:
@@ -171,9 +202,9 @@ def _check_repeats(files: list[FoundFile], sources: list[_Source]) -> None:
     """Reject a file that is reached twice through a glob or folder. Naming a file twice is allowed."""
     if len(sources) < 2 or not any(source.is_expanded for source in sources):
         return
-    seen: set[Path] = set()
+    seen: set[Path | str] = set()
     for file in files:
-        resolved = file.path.resolve()
+        resolved = file.path.resolve() if isinstance(file.path, Path) else str(file.path)
         if resolved in seen:
             raise SourceError(f"{file.name}: selected twice, through a pattern or a folder. Name it once.")
         seen.add(resolved)

@@ -8,13 +8,14 @@ An ambiguous folder is an error, because a wrong guess would train on test data 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from penstock.errors import SourceError
 from penstock.sources.kinds import BINARY_SUFFIXES, data_stem, has_data_suffix
+from penstock.sources.remote.path import SourcePath
 
 DEFAULT_SPLIT = "train"
 DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
@@ -30,7 +31,7 @@ SPLIT_OF_WORD = (
 class FoundFile(NamedTuple):
     """A data file found in a source, and its split."""
 
-    path: Path
+    path: SourcePath
     name: str
     split: str = DEFAULT_SPLIT
 
@@ -42,40 +43,71 @@ class FolderContents(NamedTuple):
     ignored: list[str]
 
 
-def read_folder(folder: Path, name: str) -> FolderContents:
+class Folder(Protocol):
+    """A folder, wherever it is."""
+
+    def names(self) -> list[PurePosixPath]:
+        """The relative paths of all files in it, sorted."""
+
+    def path(self, name: str) -> SourcePath | None:
+        """A file by its relative path; None if there is none."""
+
+
+class LocalFolder:
+    """A folder on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[PurePosixPath]:
+        """The relative paths of all files in it, sorted."""
+        paths = sorted(self._folder.rglob("*"))
+        return [PurePosixPath(path.relative_to(self._folder)) for path in paths if path.is_file()]
+
+    def path(self, name: str) -> Path | None:
+        """A file by its relative path; None if there is none."""
+        path = self._folder / name
+        return path if path.is_file() else None
+
+
+def read_folder(folder: Folder, name: str) -> FolderContents:
     """List the files of a folder, sorted by name within each split."""
-    if (folder / "dataset_dict.json").is_file():
-        splits = _json(folder / "dataset_dict.json", name)["splits"]
-        return FolderContents(
-            [file for split in splits for file in _saved(folder / split, f"{name}/{split}", split)], []
-        )
-    if (folder / "state.json").is_file():
-        return FolderContents(
-            _saved(folder, name, _json(folder / "state.json", name).get("_split") or DEFAULT_SPLIT), []
-        )
+    if (listed := folder.path("dataset_dict.json")) is not None:
+        splits = _json(listed, name)["splits"]
+        return FolderContents([file for split in splits for file in _saved(folder, f"{split}/", name, split)], [])
+    if (state := folder.path("state.json")) is not None:
+        return FolderContents(_saved(folder, "", name, _json(state, name).get("_split") or DEFAULT_SPLIT), [])
     return _data_files(folder, name)
 
 
-def _saved(folder: Path, name: str, split: str) -> list[FoundFile]:
-    """The Arrow files of a Dataset written by `save_to_disk`."""
-    if not (folder / "state.json").is_file():
-        raise SourceError(f"{name}: state.json is missing, so the dataset is incomplete. Save it again.")
-    state = _json(folder / "state.json", name)
+def _saved(folder: Folder, inside: str, name: str, split: str) -> list[FoundFile]:
+    """The Arrow files of a Dataset written by `save_to_disk`, in a subfolder `inside` that ends with a slash."""
+    shown = f"{name}/{inside}".rstrip("/")
+    path = folder.path(f"{inside}state.json")
+    if path is None:
+        raise SourceError(f"{shown}: state.json is missing, so the dataset is incomplete. Save it again.")
+    state = _json(path, shown)
     if any(value for key, value in state.items() if key.startswith("_indices")):
         raise SourceError(
-            f"{name}: the dataset was saved with an indices mapping (after select, filter or shuffle). "
+            f"{shown}: the dataset was saved with an indices mapping (after select, filter or shuffle). "
             "Save it again: dataset.flatten_indices().save_to_disk(...)."
         )
-    files = [entry["filename"] for entry in state["_data_files"]]
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        raise SourceError(f"{name}: {missing[0]}, which state.json lists, is missing. Copy or save the dataset again.")
-    return [FoundFile(folder / file, f"{name}/{file}", split) for file in files]
+    found: list[FoundFile] = []
+    for entry in state["_data_files"]:
+        file = folder.path(inside + entry["filename"])
+        if file is None:
+            missing = entry["filename"]
+            raise SourceError(
+                f"{shown}: {missing}, which state.json lists, is missing. Copy or save the dataset again."
+            )
+        found.append(FoundFile(file, f"{shown}/{entry['filename']}", split))
+    return found
 
 
-def _json(path: Path, name: str) -> dict[str, Any]:
+def _json(path: SourcePath, name: str) -> dict[str, Any]:
     try:
-        value = orjson.loads(path.read_bytes())
+        with path.open("rb") as file:
+            value = orjson.loads(file.read())
     except orjson.JSONDecodeError as error:
         raise SourceError(f"{name}: {path.name} is not valid JSON: {error}. Save the dataset again.") from error
     if not isinstance(value, dict):
@@ -83,9 +115,8 @@ def _json(path: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _data_files(folder: Path, name: str) -> FolderContents:
-    inside = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    visible = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
+def _data_files(folder: Folder, name: str) -> FolderContents:
+    visible = [path for path in folder.names() if not any(part.startswith(".") for part in path.parts)]
     data = [path for path in visible if has_data_suffix(path) and path.name not in DESCRIPTIONS]
     ignored = [f"{name}/{path}" for path in visible if path not in set(data) and path.name not in DESCRIPTIONS]
     if not data:
@@ -104,7 +135,8 @@ def _data_files(folder: Path, name: str) -> FolderContents:
             "Name the files to read, or give a pattern such as 'folder/*.jsonl'."
         )
     named = zip(data, splits, strict=True)
-    files = [FoundFile(folder / path, f"{name}/{path}", split or DEFAULT_SPLIT) for path, split in named]
+    found = ((folder.path(str(path)), path, split or DEFAULT_SPLIT) for path, split in named)
+    files = [FoundFile(file, f"{name}/{path}", split) for file, path, split in found if file is not None]
     order = list(dict.fromkeys(file.split for file in files))
     return FolderContents(sorted(files, key=lambda file: order.index(file.split)), ignored)
 
@@ -113,9 +145,9 @@ def _first(splits: list[str | None]) -> int:
     return next(index for index, split in enumerate(splits) if split)
 
 
-def _check_ambiguity(data: list[Path], name: str) -> None:
+def _check_ambiguity(data: list[PurePosixPath], name: str) -> None:
     """Reject files that probably hold the same rows."""
-    stems: dict[Path, Path] = {}
+    stems: dict[PurePath, PurePath] = {}
     for path in data:
         other = stems.setdefault(data_stem(path), path)
         if other is not path:
@@ -129,7 +161,7 @@ def _check_ambiguity(data: list[Path], name: str) -> None:
         )
 
 
-def _split_of(path: Path) -> str | None:
+def _split_of(path: PurePath) -> str | None:
     """The split that a path implies, if any."""
     shard = SHARD.match(path.name)
     if shard is not None:

@@ -7,11 +7,12 @@ sometimes an array. A contradiction that can't be intended, such as a `.parquet`
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
+from pathlib import PurePath
 
 import orjson
 
 from penstock.errors import SourceError
+from penstock.sources.remote.path import SourcePath
 from penstock.sources.text.chunks import Compression, chunks
 
 HEAD_BYTES = 65_536
@@ -78,7 +79,7 @@ class FileKind(StrEnum):
         return self.is_text and self is not FileKind.JSONL
 
 
-def has_data_suffix(path: Path) -> bool:
+def has_data_suffix(path: PurePath) -> bool:
     """Whether the suffix is that of a supported kind."""
     inner = _without_compression(path)
     if inner.suffix.lower() in TEXT_SUFFIXES:
@@ -86,12 +87,12 @@ def has_data_suffix(path: Path) -> bool:
     return inner == path and path.suffix.lower() in BINARY_SUFFIXES
 
 
-def data_stem(path: Path) -> Path:
+def data_stem(path: PurePath) -> PurePath:
     """The path without the suffixes of its kind."""
     return _without_compression(path).with_suffix("")
 
 
-def detect_kind(path: Path, name: str) -> FileKind:
+def detect_kind(path: SourcePath, name: str) -> FileKind:
     """Detect the kind of a file; SourceError if it can't be read."""
     try:
         with path.open("rb") as file:
@@ -101,11 +102,11 @@ def detect_kind(path: Path, name: str) -> FileKind:
     if not head:
         raise SourceError(f"{name}: the file is empty. Leave it out, or write rows to it first.")
     kind = _binary_kind(head)
-    _check_suffix(path, name, kind, head)
+    _check_suffix(PurePath(path.name), name, kind, head)
     if kind is not None:
         return kind
     packing = _compression(head)
-    stem = _without_compression(path).suffix.lower()
+    stem = _without_compression(PurePath(path.name)).suffix.lower()
     if stem in DELIMITERS:
         packed = {Compression.NONE: "", Compression.GZIP: "_gz", Compression.ZSTD: "_zst"}[packing]
         return FileKind(stem[1:] + packed)
@@ -119,7 +120,7 @@ def detect_kind(path: Path, name: str) -> FileKind:
             return FileKind.JSON_ARRAY_ZST if is_array else FileKind.JSONL_ZST
 
 
-def _without_compression(path: Path) -> Path:
+def _without_compression(path: PurePath) -> PurePath:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
@@ -135,7 +136,7 @@ def _compression(head: bytes) -> Compression:
     return Compression.ZSTD if head.startswith(b"\x28\xb5\x2f\xfd") else Compression.NONE
 
 
-def _check_suffix(path: Path, name: str, kind: FileKind | None, head: bytes) -> None:
+def _check_suffix(path: PurePath, name: str, kind: FileKind | None, head: bytes) -> None:
     """Reject a file whose bytes contradict its binary suffix."""
     suffix = path.suffix.lower()
     checks = {
@@ -152,7 +153,7 @@ def _check_suffix(path: Path, name: str, kind: FileKind | None, head: bytes) -> 
             )
 
 
-def _is_array(path: Path, name: str, packing: Compression) -> bool:
+def _is_array(path: SourcePath, name: str, packing: Compression) -> bool:
     """Whether JSON text is one array; SourceError if it is neither an array nor JSON lines."""
     stream = chunks(path, name, packing, HEAD_BYTES)
     head = next(stream, b"")
@@ -162,7 +163,7 @@ def _is_array(path: Path, name: str, packing: Compression) -> bool:
     text = head.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
     if text.startswith(b"["):
         return True
-    named_json = _without_compression(path).suffix.lower() in JSON_SUFFIXES
+    named_json = _without_compression(PurePath(path.name)).suffix.lower() in JSON_SUFFIXES
     if text and not text.startswith(b"{") and not named_json:
         raise SourceError(
             f"{name}: not JSON lines, a JSON array, Parquet or Arrow: it starts with {text[:12]!r}. "

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from pathlib import Path
 
 from penstock.errors import SourceError
 from penstock.sources.kinds import FileKind
+from penstock.sources.remote.path import ObjectPath, SourcePath
 from penstock.sources.slices import (
     MAX_ROW_BYTES,
     SLICE_SIZES,
     Columns,
+    FileIdentity,
     Slice,
     SlicePlan,
     SliceRows,
@@ -42,7 +43,7 @@ def scan(
     file: SourceFile, *, max_row_bytes: int = MAX_ROW_BYTES, keep: KeepData = KeepData.STREAMED
 ) -> Iterator[Slice]:
     """Cut a file into slices, in one pass. Text slices carry their data as `keep` says."""
-    before = identity(file.path)
+    before = _state(file.path)
     match file.kind:
         case FileKind.PARQUET:
             from penstock.sources.columnar.parquet import cut_parquet
@@ -56,12 +57,18 @@ def scan(
             keep_data = keep is KeepData.ALL or (keep is KeepData.STREAMED and file.kind.is_streamed)
             runs = text_runs(file, max_row_bytes if keep_data else 0, SLICE_SIZES.largest)
             yield from cut_text(file, runs, keep_data=keep_data)
-    after = identity(file.path)
-    if (before.size, before.mtime_ns) != (after.size, after.mtime_ns):
+    after = _state(file.path)
+    if before != after:
         raise SourceError(
-            f"{file.name}: changed while it was read ({before.size} bytes before, {after.size} after). "
+            f"{file.name}: changed while it was read ({before[0]} bytes before, {after[0]} after). "
             "Run again once nothing writes to it."
         )
+
+
+def _state(path: SourcePath) -> tuple[int, object]:
+    """What must be the same before and after a file is read. Requests name the ETag, if an object has one."""
+    found = path.current() if isinstance(path, ObjectPath) and not path.is_vouched else identity(path)
+    return found.size, found.mtime_ns if isinstance(found, FileIdentity) else found
 
 
 def plan_slices(file: SourceFile) -> SlicePlan:
@@ -70,7 +77,7 @@ def plan_slices(file: SourceFile) -> SlicePlan:
     return SlicePlan(before, file.kind, tuple(scan(file, keep=KeepData.NONE)))
 
 
-def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
+def trim(part: Slice, path: SourcePath, first: int, stop: int) -> Slice:
     """Rows first:stop of a slice, as a slice with its own digest."""
     match part.kind:
         case FileKind.PARQUET:
@@ -87,7 +94,7 @@ def trim(part: Slice, path: Path, first: int, stop: int) -> Slice:
 
 def read_rows(
     part: Slice,
-    path: Path,
+    path: SourcePath,
     *,
     data: TextRows | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,

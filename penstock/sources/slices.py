@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
 from penstock.sources.kinds import FileKind
+from penstock.sources.remote.path import ObjectIdentity, ObjectPath, SourcePath
 
 SLICING_VERSION = 3  # bump when the same bytes are cut or digested differently: stored plans become invalid
 MAX_ROW_BYTES = 32_000_000
@@ -67,7 +67,7 @@ class SourceFile(NamedTuple):
     """A file to read. `name` is shown to users; `split` is the named split of its rows."""
 
     ordinal: int
-    path: Path
+    path: SourcePath
     kind: FileKind
     name: str
     split: str = "train"
@@ -81,6 +81,9 @@ class FileIdentity(NamedTuple):
     size: int
     mtime_ns: int
     ctime_ns: int
+
+
+Identity = FileIdentity | ObjectIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Slice:
 class SlicePlan:
     """The slices of a file, valid for one identity of it."""
 
-    identity: FileIdentity
+    identity: Identity
     kind: FileKind
     slices: tuple[Slice, ...]
     version: int = SLICING_VERSION
@@ -138,7 +141,7 @@ class SlicePlan:
         """Number of rows in the file."""
         return sum(part.rows for part in self.slices)
 
-    def holds_for(self, identity: FileIdentity) -> bool:
+    def holds_for(self, identity: Identity) -> bool:
         """Whether the plan still describes the file with this identity."""
         return self.version == SLICING_VERSION and self.identity == identity
 
@@ -155,7 +158,7 @@ class SlicePlan:
     def from_json(cls, values: dict[str, Any]) -> SlicePlan:
         """The plan that `to_json` wrote; check `holds_for` before using it."""
         return cls(
-            identity=FileIdentity(*values["identity"]),
+            identity=_identity(values["identity"]),
             kind=FileKind(values["kind"]),
             slices=tuple(Slice.from_json(part) for part in values["slices"]),
             version=values["version"],
@@ -175,10 +178,16 @@ class SliceRows:
     nulls_dropped: int = 0
 
 
-def identity(path: Path) -> FileIdentity:
-    """The identity of a file; SourceError if it can't be read."""
+def identity(path: SourcePath) -> Identity:
+    """The identity of a file, or of the version of an object that was found; SourceError if a file can't be read."""
+    if isinstance(path, ObjectPath):
+        return path.identity()
     try:
         found = path.stat()
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}.") from error
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _identity(values: list[Any]) -> Identity:
+    return ObjectIdentity(*values) if isinstance(values[0], str) else FileIdentity(*values)

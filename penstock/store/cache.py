@@ -23,14 +23,16 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
+from penstock.store.claims import Claims, SliceClaims, lease
 from penstock.store.files import (
     bytes_digest,
     explain_os_errors,
@@ -42,7 +44,11 @@ from penstock.store.files import (
 )
 from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
-from penstock.store.trust import Trust
+from penstock.store.trust import CheckedFiles, ShardWriter, Trust, shard_writer
+
+if TYPE_CHECKING:
+    from penstock.store.columns import Columns
+    from penstock.store.shard import ShardMeta
 
 MARKER = "penstock-cache.json"
 FOLDERS = {"claims", "datasets", "leases", "memo", "retired", "shards", "tmp", "tokenizers"}
@@ -51,13 +57,15 @@ _RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another hos
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 
 
-def default_cache() -> Path:
+def default_cache() -> str:
     """`PENSTOCK_CACHE` if set, else `penstock` in the user's cache folder."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given).expanduser()
+    return os.environ.get(CACHE_VARIABLE) or str(user_cache_folder() / "penstock")
+
+
+def user_cache_folder() -> Path:
+    """The folder for programs' caches: `XDG_CACHE_HOME` or `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "penstock"
+    return Path(base) if base else Path("~/.cache").expanduser()
 
 
 def validate_name(name: object) -> str:
@@ -67,23 +75,49 @@ def validate_name(name: object) -> str:
     return name
 
 
+class CachePlace(NamedTuple):
+    """Where a cache is, as plain values that can be sent to another process or host: see `open_cache`."""
+
+    address: str  # a folder, or a URL
+    trust: str = Trust.CHECKED.value
+    local: str | None = None  # of a cache in an object store: the folder of its local tier
+    local_bytes: int | None = None  # the size of the local tier
+
+
 class Cache:
-    """A cache folder. `trust` decides whose shards count as present."""
+    """A cache folder. `trust` decides whose shards count as present.
+
+    `RemoteCache` extends it: there `root` is the local tier of a cache in an object store, the methods that look for
+    files or write them also ask the store, and `shard_file` downloads.
+    """
+
+    is_remote = False
+    mappable_bytes: int | None = None  # of shards that a dataset should keep mapped; None: any number
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, trust: Trust = Trust.CHECKED) -> None:
-        given = default_cache() if root is None or not os.fspath(root) else Path(root)
-        if scheme := scheme_of(given):
-            raise StoreError(
-                f"{root or os.environ[CACHE_VARIABLE]}: {scheme} addresses are not supported; the cache must be on a "
-                "file system, because object stores have no atomic rename. Use a local or NFS folder with --cache."
-            )
-        self.root = given.expanduser().absolute()
+        given = os.fspath(root) if root is not None and os.fspath(root) else default_cache()
+        assert not scheme_of(given), "URLs are opened by open_cache"
+        self.root = Path(given).expanduser().absolute()
         self.tree = Tree(self.root)
         self.trust = trust
+
+    @property
+    def place(self) -> CachePlace:
+        """Where the cache is."""
+        return CachePlace(str(self.root), self.trust.value)
+
+    @property
+    def address(self) -> str:
+        """The folder or URL by which users name the cache."""
+        return self.place.address
 
     def shard_path(self, name: str) -> Path:
         """The path of a shard, whether or not it exists yet."""
         return self.root / "shards" / validate_name(name)[3:5] / f"{name}.arrow"
+
+    def shard_address(self, name: str) -> str:
+        """Where a shard is, for messages."""
+        return str(self.shard_path(name))
 
     def note_path(self, name: str) -> Path:
         """The file with a shard's counts, digest and engines."""
@@ -110,10 +144,111 @@ class Cache:
         make_folder(self.root)
         if not self.check_marker():
             write_marker(self.tree)
+        self.check_writable()
+
+    def check_writable(self) -> None:
+        """Raise StoreError if no files can be created in the folder."""
         with explain_os_errors(self.root, "can't be written"):
             self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
+
+    def claims(self) -> SliceClaims:
+        """The claims of one build."""
+        return Claims(self.tree)
+
+    def lease(self, names: Iterable[str]) -> AbstractContextManager[None]:
+        """Protects shards and tokenizers from `gc` while a manifest that references them is committed."""
+        return lease(self.tree, names)
+
+    def clean_orphans(self) -> int:
+        """Remove what dead processes left elsewhere than in this folder; returns how many files."""
+        return 0
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def read_file(self, path: Path) -> bytes:
+        """The bytes of a small file of the cache; OSError if it is missing."""
+        return read_regular(path)
+
+    def write_file(self, path: Path, data: bytes, point: str, *, durable: bool = True) -> None:
+        """Commit a small file of the cache."""
+        self.tree.write(path, data, point, durable=durable)
+
+    def find_dataset(self, key: str) -> Path:
+        """The path of a dataset's manifest in its current state, whether or not it exists."""
+        return self.dataset_path(key) / "manifest.json"
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys of the datasets that start with a prefix."""
+        return sorted(path.parent.name for path in (self.root / "datasets").glob(f"{prefix}*/manifest.json"))
+
+    def find_datasets(self) -> None:
+        """Bring the manifests of all datasets up to date, before they are listed."""
+
+    def find_memo(self, path: Path) -> None:
+        """Bring a memo that doesn't depend on the machine up to date."""
+
+    def share_memo(self, path: Path, data: bytes) -> None:
+        """Let other machines find a memo."""
+
+    def shard_file(self, name: str, digest: str | None = None) -> Path:
+        """A shard's file on this machine. `digest` is what the caller's manifest expects."""
+        return self.shard_path(name)
+
+    def structure(self, name: str) -> tuple[Columns, ShardMeta]:
+        """The columns of a shard, perhaps without its token ids, and what it records about its slice."""
+        from penstock.store.shard import read_shard  # needs pyarrow, which a cache hit does not load
+
+        return read_shard(self.shard_path(name))
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Make `structure` of these shards quick."""
+
+    def download(self, digests: Mapping[str, str]) -> None:
+        """Make `shard_file` of these shards quick; the values are their digests."""
+
+    def shard_data(self, name: str, digest: str) -> Any:
+        """The bytes of a shard, which must have this digest."""
+        data = read_regular(self.shard_path(name))
+        if bytes_digest(data) != digest:
+            raise CorruptError(f"{self.shard_path(name)}: its bytes have changed. Run `penstock cache verify`.")
+        return data
+
+    def fresh_copy(self, path: Path) -> None:
+        """Make a file of the cache what it is now, unchecked. For `verify`."""
+
+    def wrong_index(self, name: str) -> str | None:
+        """What is wrong with the index of a shard, where there is one."""
+        return None
+
+    def clear_bad(self, name: str) -> None:
+        """Remove the mark of a shard that proved intact."""
+        with contextlib.suppress(OSError):
+            self.tree.remove(self.bad_path(name))
+
+    def watch(self, reader: Any) -> None:
+        """Learn which shards a dataset has mapped, from its `_open_files`."""
+
+    def mark_used(self, mark: Path) -> None:
+        """Record elsewhere than in this folder that a dataset is in use."""
+
+    # -- shards ---------------------------------------------------------------------------------------------------
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Bring up to date what `has_shard` knows of these shards."""
+
+    def is_committed(self, name: str) -> bool:
+        """Whether a shard exists at this moment, asked after claiming its slice."""
+        return self.has_shard(name)
+
+    def shard_stamp(self, name: str) -> object:
+        """A value that changes when a shard is committed again; None if there is none."""
+        try:
+            found = self.shard_path(name).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def has_shard(self, name: str) -> bool:
         """Whether the shard exists, is readable and trusted, and is not marked as damaged."""
@@ -161,6 +296,10 @@ class Cache:
         with explain_os_errors(self.bad_path(name), "can't be removed, although the shard has been rebuilt"):
             self.tree.remove(self.bad_path(name))
 
+    def add_shard(self, name: str, data: Any, note: dict[str, Any]) -> None:
+        """Commit a shard that was copied from another cache."""
+        self.commit_shard(name, data, note)
+
     def _digest_on_disk(self, path: Path, size: int) -> str | None:
         try:
             return file_digest(path) if is_readable_file(path) and path.stat().st_size == size else None
@@ -179,6 +318,25 @@ class Cache:
             return None
         kinds = {"digest": str, "bytes": int, "rejected": int}
         return note if all(type(note.get(key)) is kind for key, kind in kinds.items()) else None
+
+    def writer(self, name: str) -> ShardWriter:
+        """Who wrote a shard."""
+        return shard_writer(self, name)
+
+    def unchecked(self, names: Iterable[str], key: str) -> list[Path]:
+        """The shards and the manifest of a dataset, if others wrote them and this user hasn't checked them."""
+        foreign = self._foreign(names, key)
+        return [] if not foreign or CheckedFiles().knows(foreign) else foreign
+
+    def remember_checked(self, names: Iterable[str], key: str) -> None:
+        """Record that what others wrote of a dataset was checked, so that a hit need not repeat it."""
+        CheckedFiles().remember(self._foreign(names, key))
+
+    def _foreign(self, names: Iterable[str], key: str) -> list[Path]:
+        if self.trust is Trust.ALL:
+            return []
+        paths = [*map(self.shard_path, names), self.dataset_path(key) / "manifest.json"]
+        return [path for path in dict.fromkeys(paths) if self.tree.is_foreign(path)]
 
     def mark_bad(self, name: str, why: str) -> None:
         """Mark a shard as damaged, so that the next `prepare` rebuilds it. Readers keep the current file until then."""

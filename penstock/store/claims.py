@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from penstock.store.files import explain_os_errors, fault, writer_is_dead, writer_name
 from penstock.store.tree import Tree, temporary_name
@@ -29,8 +30,24 @@ LEASE_EXPIRY = 86400.0  # seconds; a lease left by a build that died on a host w
 CLOCK_INTERVAL = 30.0  # seconds between readings of the file server's clock
 
 
+class SliceClaims(Protocol):
+    """The claims that one build holds."""
+
+    def take(self, name: str) -> bool:
+        """Claim a slice. False if another process holds it and may still be alive."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Release a claim, after the shard is committed or the attempt was given up."""
+        ...
+
+    def close(self) -> None:
+        """Release all claims."""
+        ...
+
+
 class Claims:
-    """The claims this process holds."""
+    """The claims this process holds in a cache folder."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

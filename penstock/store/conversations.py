@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from penstock.chat.adapt import Adapter
@@ -18,7 +18,7 @@ from penstock.chat.conversation import Conversation
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.chat.rows import RowReader
 from penstock.errors import SourceError
-from penstock.sources import Slice, SliceRows, SourceFile, fetch_data, read_rows
+from penstock.sources import Slice, SliceRows, SourceFile, SourcePath, fetch_data, read_rows, recorded_path
 from penstock.store.dataset import StoredDataset
 from penstock.template.jinja.reference import Reference
 
@@ -35,6 +35,7 @@ class ConversationReader:
         self._recipe = dataset.recipe
         self._adapter = cache(self._make_adapter)
         self._rows: tuple[int, SliceRows] | None = None
+        self._path = cache(recorded_path)
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation of an example; for a pair, both sides."""
@@ -45,6 +46,13 @@ class ConversationReader:
     def source_row(self, index: int) -> bytes:
         """The row of an example (or pair) as it stands in its source."""
         return self._row(*self._dataset.find(index * 2 if self._dataset.is_preference else index))
+
+    def source_rows(self) -> Iterator[bytes]:
+        """The rows of all examples as they stand in their sources, each once."""
+        for shard in range(len(self._dataset.shards)):
+            rows = self._dataset.columns(shard).rows
+            firsts = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-1))
+            yield from (self._row(shard, number) for number in firsts.tolist())
 
     def conversations(self) -> Iterator[dict[str, Any]]:
         """The conversations of all examples in order; for each pair, chosen before rejected."""
@@ -86,11 +94,11 @@ class ConversationReader:
             self._rows = (shard, rows)
         return self._rows[1]
 
-    def _noted(self, shard: int) -> tuple[Slice, Path]:
+    def _noted(self, shard: int) -> tuple[Slice, SourcePath]:
         """The slice of a shard and the file it lies in, from the dataset's notes."""
         try:
             place = Slice.from_json(self._dataset.notes["slices"][shard])
-            return place, Path(self._dataset.notes["files"][place.file]["path"])
+            return place, self._path(self._dataset.notes["files"][place.file]["path"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SourceError(
                 f"{self._dataset.path}: the paths of the dataset's sources are not recorded. "

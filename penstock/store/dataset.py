@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from penstock.addresses import local_path
-from penstock.errors import StoreError, UsageError
+from penstock.addresses import scheme_of
+from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store.cache import Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.remote import SCHEMES, open_cache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from penstock.store.columns import Columns
     from penstock.store.shard import ShardMeta
 
-LATEST = "latest"
+LATEST, MANIFEST = "latest", "manifest.json"
 KEY = re.compile(r"b3-[0-9a-f]{1,64}")
+DOWNLOAD_BYTES = 4 << 30  # of shards downloaded ahead of their use, at most
 USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
@@ -59,7 +61,9 @@ class StoredDataset:
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._lock = threading.Lock()
         self._marked = 0.0
+        self._has_structure = False
         self.keep_open: int | None = None  # shards that stay mapped; None: as many as file descriptors allow
+        cache.watch(self)
 
     # -- description ----------------------------------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ class StoredDataset:
             with contextlib.suppress(FileNotFoundError):
                 if not now and time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
                     return
+            self.cache.mark_used(mark)
             try:
                 self.cache.tree.touch(mark, create=True)
             except PermissionError:  # another user's mark: replace it
@@ -148,18 +153,71 @@ class StoredDataset:
         from penstock.store.shard import read_shard
 
         self.mark_used()
-        columns, _ = read_shard(self.cache.shard_path(self.shards[shard]))
+        try:
+            columns, _ = read_shard(self.shard_file(shard))
+        except CorruptError:
+            if not self.cache.is_remote or self.cache.shard_path(self.shards[shard]).exists():
+                raise
+            columns, _ = read_shard(self.shard_file(shard))  # another process has just made room in the local tier
         with self._lock:
             self._open[shard] = columns
-            if len(self._open) > (self.keep_open or _open_limit()):
+            if len(self._open) > (self.keep_open or self._default_open):
                 self._open.popitem(last=False)
         return columns
 
+    @cached_property
+    def _default_open(self) -> int:
+        """How many shards stay mapped: half of a local tier's bytes, and no more than file descriptors allow."""
+        most, sizes = self.cache.mappable_bytes, self.manifest.shards.bytes
+        fitting = _open_limit() if most is None else max(1, most // max(1, sum(sizes) // max(1, len(sizes))))
+        return min(_open_limit(), fitting)
+
+    def shard_file(self, shard: int) -> Path:
+        """The file of a shard on this machine; downloaded first, if the cache is in an object store."""
+        table = self.manifest.shards
+        return self.cache.shard_file(table.names[shard], table.digests[shard])
+
+    def shard_bytes(self, shard: int) -> int:
+        """The size of a shard's file."""
+        return self.manifest.shards.bytes[shard]
+
+    def structure(self, shard: int) -> Columns:
+        """The columns of a shard, perhaps without its token ids, which a cache in an object store keeps apart."""
+        if not self.cache.is_remote:
+            return self.columns(shard)
+        with self._lock:
+            if shard in self._open:
+                return self._open[shard]
+            is_first, self._has_structure = not self._has_structure, True
+        if self.is_preference:  # the common prompt of a pair is found in its tokens
+            if is_first:
+                self.fetch(range(len(self.shards)))
+            return self.columns(shard)
+        if is_first:
+            self.cache.fetch(self.shards)
+        return self.cache.structure(self.shards[shard])[0]
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
+        if not self.cache.is_remote:
+            return 0
+        most = self.cache.mappable_bytes
+        return DOWNLOAD_BYTES if most is None else min(DOWNLOAD_BYTES, max(1, most // 2))
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Download shards that are not on this machine, many at a time."""
+        with self._lock:
+            missing = [shard for shard in shards if shard not in self._open]
+        self.cache.download({self.shards[shard]: self.manifest.shards.digests[shard] for shard in missing})
+
+    def _open_files(self) -> list[Path]:
+        with self._lock:
+            return [self.cache.shard_path(self.shards[shard]) for shard in self._open]
+
     def shard_meta(self, shard: int) -> ShardMeta:
         """Ledger, rejected rows and spot-check sample of a shard."""
-        from penstock.store.shard import read_shard
-
-        return read_shard(self.cache.shard_path(self.shards[shard]))[1]
+        return self.cache.structure(self.shards[shard])[1]
 
     def noted(self, note: str) -> npt.NDArray[np.int64]:
         """Numbers of the examples (of pairs: of the pairs) whose rows have a note, such as `tools_dropped`."""
@@ -190,7 +248,7 @@ class StoredDataset:
         """The source row of an example."""
         shard, number = self.find(example)
         table = self.manifest.shards
-        return RowLocation(table.sources[shard], table.first_rows[shard] + int(self.columns(shard).rows[number]))
+        return RowLocation(table.sources[shard], table.first_rows[shard] + int(self.structure(shard).rows[number]))
 
     def input_ids(self, example: int) -> npt.NDArray[Any]:
         """The tokens of an example."""
@@ -233,39 +291,64 @@ class StoredDataset:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def __reduce__(self) -> tuple[Callable[..., StoredDataset], tuple[str]]:
-        return open_dataset, (str(self.path),)
+    @property
+    def address(self) -> str:
+        """The folder or URL of the dataset."""
+        return f"{self.cache.address}/datasets/{self.key}"
+
+    def __reduce__(self) -> tuple[Callable[..., StoredDataset], tuple[str, None, str | None]]:
+        return open_dataset, (self.address, None, self.cache.place.local)
 
 
-def open_dataset(where: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> StoredDataset:
-    """Open a prepared dataset by its folder, or by its key (or an unambiguous prefix) in a cache.
+def open_dataset(
+    where: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None = None,
+    local_cache: str | os.PathLike[str] | None = None,
+) -> StoredDataset:
+    """Open a prepared dataset by its folder or URL, or by its key (or an unambiguous prefix) in a cache.
 
-    A key may be given without its `b3-`; `latest` is the dataset of the cache that was used last.
+    A key may be given without its `b3-`; `latest` is the dataset of the cache that was used last. `local_cache` is the
+    folder to which shards are downloaded from a cache in an object store.
     """
-    path = local_path(where, "dataset")
-    if str(where) == LATEST and not path.exists():
-        return _latest(Cache(cache))
-    if path.name == "manifest.json":
-        path = path.parent
+    given = os.fspath(where).removesuffix("/manifest.json").rstrip("/")
+    if scheme := scheme_of(given):
+        if scheme not in SCHEMES:
+            raise UsageError(f"{where}: {scheme} addresses are not supported for datasets. Use a folder or a key.")
+        address, _, name = given.rpartition("/datasets/")
+        if not KEY.fullmatch(name):
+            raise UsageError(f"{where}: not the address of a dataset. Expected s3://BUCKET/CACHE/datasets/b3-….")
+        return _by_key(open_cache(address, local=local_cache), name, where)
+    path = Path(given).expanduser()
+    if given == LATEST and not path.exists():
+        return _latest(open_cache(cache, local=local_cache))
     if (path / "manifest.json").is_file():
-        return StoredDataset(Cache(path.absolute().parent.parent), read_manifest(path / "manifest.json"))
-    home = Cache(cache)
-    key = path.name if path.name.startswith("b3-") else f"b3-{path.name}"
-    found = sorted((home.root / "datasets").glob(f"{key}*/manifest.json")) if KEY.fullmatch(key) else []
+        home = open_cache(path.absolute().parent.parent)
+        return StoredDataset(home, read_manifest(home.find_dataset(path.name) if home.is_remote else path / MANIFEST))
+    return _by_key(open_cache(cache, local=local_cache), path.name, where)
+
+
+def _by_key(home: Cache, name: str, where: object) -> StoredDataset:
+    """The dataset whose key starts with this."""
+    key = name if name.startswith("b3-") else f"b3-{name}"
+    found = home.keys(key) if KEY.fullmatch(key) else []
     if len(found) == 1:
-        return StoredDataset(home, read_manifest(found[0]))
+        return StoredDataset(home, read_manifest(home.find_dataset(found[0])))
     if found:
         raise StoreError(f"{where}: {len(found)} datasets start with this prefix. Give more of the key.")
     raise StoreError(
-        f"{where}: no dataset at this path, and none with this key in {home.root}. List them with `penstock cache ls`."
+        f"{where}: no dataset at this path, and none with this key in {home.address}. "
+        "List them with `penstock cache ls`."
     )
 
 
 def _latest(home: Cache) -> StoredDataset:
     """The dataset that was prepared or opened last."""
+    home.find_datasets()
     found = [folder for folder in (home.root / "datasets").glob("b3-*") if (folder / "manifest.json").is_file()]
     if not found:
-        raise StoreError(f"latest: there is no dataset in {home.root}. Name the cache with --cache or PENSTOCK_CACHE.")
+        raise StoreError(
+            f"latest: there is no dataset in {home.address}. Name the cache with --cache or PENSTOCK_CACHE."
+        )
 
     def used(folder: Path) -> float:
         times = [folder / name for name in ("used", "manifest.json")]

@@ -58,7 +58,7 @@ class Manifest:
     def commit(self, cache: Cache) -> Path:
         """Commit the manifest, after all of its shards."""
         path = cache.dataset_path(self.key) / "manifest.json"
-        cache.tree.write(path, self.to_bytes(), "manifest")
+        cache.write_file(path, self.to_bytes(), "manifest")
         return path
 
 

@@ -24,7 +24,7 @@ from penstock.store.columns import Columns
 from penstock.store.files import is_readable_file, retry_transient
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 
-_META = b"penstock"
+META = b"penstock"
 _RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another host's rename with a delay
 
 
@@ -49,7 +49,7 @@ def encode_shard(columns: Columns, meta: ShardMeta) -> pa.Buffer:
     }
     if meta.noted:
         metadata["noted"] = meta.noted
-    batch = batch.replace_schema_metadata({_META: canonical(metadata)})
+    batch = batch.replace_schema_metadata({META: canonical(metadata)})
     size = pa.MockOutputStream()  # a dry run for the size, so that the buffer need not grow
     _write(batch, size)
     buffer = pa.allocate_buffer(size.size())
@@ -62,14 +62,14 @@ def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
         writer.write_batch(batch)
 
 
-def _array(values: npt.NDArray[Any]) -> pa.Array:
+def array_of(values: npt.NDArray[Any]) -> pa.Array:
     """An Arrow array over the same memory. `pa.array` would import pandas first, which takes 0.2 s."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def _lists(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> pa.Array:
-    return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
+    return pa.ListArray.from_arrays(array_of(offsets.astype(np.int32)), array_of(values))
 
 
 def _record_batch(columns: Columns) -> pa.RecordBatch:
@@ -80,17 +80,17 @@ def _record_batch(columns: Columns) -> pa.RecordBatch:
         "segment_roles": _lists(columns.segment_roles, segments),
         "segment_parts": _lists(columns.segment_parts, segments),
         "segment_messages": _lists(columns.segment_messages, segments),
-        "row": _array(columns.rows),
-        "row_hash": _array(columns.row_hashes),
+        "row": array_of(columns.rows),
+        "row_hash": array_of(columns.row_hashes),
     }
     if columns.segment_weights is not None:
         arrays["segment_weights"] = _lists(columns.segment_weights, segments)
     if columns.sides is not None:
-        arrays["side"] = _array(columns.sides)
+        arrays["side"] = array_of(columns.sides)
     if columns.prefixes is not None:
-        arrays["prefix"] = _array(columns.prefixes)
+        arrays["prefix"] = array_of(columns.prefixes)
     if columns.desirable is not None:
-        arrays["desirable"] = _array(columns.desirable)
+        arrays["desirable"] = array_of(columns.desirable)
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -103,7 +103,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
     try:
         batch, metadata = _mapped(path)
         check_format(metadata.get("format"), path)
-        columns = _columns(batch)
+        columns = columns_of(batch, *_values(batch, "input_ids"))
         check_columns(columns)
     except FileNotFoundError:
         raise CorruptError(
@@ -119,13 +119,18 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
         raise CorruptError(
             f"{path}: not a complete shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
-    return columns, ShardMeta(metadata["ledger"], metadata["rejected"], metadata["proof"], metadata.get("noted", {}))
+    return columns, shard_meta(metadata)
 
 
-def check_columns(columns: Columns) -> None:
+def shard_meta(metadata: Mapping[str, Any]) -> ShardMeta:
+    """What a shard's metadata records about its slice."""
+    return ShardMeta(metadata["ledger"], metadata["rejected"], metadata["proof"], metadata.get("noted", {}))
+
+
+def check_columns(columns: Columns, *, with_ids: bool = True) -> None:
     """Check that a shard's arrays are consistent; CorruptError if an offset points outside its array."""
     for name, offsets, count in (
-        ("input_ids", columns.id_offsets, len(columns.ids)),
+        ("input_ids", columns.id_offsets, len(columns.ids) if with_ids else columns.id_offsets[-1]),
         ("segments", columns.segment_offsets, len(columns.segment_ends)),
     ):
         if len(offsets) != columns.examples + 1 or offsets[0] or offsets[-1] != count or _decreases(offsets).any():
@@ -168,15 +173,15 @@ def _check_segments(columns: Columns) -> None:
 def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)
-        return reader.get_batch(0), orjson.loads(reader.schema.metadata[_META])
+        return reader.get_batch(0), orjson.loads(reader.schema.metadata[META])
 
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     column = batch.column(name)
-    return _numpy(column.values), _numpy(column.offsets)
+    return numpy_of(column.values), numpy_of(column.offsets)
 
 
-def _numpy(array: pa.Array) -> npt.NDArray[Any]:
+def numpy_of(array: pa.Array) -> npt.NDArray[Any]:
     """The values of an array, without a copy. `to_numpy` would import pandas if installed: 0.3 s, 50 MB."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if array.null_count:
@@ -186,9 +191,9 @@ def _numpy(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-def _columns(batch: pa.RecordBatch) -> Columns:
+def columns_of(batch: pa.RecordBatch, ids: npt.NDArray[Any], id_offsets: npt.NDArray[np.int64]) -> Columns:
+    """The columns of a record batch, with these token ids."""
     names = set(batch.schema.names)
-    ids, id_offsets = _values(batch, "input_ids")
     ends, segment_offsets = _values(batch, "segment_ends")
     return Columns(
         ids=ids,
@@ -199,9 +204,9 @@ def _columns(batch: pa.RecordBatch) -> Columns:
         segment_parts=_values(batch, "segment_parts")[0],
         segment_messages=_values(batch, "segment_messages")[0],
         segment_weights=_values(batch, "segment_weights")[0] if "segment_weights" in names else None,
-        rows=_numpy(batch.column("row")),
-        row_hashes=_numpy(batch.column("row_hash")),
-        sides=_numpy(batch.column("side")) if "side" in names else None,
-        prefixes=_numpy(batch.column("prefix")) if "prefix" in names else None,
-        desirable=_numpy(batch.column("desirable")) if "desirable" in names else None,
+        rows=numpy_of(batch.column("row")),
+        row_hashes=numpy_of(batch.column("row_hash")),
+        sides=numpy_of(batch.column("side")) if "side" in names else None,
+        prefixes=numpy_of(batch.column("prefix")) if "prefix" in names else None,
+        desirable=numpy_of(batch.column("desirable")) if "desirable" in names else None,
     )

@@ -35,17 +35,17 @@ from penstock.store.files import (
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
 TEMPORARY = re.compile(rf"{WRITER}\.[0-9a-f]{{12}}")
-ASIDE = re.compile(rf"{WRITER}\.aside\.(?P<name>{NAME})(?P<suffix>\.arrow|\.json|\.bad)")  # by `gc`
+ASIDE = re.compile(rf"{WRITER}\.aside\.(?P<name>{NAME})(?P<suffix>\.arrow|\.json|\.bad|\.index)")  # by `gc`
 OWN = re.compile(
     "|".join(
         (
             TEMPORARY.pattern,  # the marker while it is written
             rf"tmp/{TEMPORARY.pattern}",
-            rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad)",
+            rf"tmp/{WRITER}\.aside\.{NAME}\.(?:arrow|json|bad|index)",
             rf"claims/{NAME}",
             rf"leases/{TEMPORARY.pattern}",
             rf"retired/{NAME}\.[0-9a-f]{{12}}\.arrow",
-            r"shards/(?P<shard>[0-9a-f]{2})/b3-(?P=shard)[0-9a-f]{62}\.(?:arrow|json|bad)",
+            r"shards/(?P<shard>[0-9a-f]{2})/b3-(?P=shard)[0-9a-f]{62}\.(?:arrow|json|bad|index)",
             rf"datasets/{NAME}/(?:manifest\.json|notes\.json|quarantine\.jsonl|used)",
             rf"datasets/{NAME}/reference/{NAME}\.npy",
             rf"tokenizers/{NAME}\.json",

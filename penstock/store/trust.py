@@ -61,6 +61,12 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
+def state_folder() -> Path:
+    """The user's own folder for what Penstock must not read from a shared cache."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path("~/.local/state").expanduser()) / "penstock"
+
+
 class CheckedFiles:
     """Remembers which files of other users this user has checked, so that a cache hit need not repeat it.
 
@@ -69,27 +75,37 @@ class CheckedFiles:
     """
 
     def __init__(self) -> None:
-        state = os.environ.get("XDG_STATE_HOME")
-        base = Path(state) if state else Path("~/.local/state").expanduser()
-        self._root = base / "penstock"
+        self._root = state_folder()
 
     def knows(self, files: Sequence[Path]) -> bool:
         """Whether these files were checked in their present state."""
         try:
-            return self._path(files).lstat().st_uid == os.geteuid()
+            return self.knows_content(_identities(files))
+        except OSError:
+            return False
+
+    def knows_content(self, content: Sequence[object]) -> bool:
+        """Whether what these JSON values identify was checked."""
+        try:
+            return self._path(content).lstat().st_uid == os.geteuid()
         except OSError:
             return False
 
     def remember(self, files: Sequence[Path]) -> None:
         """Record that these files were checked. If that fails, they are checked again next time."""
-        try:
-            path = self._path(files)
-            self._root.mkdir(parents=True, exist_ok=True)
-            Tree(self._root).write(path, b"", "checked", durable=False, in_root=True)
-        except (OSError, StoreError):
-            return
+        with contextlib.suppress(OSError):
+            self.remember_content(_identities(files))
 
-    def _path(self, files: Sequence[Path]) -> Path:
-        found = [(path.name, path.lstat()) for path in files]
-        identities = [[name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in found]
-        return self._root / "checked" / digest(b"checked", canonical(identities))
+    def remember_content(self, content: Sequence[object]) -> None:
+        """Record that what these JSON values identify was checked."""
+        with contextlib.suppress(OSError, StoreError):
+            self._root.mkdir(parents=True, exist_ok=True)
+            Tree(self._root).write(self._path(content), b"", "checked", durable=False, in_root=True)
+
+    def _path(self, content: Sequence[object]) -> Path:
+        return self._root / "checked" / digest(b"checked", canonical(content))
+
+
+def _identities(files: Sequence[Path]) -> list[object]:
+    found = [(path.name, path.lstat()) for path in files]
+    return [[name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in found]

@@ -106,18 +106,25 @@ class TracedText(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-Plain = Callable[[Conversation, int, bool], bytes | None]  # the first messages, with a generation prompt; None: refused
-Traced = Callable[[Conversation, int], TracedText]
+Prompt = Callable[[Conversation, int], bytes | None]  # the first messages with a generation prompt; None: refused
+Traced = Callable[[Conversation, int], TracedText | None]  # the first messages; None: refused
 
 
 class _Both(NamedTuple):
     message: int
     state: TurnState
     prompt: bytes
-    turn: bytes
+    shown: TracedText
+
+    @property
+    def turn(self) -> bytes:
+        return self.shown.data
 
 
-def reference_turns(conversations: Sequence[Conversation | None], plain: Plain, traced: Traced) -> Turns:
+_NOTHING = TracedText(b"", None, [])
+
+
+def reference_turns(conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced) -> Turns:
     """The turns of conversations by the reference; None for those that have none."""
     table: list[tuple[int, ...]] = []
     pieces: list[tuple[int, int, int, int]] = []
@@ -126,13 +133,14 @@ def reference_turns(conversations: Sequence[Conversation | None], plain: Plain, 
     for row, conversation in enumerate(conversations):
         if conversation is None:
             continue
-        found = _both(conversation, plain)
+        found = _both(conversation, prompt, traced)
         base = next((turn for turn in reversed(found) if not turn.state & REFUSED), None)
-        whole = plain(conversation, len(conversation.messages), False) or b""
-        is_whole = base is None or whole.startswith(base.turn)
-        root = whole if is_whole or base is None else base.turn
-        length = len(conversation.messages) if is_whole or base is None else base.message + 1
-        root_pieces = traced(conversation, length).pieces or []
+        if base is not None and base.message + 1 == len(conversation.messages):
+            whole = base.shown
+        else:
+            whole = traced(conversation, len(conversation.messages)) or _NOTHING
+        is_whole = base is None or whole.data.startswith(base.turn)
+        root, root_pieces, _ = whole if is_whole or base is None else base.shown
         for turn in found:
             state, common, cut, flags = turn.state, 0, 0, 4
             if not state & REFUSED:
@@ -142,12 +150,12 @@ def reference_turns(conversations: Sequence[Conversation | None], plain: Plain, 
                     state |= TurnState.IN_ROOT if is_whole else TurnState(0)
                 elif common == len(turn.turn):
                     state |= TurnState.IN_ROOT
-                shown = traced(conversation, turn.message + 1)
+                shown = turn.shown
                 if shown.pieces is not None and turn.message + 1 < len(conversation.messages):
                     state |= TurnState.KNOWN
                 if not state & TurnState.IN_ROOT:
                     if shown.pieces is not None and turn is not base:
-                        cut = _cut(shown.pieces, root_pieces, common)
+                        cut = _cut(shown.pieces, root_pieces or [], common)
                     number = len(table)
                     pieces += [(number, *piece) for piece in shown.pieces or () if piece[1] >= cut]
                     spans += [(number, *span) for span in shown.spans if span[1] > cut]
@@ -163,19 +171,19 @@ def reference_turns(conversations: Sequence[Conversation | None], plain: Plain, 
     return Turns(_table(table, FIELDS), b"".join(data), _table(pieces, 4), _table(spans, 3))
 
 
-def _both(conversation: Conversation, plain: Plain) -> list[_Both]:
+def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list[_Both]:
     """Prompt and turn of each assistant message."""
     found: list[_Both] = []
     for number, message in enumerate(conversation.messages):
         if message.get("role") != "assistant":
             continue
-        prompt = plain(conversation, number, True) if number else None  # nobody asks without a message
-        turn = plain(conversation, number + 1, False) if prompt is not None else None
+        prompt = prompt_of(conversation, number) if number else None  # nobody asks without a message
+        turn = traced(conversation, number + 1) if prompt is not None else None
         if prompt is None or turn is None:
             state = TurnState.PROMPT_REFUSED if prompt is None else TurnState.TURN_REFUSED
-            found.append(_Both(number, state, b"", b""))
+            found.append(_Both(number, state, b"", _NOTHING))
             continue
-        state = TurnState.CONTINUES if turn.startswith(prompt) else TurnState(0)
+        state = TurnState.CONTINUES if turn.data.startswith(prompt) else TurnState(0)
         if found and not found[-1].state & REFUSED and prompt.startswith(found[-1].turn):
             state |= TurnState.EXTENDS
         found.append(_Both(number, state, prompt, turn))

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from penstock.addresses import local_path
+from penstock.addresses import check_source, local_path
 from penstock.errors import UsageError
 from penstock.options import read_options
 from penstock.other_names import train_values
@@ -151,12 +151,14 @@ def _validated(values: dict[str, Any]) -> TrainConfig:
 
 
 def _refuse_addresses(config: TrainConfig) -> None:
-    """Raises an error for URLs: every path must be local or a hub name."""
+    """Raises an error for URLs where only a path or a hub name will do."""
     model, sources = config.model, (*config.data.sources, *config.eval.sources)
     paths: list[tuple[str, Any]] = [("output", config.output), ("model.path", model.path), ("model.init", model.init)]
-    paths += [("model.tokenizer", model.tokenizer), *(("sources.path", p) for source in sources for p in source.path)]
+    paths += [("model.tokenizer", model.tokenizer)]
+    for given in (path for source in sources for path in source.path):
+        check_source(given, "sources.path")
     for prepare in (config.data.prepare, *(source.prepare for source in sources)):
-        names = ("cache", "tokenizer", "template", "quarantine_file")
+        names = ("tokenizer", "template", "quarantine_file")
         paths += [(f"prepare.{name}", prepare.get(name)) for name in names]
     for name, path in paths:
         if isinstance(path, str | os.PathLike):

@@ -176,7 +176,7 @@ def has_fractional_weights(served: Served) -> bool:
     """Whether any message has a loss weight other than 0 and 1."""
     for view in views_of(served):
         for shard in range(len(view.dataset.shard_examples)):
-            weights = view.dataset.columns(shard).segment_weights
+            weights = view.dataset.structure(shard).segment_weights
             if weights is not None and bool(((weights != 0) & (weights != 1) & ~np.isnan(weights)).any()):
                 return True
     return False

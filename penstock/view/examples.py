@@ -6,7 +6,7 @@ so a view needs memory only for its index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,23 @@ class Examples(Protocol):
 
     def columns(self, shard: int, /) -> Columns:
         """The columns of one shard."""
+        ...
+
+    def structure(self, shard: int, /) -> Columns:
+        """The columns of one shard, perhaps without `ids`, which need not be read to scan single examples."""
+        ...
+
+    def fetch(self, shards: Iterable[int], /) -> None:
+        """Download shards that are not on this machine, many at a time."""
+        ...
+
+    def shard_bytes(self, shard: int, /) -> int:
+        """The size of a shard's file."""
+        ...
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
         ...
 
     def locate(self, example: int, /) -> RowLocation:

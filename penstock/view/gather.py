@@ -16,6 +16,7 @@ from penstock.arrays import Int32, Int64, UInt8
 from penstock.chat.conversation import Role
 from penstock.store.chains import tokens
 from penstock.store.columns import Columns
+from penstock.view.examples import Examples
 from penstock.view.mixture import BaseMixture
 from penstock.view.policy import run_weights
 from penstock.view.runs import Float32, Runs, UInt32
@@ -46,6 +47,13 @@ class Located(NamedTuple):
     lengths: Int64
 
 
+class ShardSet(NamedTuple):
+    """Shards of one dataset."""
+
+    dataset: Examples
+    shards: list[int]
+
+
 class Gatherer:
     """Reads items of one view or mixture. Its only state is look-up tables, and it can be used from any thread."""
 
@@ -59,6 +67,16 @@ class Gatherer:
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
         self._labelled = served.is_labelled
+        remote = [view.dataset.download_bytes for view in views if view.dataset.download_bytes]
+        self.download_bytes = min(remote, default=0)
+
+    def shards(self, items: Int64) -> list[ShardSet]:
+        """The shards that hold these items, in the order of the items."""
+        sequences, _ = self.locate(items)
+        found: dict[int, dict[int, None]] = {}
+        for part, shard in zip(sequences.parts.tolist(), sequences.shards.tolist(), strict=True):
+            found.setdefault(part, {})[shard] = None
+        return [ShardSet(self.parts[part].dataset, list(shards)) for part, shards in found.items()]
 
     def __call__(self, items: Int64) -> Gathered:
         """The tokens, weights and places of these items."""
@@ -177,7 +195,7 @@ class _Part:
     """One view, with the tables that find its items."""
 
     def __init__(self, view: BaseView) -> None:
-        self._dataset = view.dataset
+        self.dataset = view.dataset
         self._index = view.scanned()._index
         self._sides = 2 if view.is_preference else 1
         self._first_examples = np.cumsum(view.dataset.shard_examples) - view.dataset.shard_examples
@@ -205,10 +223,10 @@ class _Part:
 
     def shard(self, shard: int) -> tuple[Columns, int, int]:
         """The columns of a shard, its source, and the source row that corresponds to its row 0."""
-        columns = self._dataset.columns(shard)
+        columns = self.dataset.columns(shard)
         origin = self._origins.get(shard)
         if origin is None:
-            place = self._dataset.locate(int(self._first_examples[shard]))
+            place = self.dataset.locate(int(self._first_examples[shard]))
             origin = self._origins[shard] = place.source, place.row - int(columns.rows[0])
         return columns, *origin
 

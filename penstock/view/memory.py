@@ -60,6 +60,16 @@ class MemoryExamples:
         """The columns of one shard."""
         return self.shards[shard]
 
+    structure = columns
+    download_bytes = 0
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Nothing to do."""
+
+    def shard_bytes(self, shard: int) -> int:
+        """The size of the tokens."""
+        return self.shards[shard].ids.nbytes
+
     @property
     def recipe(self) -> Mapping[str, Any]:
         """A recipe with just a tokenizer name."""

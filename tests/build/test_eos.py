@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock as ps
+from benchmarks.completions import prepared, prepared_by_trl
 from penstock.errors import UsageError
 from tests.regions.splitting import trained_texts
 
@@ -65,12 +66,9 @@ def test_conversations_ignore_the_option(tokenizer: Path, write_rows: Callable[.
     assert len(paths) == 1
 
 
-def test_ids_and_masks_equal_trl(tokenizer: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:
+def test_ids_and_masks_equal_trl(tokenizer: Path, tmp_path: Path) -> None:
     rows = [_row(random.Random(number)) for number in range(100)]
-    dataset = ps.prepare(write_rows(rows), tokenizer=tokenizer, cache=tmp_path / "cache")
-    view = dataset.view(max_length=None)
-    ours = [(e.input_ids.tolist(), e.loss_mask.tolist()) for e in (view[k] for k in range(len(rows)))]
-    assert ours == prepared_by_trl(rows, tokenizer, tmp_path)
+    assert prepared(rows, tokenizer, tmp_path) == prepared_by_trl(rows, tokenizer, tmp_path)
 
 
 def _row(chance: random.Random) -> dict[str, str]:
@@ -79,18 +77,29 @@ def _row(chance: random.Random) -> dict[str, str]:
     return {"prompt": prompt, "completion": completion + chance.choice(["", "", END])}
 
 
-def prepared_by_trl(rows: list[dict[str, str]], tokenizer: Path, folder: Path) -> list[tuple[list[int], list[bool]]]:
-    """Returns the ids and masks of TRL's SFTTrainer for rows with prompt and completion."""
-    datasets = pytest.importorskip("datasets")
-    transformers = pytest.importorskip("transformers")
-    trl = pytest.importorskip("trl")
-    own: Any = transformers.AutoTokenizer.from_pretrained(str(tokenizer))
-    size: dict[str, int] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(vocab_size=len(own), num_attention_heads=1, num_key_value_heads=1, **size)
-    trainer = trl.SFTTrainer(
-        model=transformers.LlamaForCausalLM(config),
-        args=trl.SFTConfig(output_dir=str(folder / "trl"), report_to=[], use_cpu=True, bf16=False, max_length=None),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=own,
-    )
-    return [(row["input_ids"], [label != -100 for label in row["labels"]]) for row in trainer.train_dataset]
+def test_spaces_at_the_end_of_a_prompt_are_not_trained(tokenizer: Path, tmp_path: Path) -> None:
+    """The one difference from TRL, which trains from the first token on that the prompt by itself would not have.
+
+    The prompt by itself ends in one token for two spaces. With the completion, the second space belongs to its first
+    token, and the first one is a token of its own, which has no character of the completion.
+    """
+    model = with_double_spaces(tokenizer, tmp_path / "model")
+    rows = [{"prompt": "Count  ", "completion": "is"}, {"prompt": "Count ", "completion": "is"}]
+    (ours, same), (theirs, also_same) = prepared(rows, model, tmp_path), prepared_by_trl(rows, model, tmp_path)
+    assert same == also_same
+    assert ours[0] == theirs[0]
+    pieces = ps.open(next((tmp_path / "cache" / "datasets").iterdir())).vocabulary.token_bytes
+    assert [pieces[t] for t, trained in zip(*ours, strict=True) if trained] == [b" is", END.encode()]
+    assert [pieces[t] for t, trained in zip(*theirs, strict=True) if trained] == [b" ", b" is", END.encode()]
+
+
+def with_double_spaces(tokenizer: Path, target: Path) -> Path:
+    """The tokenizer with a token for two spaces, as those of most models have."""
+    shutil.copytree(tokenizer, target)
+    file = target / "tokenizer.json"
+    value = json.loads(file.read_text())
+    model, added = value["model"], value["added_tokens"]
+    model["vocab"]["ĠĠ"] = 1 + max(*model["vocab"].values(), *(token["id"] for token in added))
+    model["merges"].append(["Ġ", "Ġ"] if isinstance(model["merges"][0], list) else "Ġ Ġ")
+    file.write_text(json.dumps(value))
+    return target

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from benchmarks.clock import DATE
 from benchmarks.faithful import Truth, check
 from benchmarks.models import trl_templates
 from penstock.build.checks.equality import same_examples
@@ -69,7 +70,7 @@ def prepare(tokenizer: Path, tmp_path: Path, write_rows: Rows) -> Callable[..., 
     def run(chats: list[list[dict[str, Any]]], template: str, **options: Any) -> ps.Dataset:
         file = tmp_path / "template.jinja"
         file.write_text(template)
-        options = {"cache": tmp_path / "cache", "turns": "faithful", "workers": "1"} | options
+        options = {"cache": tmp_path / "cache", "turns": "faithful", "workers": "1", "date": DATE} | options
         return ps.prepare(write_rows(rows_of(chats)), tokenizer=str(tokenizer), template=str(file), **options)
 
     return run

@@ -150,6 +150,36 @@ def test_notes_have_rows(case: str, fast: bool, write_rows: Any, tokenizer: Path
     assert ds.ledger["first_noted"]["column_unused"] == [0, 10]
 
 
+DROPS = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content if not m.skip }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_notes_on_dropped_parts_have_rows(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    def said(system: str = "", **more: Any) -> dict[str, Any]:
+        before = [{"role": "system", "content": system}] if system else []
+        answer = {"role": "assistant", "content": "an answer", **more}
+        last = [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "so."}]
+        return {"messages": [*before, {"role": "user", "content": "q"}, answer, *last]}
+
+    rows = [
+        said(), said("Be brief."), said(reasoning_content="I think."), said(skip=True), said("No.", thinking="Hm."),
+        said(), said(skip=True, reasoning_content="Why?"),
+    ]  # fmt: skip
+    template = tmp_path / "t.jinja"
+    template.write_text(DROPS)
+    ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
+    assert {note: ds.noted(note).tolist() for note in ds.ledger["notes"]} == {
+        "system_dropped": [1, 4],
+        "reasoning_dropped": [2, 4, 6],
+        "content_dropped": [3, 6],
+    }
+    done = run("show", ds.path, "--noted", "content_dropped")
+    assert " row 3\n" in done.stdout and " row 6\n" in done.stdout and " row 2\n" not in done.stdout
+
+
 def test_notes_do_not_depend_on_the_engine(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)
@@ -201,6 +231,28 @@ def test_arguments_as_given(write_rows: Any, tokenizer: Path, tmp_path: Path) ->
         texts = [b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)) for ds in (parsed, given)]
         assert b'<call>f{"b": 1}</call>' in texts[0] and b"<call>f?</call>" in texts[1]
         assert given.input_ids(1).tolist() == parsed.input_ids(1).tolist()
+
+
+def test_arguments_as_given_are_those_of_the_raw_row(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    """JSON strings are parsed for templates that print objects; as given, tokens equal transformers' on the raw row."""
+    from transformers import PreTrainedTokenizerFast
+
+    text = PLAIN.replace("c.function.arguments | tojson if c.function.arguments is mapping else '?'",
+                         "c.function.arguments | tojson")  # fmt: skip
+    template = tmp_path / "t.jinja"
+    template.write_text(text)
+    rows = [calling("f", '{"b":1}'), calling("f", {"b": 1}), calling("f", "")]
+    own = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"))
+    raw = [own.apply_chat_template(r["messages"], chat_template=text, return_dict=True)["input_ids"] for r in rows]
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": template}
+    for fast in (True, False):
+        ds = [
+            ps.prepare(write_rows(rows), **options, cache=tmp_path / f"{mode}{fast}", fast=fast, arguments=mode)
+            for mode in ("auto", "as-given")
+        ]
+        assert [ds[0].input_ids(k).tolist() == raw[k] for k in range(3)] == [False, True, False]
+        assert [ds[1].input_ids(k).tolist() for k in range(3)] == raw
+        assert ds[0].noted("arguments_parsed").tolist() == [0, 2]
 
 
 def test_rows_with_a_note_are_listed_and_shown(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:

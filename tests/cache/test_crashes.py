@@ -89,28 +89,59 @@ def test_killed_with_a_changing_number_of_workers(
     assert leftovers(cache) == []
 
 
-def test_a_faithful_build_is_byte_identical_after_kills(
-    forks: Forks, tokenizer: Path, memory: Path, cache: Path
-) -> None:
-    """Chains of a template that rewrites history: several examples a row, whose prefixes are stored once."""
+REWRITES = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ '~' if m.role == 'assistant' and not loop.last }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)  # a template that rewrites history: every turn is a chain of its own
+
+
+@pytest.fixture(scope="module")
+def faithful(forks: Forks, tokenizer: Path, memory: Path) -> tuple[tuple[object, ...], dict[str, bytes]]:
+    """A command that makes four chains a row, and its undisturbed result."""
     source, template = memory / "turns.jsonl", memory / "rewrites.jinja"
-    template.write_text(
-        "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ '~' if m.role == 'assistant' and not loop.last }}"
-        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    template.write_text(REWRITES)
     turns = [[("user", f"{n}, {k}?"), ("assistant", f"{n} and {k}. " * 9)] for n in range(60) for k in range(4)]
     rows = [list(chain.from_iterable(turns[n : n + 4])) for n in range(0, len(turns), 4)]
     lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in row]}) for row in rows]
     source.write_text("\n".join(lines) + "\n")
-    options = ("--tokenizer", tokenizer, "--template", template, "--turns", "faithful")
-    code, output = forks.run("prepare", source, *options, "--cache", cache / "whole")
+    command = ("prepare", source, "--tokenizer", tokenizer, "--template", template, "--turns", "faithful")
+    code, output = forks.run(*command, "--cache", memory / "faithful")
     assert code == 0, output
-    assert ps.open(next((cache / "whole" / "datasets").iterdir())).examples == 4 * len(rows)
-    command = ("prepare", source, *options, "--cache", cache / "killed", "--no-fast")
+    assert ps.open(next((memory / "faithful" / "datasets").iterdir())).examples == 4 * len(rows)
+    return command, result(memory / "faithful")
+
+
+def test_a_faithful_build_is_byte_identical_after_kills(
+    forks: Forks, cache: Path, faithful: tuple[tuple[object, ...], dict[str, bytes]]
+) -> None:
+    """Several examples a row, whose prefixes are stored once."""
+    command = (*faithful[0], "--cache", cache, "--no-fast")
     for fault in ("shard.write:1", "shard.rename:2", "note.rename:1", "claim.release:1", "manifest.rename:1"):
         code, output = forks.run(*command, fault=fault)
         assert code == KILLED, (fault, output)
     code, output = forks.run(*command)
     assert code == 0, output
-    assert result(cache / "killed") == result(cache / "whole")
-    assert leftovers(cache / "killed") == []
+    assert result(cache) == faithful[1]
+    assert leftovers(cache) == []
+
+
+def test_a_faithful_build_is_killed_at_random_times(
+    forks: Forks, cache: Path, faithful: tuple[tuple[object, ...], dict[str, bytes]]
+) -> None:
+    choose = random.Random(11)
+    began = time.monotonic()
+    forks.run(*faithful[0], "--cache", cache / "timed")
+    whole, kills, rounds = time.monotonic() - began, 0, 0
+    while kills < 8:
+        command = (*faithful[0], "--cache", cache / str(rounds))
+        code = KILLED
+        while code == KILLED:
+            pid = forks.start(*command)
+            time.sleep(choose.uniform(0, 1.2 * whole))
+            forks.kill(pid)
+            code = forks.wait(pid)
+            kills += code == KILLED
+        assert code == 0, forks.output(pid)
+        assert result(cache / str(rounds)) == faithful[1]
+        rounds += 1
+        assert rounds < 60, f"only {kills} kills"

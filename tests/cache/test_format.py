@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from penstock.api import Dataset
+from penstock.chat.conversation import Part, Role
 from penstock.sources import Slice
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import digest, writer_name
@@ -87,6 +89,30 @@ def test_a_shard(dataset: StoredDataset, data: Path) -> None:
     rows = data.read_bytes().splitlines()
     assert batch["row_hash"] == [xxhash.xxh3_64_intdigest(rows[first + row]) for row in batch["row"]]
     assert [ends[-1] for ends in batch["segment_ends"]] == [len(ids) for ids in batch["input_ids"]]
+
+
+def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: StoredDataset) -> None:
+    """Nothing here is ours but the text of the page: numbers of roles and parts come from its table."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+    table = re.findall(r"^\| (\d) \| (\w+).*? \| (\d) \| (\w+) \|$", page, re.MULTILINE)
+    roles = {role: int(number) for number, role, _, _ in table}
+    parts = {part: int(number) for _, _, number, part in table}
+    assert roles | {"any": 5} == {role.name.lower(): int(role) for role in Role if role is not Role.OTHER} | {"any": 5}
+    assert parts == {part.name.lower(): int(part) for part in Part}
+    view, item = Dataset(dataset.cache, dataset.manifest).view(), 0
+    for name in dataset.shards:
+        columns = pa.ipc.open_file(dataset.cache.shard_path(name)).get_batch(0).to_pydict()
+        for k, ids in enumerate(columns["input_ids"]):
+            mask: list[bool] = []
+            for end, role, part in zip(
+                *(columns[f"segment_{what}"][k] for what in ("ends", "roles", "parts")), strict=True
+            ):
+                trained = role == roles["assistant"] and part in (parts["body"], parts["stop"])
+                mask += [trained] * (end - len(mask))
+            assert view[item].input_ids.tolist() == ids
+            assert view[item].loss_mask.tolist() == mask
+            item += 1
+    assert item == len(view) == 400
 
 
 def test_the_note_of_a_shard(dataset: StoredDataset) -> None:

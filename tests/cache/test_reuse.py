@@ -133,6 +133,17 @@ def test_a_changed_recipe_misses_and_explain_names_it(
     assert why(data, split="train[:50]")[0].startswith("source: ")
 
 
+def test_another_unicode_misses_and_explain_names_it(
+    prepare: Prepare, data: Path, why: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python decides which characters a template's `upper` changes and which ones a printed dict escapes."""
+    prepare(data)
+    before = why(data)
+    monkeypatch.setattr("unicodedata.unidata_version", "99.0.0")
+    assert before == ["hit"]
+    assert any(line.startswith("version of unicode: ") for line in why(data))
+
+
 def test_a_changed_tokenizer_misses_and_explain_names_it(
     prepare: Prepare, data: Path, model: Path, why: Callable[..., list[str]]
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.chat.conversation import Conversation, Role
 from penstock.chat.formats import FormatOptions, detect
 from penstock.chat.rows import RowReader
@@ -49,7 +51,8 @@ def test_messages_keep_their_extra_keys() -> None:
         {"role": "tool", "content": None, "tool_call_id": "c1"},
         {"role": "assistant", "content": [{"type": "text", "text": "Ho"}], "extra": {"x": [1]}},
     ]
-    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(messages, [TOOL])
+    kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    assert only({"messages": messages, "tools": [TOOL]}) == Conversation(kept, [TOOL])
 
 
 def test_roles_are_mapped() -> None:
@@ -258,3 +261,39 @@ def test_a_byte_order_mark_is_ignored() -> None:
     reader = RowReader(detect([row]))
     plain = json.dumps(row).encode()
     assert reader.conversations(b"\xef\xbb\xbf" + plain) == reader.conversations(plain)
+
+
+NULLS = [
+    {"role": "system", "content": "Be brief.", "name": None},
+    {"role": "user", "content": "Weather?", "tool_calls": None, "reasoning_content": None},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": None, "function": {"name": "f", "arguments": {}}}]},
+    {"role": "tool", "content": "sunny", "name": None},
+    {"role": "assistant", "content": "Sunny.", "tool_calls": None, "thinking": None},
+]
+KEYS = (  # prints the keys that messages have
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.keys() | list | sort | join(',') }}:"
+    "{{ m.content if m.content is defined else 'missing' }}"
+    "{{ m.tool_calls | tojson if 'tool_calls' in m }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_null_keys_of_messages_are_dropped_as_transformers_does(tokenizer: Path, tmp_path: Path, fast: bool) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    (tmp_path / "template.jinja").write_text(KEYS)
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"messages": NULLS}) + "\n")
+    ds = ps.prepare(
+        source, tokenizer=str(tokenizer), template=str(tmp_path / "template.jinja"), cache=tmp_path / "cache",
+        workers="1", fast=fast, regions="structure",
+    )  # fmt: skip
+    own = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"))
+    expected = own.apply_chat_template(NULLS, chat_template=KEYS, tokenize=True, return_dict=True)["input_ids"]
+    assert ds.input_ids(0).tolist() == expected
+    messages = ds.conversation(0)["messages"]
+    assert [sorted(message) for message in messages] == [
+        ["content", "role"], ["content", "role"], ["role", "tool_calls"], ["content", "role"], ["content", "role"],
+    ]  # fmt: skip
+    assert messages[2]["tool_calls"][0]["id"] is None  # only keys of messages are dropped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,4 +42,7 @@ def test_texts_with_newer_code_points_are_found(texts: list[str]) -> None:
 def test_all_second_code_points_are_known() -> None:
     parts = (unicodedata.decomposition(chr(point)).split() for point in range(sys.maxunicode + 1))
     pairs = [pair for pair in parts if len(pair) == 2 and not pair[0].startswith("<")]
-    assert _second_code_points() == {int(second, 16) for _, second in pairs}
+    seconds = {int(second, 16) for _, second in pairs}
+    # Newer Pythons know newer pairs, and the parts of Hangul syllables; the guard treats both by rules of their own.
+    jamo, newer = set(range(0x1100, 0x1200)), set(np.flatnonzero(unassigned()).tolist())
+    assert _second_code_points() - newer == seconds - jamo - newer

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+import penstock as ps
 from penstock.chat.conversation import Part, Role
+from penstock.cli import app
 from penstock.look.fill import Fill, Limit
 from penstock.look.stats import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
 from penstock.look.terminal.stats_table import stats_table
@@ -99,3 +105,47 @@ def test_an_empty_dataset_has_statistics() -> None:
     seen = stats(MemoryExamples.of([]))
     assert (seen.rows, seen.tokens, seen.trained_share, seen.histogram) == (0, 0, 0.0, ())
     Console(file=io.StringIO()).print(stats_table(seen))
+
+
+REASONED = [
+    [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "two and two"},
+        {"role": "user", "content": "3 + 3?"},
+        {"role": "assistant", "content": "6", "reasoning_content": "three and three"},
+    ]
+] * 3
+
+
+@pytest.mark.parametrize("turns", ["conversation", "faithful"])
+def test_stats_show_both_modes_of_turns(tokenizer: Path, tmp_path: Path, turns: str) -> None:
+    from tests.build.test_faithful import QWEN
+
+    (tmp_path / "template.jinja").write_text(QWEN)
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in REASONED))
+    options = {"tokenizer": str(tokenizer), "template": str(tmp_path / "template.jinja"), "workers": "1"}
+    found = {
+        mode: ps.prepare(source, cache=tmp_path / "cache", turns=mode, **options)
+        for mode in ("conversation", "faithful")
+    }
+    command = ["stats", str(found[turns].path)]
+    counted = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["turns"]
+    assert counted["rows"] == 3
+    for mode, ds in found.items():
+        stored = sum(int(ds.columns(shard).id_offsets[-1]) for shard in range(len(ds.shards)))
+        trained = ds.view().ledger.trained
+        assert counted[mode] == {"examples": ds.examples, "tokens": ds.tokens, "stored": stored, "trained": trained}
+    assert counted["faithful"]["trained"] > counted["conversation"]["trained"]
+    shown = CliRunner().invoke(app, command, env={"COLUMNS": "120"}).stdout
+    assert "--turns, on the first 3 rows" in shown and f"{counted['faithful']['trained']:,}" in shown
+    source.unlink()
+    shown = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert shown.exit_code == 0 and "are not compared" in shown.output and "on the first" not in shown.output
+
+
+def test_stats_of_rows_without_reasoning_compare_nothing(tokenizer: Path, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"messages": [{k: m[k] for k in ("role", "content")} for m in REASONED[0]]}) + "\n")
+    ds = ps.prepare(source, tokenizer=str(tokenizer), cache=tmp_path / "cache", workers="1")
+    assert json.loads(CliRunner().invoke(app, ["stats", str(ds.path), "--json"]).stdout)["turns"] is None

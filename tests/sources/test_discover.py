@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from penstock.errors import SourceError
+from penstock.errors import SourceError, UsageError
 from penstock.sources import FileKind, Slice, discover, read_rows
 from penstock.sources.hub import HubDataset
 from penstock.sources.source_set import SourceSet
@@ -157,8 +157,8 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         discover(["nowhere/a.jsonl"])
     with pytest.raises(SourceError, match="no file matches this pattern"):
         discover(["data/*.parquet"])
-    with pytest.raises(SourceError, match="addresses are not supported"):
-        discover(["s3://bucket/chats.jsonl"])
+    with pytest.raises(UsageError, match="ftp addresses are not supported"):
+        discover(["ftp://server/chats.jsonl"])
     os.mkfifo("pipe")
     with pytest.raises(SourceError, match="a pipe or device"):
         discover(["pipe"])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptError, StoreError
+from penstock.errors import CorruptError
 from penstock.store import files
-from penstock.store.cache import Cache, validate_name
+from penstock.store.cache import validate_name
 from penstock.store.files import file_digest, writer_is_dead, writer_name
 
 
@@ -28,11 +28,6 @@ def test_names_read_from_files_are_validated() -> None:
         with pytest.raises(CorruptError, match="is not the name of a shard"):
             validate_name(name)
     assert validate_name("b3-" + "a" * 64)
-
-
-def test_a_cache_on_an_object_store_is_refused() -> None:
-    with pytest.raises(StoreError, match="object stores have no atomic rename"):
-        Cache("s3://bucket/cache")
 
 
 def test_digests(tmp_path: Path) -> None:

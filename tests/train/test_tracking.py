@@ -106,6 +106,20 @@ def test_wandb_offline_and_tensorboard(config: Config, examples: Path, cache: Pa
     assert b"eval_loss_by_source/hard" in events.read_bytes()
 
 
+def test_mlflow_in_a_folder(config: Config, examples: Path, cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    values = two_sources(config, examples, cache, log={"trackers": ["mlflow"], "project": "first-hour"})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    variables = {**environment(), "HOME": str(tmp_path), "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri()}
+    variables |= {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    command = [sys.executable, "-m", "penstock.cli", "train", "sft", str(tmp_path / "run.yaml")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = {path.name: path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()}
+    assert {"loss", "grad_norm", "first", "hard"} <= written.keys()  # of loss_by_source/first, eval_loss_by_source/hard
+    assert len(written["loss"].read_text().splitlines()) > 1
+
+
 def test_trackers_that_can_not_be(config: Config) -> None:
     with pytest.raises(UsageError, match="log.trackers: 'wanbd' is unknown; expected wandb, tensorboard, mlflow"):
         train_sft(config(log={"trackers": ["wanbd"]}))

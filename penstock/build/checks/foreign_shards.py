@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 
 from penstock.build.checks.foreign_rows import differing_rows, inconsistency, unpredictable_sample
 from penstock.build.progress import Progress
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.errors import CorruptError, SourceError
-from penstock.sources import Slice, SourceFile, read_rows
+from penstock.sources import Slice, SourceFile, SourcePath, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import read_shard
-from penstock.store.trust import shard_writer
 
 
 class ForeignCheck:
@@ -49,7 +47,7 @@ class ForeignCheck:
             if why is not None:
                 where = f"{file.name}, rows {part.first_row} to {part.first_row + part.rows - 1}"
                 notice(
-                    f"{self._cache.shard_path(name)} ({where}), written by {shard_writer(self._cache, name)}: {why}. "
+                    f"{self._cache.shard_address(name)} ({where}), written by {self._cache.writer(name)}: {why}. "
                     "The shard is not used; its slice is rebuilt."
                 )
                 bad[name] = why
@@ -58,11 +56,11 @@ class ForeignCheck:
             raise SourceError("the sources changed while they were read. Run again once nothing writes to them.")
         return bad
 
-    def _fault(self, name: str, part: Slice, path: Path) -> str | None:
+    def _fault(self, name: str, part: Slice, path: SourcePath) -> str | None:
         limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
         rows = read_rows(part, path, data=part.data, max_row_bytes=limit, columns=columns)
         try:
-            stored, meta = read_shard(self._cache.shard_path(name))
+            stored, meta = read_shard(self._cache.shard_file(name))
         except CorruptError:
             return "it can't be read as a shard"
         wrong = inconsistency(rows, stored, meta)

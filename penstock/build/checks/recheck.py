@@ -13,13 +13,12 @@ from typing import Any
 from penstock.build.checks.foreign_rows import differing_rows, inconsistency, random_share
 from penstock.build.recipe import Recipe
 from penstock.build.slices.pipeline import Pipeline
-from penstock.errors import PenstockError, SourceError, StoreError
-from penstock.sources import FileKind, Slice, SliceRows, SourceFile, fetch_each, read_rows
+from penstock.errors import ObjectError, PenstockError, SourceError, StoreError
+from penstock.sources import FileKind, Slice, SliceRows, SourceFile, fetch_each, read_rows, recorded_path
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest, recipe_digest
 from penstock.store.shard import read_shard
-from penstock.store.trust import shard_writer
 from penstock.store.upkeep.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
 
 
@@ -36,7 +35,7 @@ def recheck(cache: Cache, folder: Path, share: float) -> VerifyReport:
         try:
             for number, rows in _rows_of(dataset, source):
                 _compare(pipeline, dataset, number, rows, share, found)
-        except (SourceError, OSError) as error:
+        except (SourceError, ObjectError, OSError) as error:
             what = f"the rows of {source_name(dataset, source)} can't be redone: {error}"
             found.findings.append(CacheProblem(what, folder, dataset=dataset.key))
     return found
@@ -64,7 +63,7 @@ def _recorded_source(dataset: StoredDataset, source: int, numbers: list[int]) ->
     table, notes = dataset.manifest.shards, dataset.notes
     try:
         entry: Any = notes["files"][source]
-        file = SourceFile(source, Path(entry["path"]), FileKind(entry["kind"]), entry["name"])
+        file = SourceFile(source, recorded_path(entry["path"]), FileKind(entry["kind"]), entry["name"])
         parts = [Slice.from_json(notes["slices"][number]) for number in numbers]
     except (KeyError, IndexError, TypeError, ValueError):
         raise SourceError("its location is unknown. Run the same prepare again, which records it.") from None
@@ -78,7 +77,7 @@ def _compare(
 ) -> None:
     name, cache, table = dataset.shards[number], dataset.cache, dataset.manifest.shards
     try:
-        columns, meta = read_shard(cache.shard_path(name))
+        columns, meta = read_shard(cache.shard_file(name))
     except StoreError:
         return  # `verify_cache` has reported it
     what = inconsistency(rows, columns, meta)
@@ -94,7 +93,7 @@ def _compare(
     first = table.first_rows[number]
     found.findings.append(
         CacheProblem(
-            mark_bad_shard(cache, name, f"{what} (written by {shard_writer(cache, name)})"),
+            mark_bad_shard(cache, name, f"{what} (written by {cache.writer(name)})"),
             cache.shard_path(name),
             dataset=dataset.key,
             shard=name,

@@ -6,7 +6,6 @@ import base64
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from penstock.chat.conversation import Part
 from penstock.chat.notes import Note, rows_to_runs
 from penstock.encode.memory import resident_bytes
 from penstock.regions.modes import TurnsMode
-from penstock.sources import Slice, SliceRows, TextRows, read_rows
+from penstock.sources import Slice, SliceRows, SourcePath, TextRows, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
@@ -36,7 +35,7 @@ class SliceJob:
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
         self._reference: Callable[[], Pipeline] = lru_cache(1)(lambda: Pipeline(recipe, tokenizer_json, fast=False))
 
-    def prepare(self, slice_: Slice, path: Path, data: TextRows | None = None) -> Callable[[], SliceReport]:
+    def prepare(self, slice_: Slice, path: SourcePath, data: TextRows | None = None) -> Callable[[], SliceReport]:
         """Reads, prepares and checks a slice. Returns a function that commits the shard, callable from any thread.
 
         That function only writes files: the encoder watches the memory of the process while it works.

@@ -30,8 +30,7 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings as they are sent to a worker, which finds the tokenizer in the cache."""
-        location = {"cache": str(self.cache.root), "trust": self.cache.trust.value}
-        return {"recipe": self.recipe.as_json(), **location, "fast": self.fast}
+        return {"recipe": self.recipe.as_json(), "cache": list(self.cache.place), "fast": self.fast}
 
 
 class SliceEngine(Protocol):

@@ -19,7 +19,7 @@ import penstock
 from penstock import errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
-from penstock.sources import Slice
+from penstock.sources import Slice, SourcePath, path_to_json
 
 ONE_THREAD = {  # variables that keep the engines of a worker to one thread
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -34,7 +34,7 @@ class Task:
 
     name: str  # of its shard
     slice: Slice
-    path: Path
+    path: SourcePath
 
     @property
     def location(self) -> str:
@@ -103,7 +103,7 @@ class Worker:
         """Sends a task. Yields reports until the worker is ready for the next task: usually the previous one's."""
         self.pending.append(task)
         data = b"\n".join(task.slice.data.rows if task.slice.data else ())
-        header = {"slice": task.slice.to_json(), "path": str(task.path), "bytes": len(data)}
+        header = {"slice": task.slice.to_json(), "path": path_to_json(task.path), "bytes": len(data)}
         yield from self._request(orjson.dumps(header) + b"\n" + data)
 
     def flush(self) -> Iterator[tuple[Task, SliceReport]]:

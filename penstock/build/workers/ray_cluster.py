@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -23,7 +24,8 @@ from penstock.build.workers.limits import WORKER_BYTES, worker_count
 from penstock.errors import UsageError, WorkerError
 
 LOOPBACK = "127.0.0.1"
-STORE_BYTES = 256 << 20  # of a cluster that we start: the object store only holds rows of streamed sources in transit
+CONNECT_SECONDS = 10.0
+SLOT_STORE_BYTES = 32 << 20  # of the object store, for the rows of streamed sources that a worker holds
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 log = logging.getLogger("penstock")
@@ -58,15 +60,16 @@ class RayCluster:
             raise
 
     def _connect(self, address: str | None, workers: str) -> None:
-        given = address or os.environ.get("RAY_ADDRESS") or _running_cluster() or "local"
-        if "://" in given:
-            raise UsageError(
-                f"--ray-address {given}: Ray Client is not supported, because the driver must see the cache. Run the "
-                "command on a node of the cluster, with --ray-address auto."
+        given = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS") or _running_cluster()
+        if given is None and address == "auto":
+            raise WorkerError(
+                "--ray-address auto: no Ray cluster is running on this machine. Start it with `ray start`, or let "
+                "--ray-address local start one."
             )
-        if given == "local":
+        if given is None or given == "local":
             self._start(workers)
             return
+        _check_address(given)
         try:
             if given.startswith((f"{LOOPBACK}:", "localhost:")):
                 with _loopback_only():
@@ -74,10 +77,7 @@ class RayCluster:
             else:
                 self.ray.init(address=given, **_QUIET)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise WorkerError(
-                f"the Ray cluster at {given} can't be reached: {_first_line(error)} Start it with `ray start`, or let "
-                "--ray-address local start one on this machine."
-            ) from error
+            raise _unreachable(given, _first_line(error)) from error
         self.slots = self._slots(workers)
 
     def _start(self, workers: str) -> None:
@@ -92,7 +92,7 @@ class RayCluster:
                     num_cpus=self.slots,
                     num_gpus=0,
                     _memory=self.slots * WORKER_BYTES,
-                    object_store_memory=STORE_BYTES,
+                    object_store_memory=(128 << 20) + self.slots * SLOT_STORE_BYTES,
                     include_dashboard=False,
                     _node_ip_address=LOOPBACK,
                     _temp_dir=self._folder,
@@ -112,7 +112,7 @@ class RayCluster:
 
     def _slots(self, workers: str) -> int:
         """Number of workers to ask for: as given, or as many as fit on the nodes."""
-        room = sum(_room(node["Resources"]) for node in self.nodes().values())
+        room = self.room()
         if workers == "auto":
             if not room:
                 raise WorkerError(
@@ -122,6 +122,15 @@ class RayCluster:
         if int(workers) > room:
             log.warning("--workers %s: %d fit on the nodes of the cluster; more start if nodes join", workers, room)
         return int(workers)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may add nodes: not to a cluster that this process has started."""
+        return self._folder is None
+
+    def room(self) -> int:
+        """Number of workers that fit on the nodes."""
+        return sum(_room(node["Resources"]) for node in self.nodes().values())
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Returns the nodes that are alive, by id."""
@@ -157,6 +166,29 @@ def _running_cluster() -> str | None:
         if path.lstat().st_uid == os.geteuid():
             return path.read_text().strip() or None
     return None
+
+
+def _check_address(address: str) -> None:
+    """Raises an error for an address that is of another kind or where nothing listens: Ray would wait for minutes."""
+    if "://" in address:
+        raise UsageError(
+            f"--ray-address {address}: Ray Client is not supported, because the driver must see the cache. Run the "
+            "command on a node of the cluster, with --ray-address auto."
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--ray-address {address}: expected HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, f"{error.strerror or error}.") from error
+
+
+def _unreachable(address: str, reason: str) -> WorkerError:
+    return WorkerError(
+        f"the Ray cluster at {address} can't be reached: {reason} Start it with `ray start`, or let "
+        "--ray-address local start one on this machine."
+    )
 
 
 def _let_raylets_print(yes: bool) -> None:

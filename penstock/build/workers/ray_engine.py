@@ -12,6 +12,7 @@ the slices on it. Actors end with the driver. If the driver dies, its claims exp
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ from penstock.build.workers.limits import WORKER_BYTES
 from penstock.build.workers.process import Task, died_twice, reported_error
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.errors import WorkerError
+from penstock.sources import path_to_json
 from penstock.store.beacon import Beacon
 
 WAIT = 5.0  # seconds between looks at the cluster while nothing happens
+GROW_EVERY = 10.0  # seconds between looks for nodes that have joined
 SAY_AFTER, GIVE_UP_AFTER = 15.0, 600.0  # seconds without any worker
 STARTS = 3  # attempts to start a worker on nodes that stay alive, in a row
 
@@ -70,7 +73,7 @@ class RayEngine:
         self._failed_starts = 0
         self._lost: deque[_Work] = deque()
         self._deaths: Counter[str] = Counter()  # of workers, by the shard they were working on
-        self._idle_since = time.monotonic()
+        self._idle_since = self._grown_at = time.monotonic()
 
     @property
     def workers(self) -> int:
@@ -93,6 +96,7 @@ class RayEngine:
         left = chain((first,), tasks)
         del first  # frees its data
         while self._hand_out(left) or self._is_busy:
+            self._grow()
             for ref in self._wait():
                 if ref in self._starting:
                     self._started(ref)
@@ -110,7 +114,7 @@ class RayEngine:
                 work = self._work(task)
             else:
                 return bool(self._lost)
-            ref = slot.actor.prepare.remote(work.task.slice.to_json(), str(work.task.path), work.rows)
+            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(work.task.path), work.rows)
             slot.held[ref] = work
         return True
 
@@ -163,6 +167,8 @@ class RayEngine:
         except exceptions.RayTaskError as error:  # a worker catches its errors, so this is one of Ray's or ours
             raise WorkerError(f"a Ray worker failed: {error}") from error
         except exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # Ray couldn't import the actor's module
+                raise _not_importable(str(error)) from error
             return _cause(str(error))
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +189,15 @@ class RayEngine:
                 self._add_worker()
         self._idle_since = time.monotonic()
 
+    def _grow(self) -> None:
+        """Adds workers for nodes that have joined, unless their number was given."""
+        assert self._cluster is not None
+        if self._asked == "auto" and time.monotonic() - self._grown_at > GROW_EVERY:
+            self._grown_at = time.monotonic()
+            if self._cluster.is_shared:
+                for _ in range(self._cluster.room() - len(self._slots)):
+                    self._add_worker()
+
     def _add_worker(self) -> None:
         from penstock.build.workers.ray_slot import CONCURRENCY, RaySlot, versions
 
@@ -202,7 +217,7 @@ class RayEngine:
         slot = self._starting.pop(ref)
         reply = self._reply(ref)
         if isinstance(reply, str):
-            self._failed_starts += 1
+            self._failed_starts += "node has died" not in reply  # as Ray says; the node of this worker is unknown here
             if self._failed_starts >= STARTS:
                 raise WorkerError(
                     f"{STARTS} Ray workers in a row died before their first slice: {reply} Is Penstock installed on "
@@ -244,6 +259,15 @@ class RayEngine:
         finally:
             self._slots, self._starting = [], {}
             cluster.close()
+
+
+def _not_importable(text: str) -> WorkerError:
+    where = re.search(r"ip=([^,)]+)", text)
+    reason = text.strip().rpartition("\n")[2].strip()
+    return WorkerError(
+        f"Ray node {where[1] if where else 'unknown'}: Penstock can't be imported ({reason}). Install the same version "
+        "of penstock[ray] on all nodes."
+    )
 
 
 def _cause(text: str) -> str:

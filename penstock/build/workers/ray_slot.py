@@ -13,14 +13,13 @@ import socket
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.build.recipe import Recipe
 from penstock.build.workers.process import ONE_THREAD, failure
 from penstock.encode.memory import limit_arenas, map_large_blocks
 from penstock.errors import StoreError, WorkerError
-from penstock.sources import Slice, TextRows
+from penstock.sources import Slice, TextRows, path_from_json
 from penstock.store.beacon import sees_beacon
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class RaySlot:
         """Checks the node and creates the engines. Replies with the node's id."""
         return self._reply(self._start)
 
-    def prepare(self, slice_: dict[str, Any], path: str, rows: bytes | None) -> Reply:
+    def prepare(self, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
         """Prepares and commits a slice; `rows` are its lines if the source is streamed. Replies with its report."""
         return self._reply(lambda: self._prepare(slice_, path, rows))
 
@@ -63,13 +62,13 @@ class RaySlot:
         os.environ.update(ONE_THREAD)  # before the engines are imported
         map_large_blocks()
         limit_arenas(int(ONE_THREAD["MALLOC_ARENA_MAX"]))  # read from the variable only when a process starts
-        from penstock.build.worker import open_cache, open_job
+        from penstock.build.worker import cache_of, open_job
 
-        recipe, cache = Recipe.from_json(self._setup["recipe"]), open_cache(self._setup)
+        recipe, cache = Recipe.from_json(self._setup["recipe"]), cache_of(self._setup)
         if (found := versions(recipe)) != self._expected:
             wrong = "Penstock" if found["penstock"] != self._expected["penstock"] else "jinja2 or tokenizers"
             raise WorkerError(f"another version of {wrong} is installed here. Install the same on all nodes.")
-        if not sees_beacon(cache.tree, self._beacon):
+        if not cache.is_remote and not sees_beacon(cache.tree, self._beacon):
             raise StoreError(
                 f"{cache.root} is not the cache folder of the build here. Choose a folder with --cache that all nodes "
                 "mount at the same path."
@@ -79,11 +78,11 @@ class RaySlot:
 
         return {"node": ray.get_runtime_context().get_node_id()}
 
-    def _prepare(self, slice_: dict[str, Any], path: str, rows: bytes | None) -> Reply:
+    def _prepare(self, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
         assert self._job is not None
         data = None if rows is None else TextRows(rows.split(b"\n"))
         with self._preparing:
-            commit = self._job.prepare(Slice.from_json(slice_), Path(path), data)
+            commit = self._job.prepare(Slice.from_json(slice_), path_from_json(path), data)
         return {"report": commit().as_json()}
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from pathlib import Path
 
 from penstock.build.planning import SliceFinder
 from penstock.build.workers.process import Task
 from penstock.errors import SourceError
 from penstock.sources import Slice, SourceFile
 from penstock.store.cache import Cache
-from penstock.store.claims import Claims
 from penstock.store.manifest import shard_name
 
 OnTask = Callable[[Task], None]
@@ -33,16 +31,24 @@ class Sharing:
     """The slices of one build from the view of this process. `slices` is filled during the first pass."""
 
     def __init__(
-        self, cache: Cache, finder: SliceFinder, files: Sequence[SourceFile], recipe: str, *, force: bool
+        self,
+        cache: Cache,
+        finder: SliceFinder,
+        files: Sequence[SourceFile],
+        recipe: str,
+        *,
+        force: bool,
+        one_host: bool = True,  # whether the workers run on this host, and so can share what is read here
     ) -> None:
         self._cache = cache
         self._finder = finder
         self._files = files
         self._recipe = recipe
         self._force = force
-        self._claims = Claims(cache.tree)
+        self._one_host = one_host
+        self._claims = cache.claims()
         self._seen: set[str] = set()
-        self._before: dict[str, tuple[int, int] | None] = {}  # with `force`: the files that existed at the start
+        self._before: dict[str, object] = {}  # with `force`: the files that existed at the start
         self.slices: list[Slice] = []
         self.pending: list[Task] = []  # slices of other ranks or processes
 
@@ -57,6 +63,8 @@ class Sharing:
             self._seen.add(task.name)
             status = self._claim(task, ours=number % world_size == rank)
             if status is _Status.OURS:
+                if self._one_host:
+                    self._finder.prefetch(part)
                 yield task
             elif status is _Status.DONE:
                 reused(task)
@@ -66,6 +74,7 @@ class Sharing:
     def others(self, finished: OnTask) -> Iterator[Task]:
         """Yields the pending slices that no other process has claimed."""
         waiting, self.pending = self.pending, []
+        self._cache.refresh(task.name for task in waiting)
         for number, task in enumerate(waiting):
             status = self._claim(task)
             if status is _Status.BUSY:
@@ -73,6 +82,8 @@ class Sharing:
             elif status is _Status.DONE:
                 finished(task)
             elif not task.slice.kind.is_streamed:
+                if self._one_host:
+                    self._finder.prefetch(task.slice)
                 yield task
             else:
                 yield from self._streamed(task, waiting[number + 1 :], finished)
@@ -105,15 +116,15 @@ class Sharing:
             return _Status.DONE
         if not ours or not self._claims.take(task.name):
             return _Status.BUSY
-        if self._is_done(task.name):  # finished by another process in the meantime
+        if self._is_done(task.name, now=True):  # finished by another process in the meantime
             self._claims.release(task.name)
             return _Status.DONE
         return _Status.OURS
 
-    def _is_done(self, name: str) -> bool:
+    def _is_done(self, name: str, *, now: bool = False) -> bool:
         if not self._force:
-            return self._cache.has_shard(name)
-        stamp = _stamp(self._cache.shard_path(name))
+            return self._cache.is_committed(name) if now else self._cache.has_shard(name)
+        stamp = self._cache.shard_stamp(name)
         return self._before.setdefault(name, stamp) != stamp
 
     def release(self, task: Task) -> None:
@@ -123,11 +134,3 @@ class Sharing:
     def close(self) -> None:
         """Releases all claims."""
         self._claims.close()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Group, JustifyMethod
 from rich.table import Table
 
 from penstock.look.stats import Spread, Stats
 
+if TYPE_CHECKING:
+    from penstock.build.turns_preview import TurnsCompared
+
 _BAR = 40
 
 
 def stats_table(stats: Stats) -> Group:
-    """Totals, tokens by role, and a histogram of lengths."""
-    return Group(_numbers(stats), _roles(stats), _histogram(stats))
+    """Totals, tokens by role, a histogram of lengths, and both modes of `--turns` if they differ."""
+    parts = [_numbers(stats), _roles(stats), _histogram(stats)]
+    return Group(*parts, *([_turns(stats.turns)] if stats.turns else []))
 
 
 def _grid(title: str, justify: JustifyMethod = "right") -> Table:
@@ -58,4 +64,16 @@ def _histogram(stats: Stats) -> Table:
     for bar in stats.histogram:
         filled = "█" * (-(-_BAR * bar.sequences // most))  # rounded up, so that small counts stay visible
         table.add_row(f"{bar.low:,} to {max(bar.high - 1, bar.low):,}", f"{bar.sequences:,}", filled)
+    return table
+
+
+def _turns(compared: TurnsCompared) -> Table:
+    title = f"\n--turns, on the first {compared.rows:,} rows"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("", style="cyan")
+    for name in ("examples", "tokens of a run", "with collate=tree", "trained"):
+        table.add_column(name, justify="right")
+    for mode, totals in (("conversation", compared.conversation), ("faithful", compared.faithful)):
+        counts = (totals.examples, totals.tokens, totals.stored, totals.trained)
+        table.add_row(mode, *(f"{count:,}" for count in counts))
     return table

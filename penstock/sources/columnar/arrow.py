@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from penstock.errors import SourceError
 from penstock.sources.columnar.messages import batch_header, unpacked_size
 from penstock.sources.columnar.rows import decode_rows, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
+from penstock.sources.remote.path import ObjectPath, SourcePath
 from penstock.sources.slices import Columns, Slice, SliceRows, SourceFile
 
 FILE_MAGIC = b"ARROW1\0\0"
@@ -26,10 +26,10 @@ MOST_UNPACKED, MOST_RATIO = 256 << 20, 200  # a record batch beyond both is refu
 
 
 class _Stream(NamedTuple):
-    """A mapped file, positioned at its first record batch."""
+    """An open file, positioned at its first record batch."""
 
     name: str
-    file: pa.MemoryMappedFile
+    file: pa.NativeFile
     schema: pa.Schema
     columns: str  # the schema as text, for the digest
 
@@ -41,9 +41,9 @@ def cut_arrow(file: SourceFile) -> Iterator[Slice]:
         yield from cut_units(file, units, stream.columns)
 
 
-def trim_arrow(part: Slice, path: Path, first: int, stop: int) -> Slice:
+def trim_arrow(part: Slice, path: SourcePath, first: int, stop: int) -> Slice:
     """Rows first:stop of this slice, as a slice."""
-    with _opened(path, str(path)) as stream:
+    with _opened(path, str(path), part) as stream:
         units = [unit for unit, _ in _messages(stream, part.start, part.end)]
         return trim_units(part, stream.columns, units, first, stop)
 
@@ -56,9 +56,9 @@ def arrow_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
             yield with_placeholders(_selected(batch, columns), batch.schema.names)
 
 
-def read_arrow(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
+def read_arrow(part: Slice, path: SourcePath, max_row_bytes: int, columns: Columns) -> SliceRows:
     """Read the rows of a slice, after checking that the file has not changed."""
-    with _opened(path, str(path)) as stream:
+    with _opened(path, str(path), part) as stream:
         found = list(_messages(stream, part.start, part.end))
         if not check_units(part, stream.columns, [unit for unit, _ in found]):
             raise SourceError(
@@ -86,9 +86,10 @@ def _wanted(batches: Iterable[pa.RecordBatch], skip: int, rows: int) -> Iterator
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[_Stream]:
+def _opened(path: SourcePath, name: str, part: Slice | None = None) -> Iterator[_Stream]:
+    """Open a file. Of an object, only what `part` covers is read; all of it without a part."""
     try:
-        with pa.memory_map(str(path)) as file:
+        with _native(path, part) as file:
             if file.read(len(FILE_MAGIC)) != FILE_MAGIC:
                 file.seek(0)
             schema = pa.ipc.read_schema(pa.ipc.read_message(file))
@@ -104,6 +105,12 @@ def _opened(path: Path, name: str) -> Iterator[_Stream]:
     except (pa.ArrowException, OSError, EOFError) as error:
         what = f"not a readable Arrow file: {error}. It may be truncated; write it again."
         raise SourceError(f"{name}: {what}") from error
+
+
+def _native(path: SourcePath, part: Slice | None) -> pa.NativeFile:
+    if not isinstance(path, ObjectPath):
+        return pa.memory_map(str(path))
+    return pa.PythonFile(path.open() if part is None else path.open_range(part.start, part.end), "r")
 
 
 def _encoding(kind: pa.DataType) -> str | None:

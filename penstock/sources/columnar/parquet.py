@@ -7,7 +7,8 @@ keeps its position, so that consecutive slices of one large row group decode it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -15,11 +16,15 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from penstock.errors import SourceError
+from penstock.objects import PIECE_BYTES
 from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
-from penstock.sources.slices import Columns, FileIdentity, Slice, SliceRows, SourceFile, identity
+from penstock.sources.remote.path import ObjectPath, PieceReader, RangeReader, SourcePath
+from penstock.sources.slices import Columns, Identity, Slice, SliceRows, SourceFile, identity
 
+RawFile = BinaryIO | PieceReader
 READ_BYTES = 1 << 20
+FOOTER_BYTES = 1 << 16  # of an object, requested at once; larger footers take a second request
 BATCH_ROWS = 4096
 MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = (
     256 << 20,
@@ -29,12 +34,12 @@ MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = (
 
 def cut_parquet(file: SourceFile) -> Iterator[Slice]:
     """Yield the slices of a Parquet file."""
-    with _opened(file.path, file.name) as parquet, file.path.open("rb") as raw:
+    with _opened(file.path, file.name, whole=True) as parquet, file.path.open("rb") as raw:
         units = (_unit(parquet, raw, group) for group in range(parquet.num_row_groups))
         yield from cut_units(file, units, _schema(parquet))
 
 
-def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
+def trim_parquet(part: Slice, path: SourcePath, first: int, stop: int) -> Slice:
     """Rows first:stop of this slice, as a slice."""
     with _opened(path, str(path)) as parquet:
         return trim_units(part, _schema(parquet), _units(part, parquet, path), first, stop)
@@ -42,13 +47,13 @@ def trim_parquet(part: Slice, path: Path, first: int, stop: int) -> Slice:
 
 def parquet_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Batches from the start of a file, with the values of the requested columns and placeholders for the others."""
-    with _opened(file.path, file.name) as parquet:
+    with _opened(file.path, file.name, whole=True) as parquet:
         for group in range(parquet.num_row_groups):
-            for batch in _batches(file.path, parquet, range(group, group + 1), columns):
+            for batch in _batches(file.path, parquet, range(group, group + 1), columns, whole=True):
                 yield with_placeholders(batch, parquet.schema_arrow.names)
 
 
-def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) -> SliceRows:
+def read_parquet(part: Slice, path: SourcePath, max_row_bytes: int, columns: Columns) -> SliceRows:
     """Read the rows of a slice, after checking that the file has not changed."""
     try:
         cursor = _cursor_for(part, path, columns)
@@ -63,15 +68,16 @@ def read_parquet(part: Slice, path: Path, max_row_bytes: int, columns: Columns) 
 class _Cursor:
     """A read position in consecutive row groups of a file."""
 
-    def __init__(self, part: Slice, path: Path, columns: Columns) -> None:
+    def __init__(self, part: Slice, path: SourcePath, columns: Columns) -> None:
         self._key = _cursor_key(part, path, columns)
         parquet = _opened(path, str(path))
-        self.schema, self.units = _schema(parquet), _units(part, parquet, path)
+        is_vouched = isinstance(path, ObjectPath) and path.is_vouched  # requests name the ETag of what was planned
+        self.schema, self.units = _schema(parquet), None if is_vouched else _units(part, parquet, path)
         self._position = 0
         self._left: pa.RecordBatch | None = None
         self._batches = _batches(path, parquet, range(part.unit, part.unit + part.units), columns)
 
-    def serves(self, part: Slice, path: Path, columns: Columns) -> bool:
+    def serves(self, part: Slice, path: SourcePath, columns: Columns) -> bool:
         """Whether the slice can be reached by reading on from here."""
         return self._position <= part.skip and self._key == _cursor_key(part, path, columns)
 
@@ -92,16 +98,16 @@ class _Cursor:
 _idle_cursors: list[_Cursor] = []  # at most one, from the last slice read; removed while in use
 
 
-def _cursor_key(part: Slice, path: Path, columns: Columns) -> tuple[Path, FileIdentity, int, int, Columns]:
+def _cursor_key(part: Slice, path: SourcePath, columns: Columns) -> tuple[SourcePath, Identity, int, int, Columns]:
     return path, identity(path), part.unit, part.units, columns
 
 
-def _cursor_for(part: Slice, path: Path, columns: Columns) -> _Cursor:
+def _cursor_for(part: Slice, path: SourcePath, columns: Columns) -> _Cursor:
     cursor = _idle_cursors.pop() if _idle_cursors else None
     _idle_cursors.clear()
     if cursor is None or not cursor.serves(part, path, columns):
         cursor = _Cursor(part, path, columns)
-    if not check_units(part, cursor.schema, cursor.units):
+    if cursor.units is not None and not check_units(part, cursor.schema, cursor.units):
         raise SourceError(
             f"{path}: changed while it was read (row group {part.unit}). "
             "Run again once nothing writes to it; finished slices are kept."
@@ -109,16 +115,29 @@ def _cursor_for(part: Slice, path: Path, columns: Columns) -> _Cursor:
     return cursor
 
 
-def _opened(path: Path, name: str, **more: Any) -> pq.ParquetFile:
+def _opened(path: SourcePath, name: str, *, whole: bool = False, **more: Any) -> pq.ParquetFile:
+    """Open a file. An object is opened to read the `whole` of it, or the parts that are needed."""
     try:
         # Buffered without pre-buffering, so that memory is bounded by the batch, not the row group.
-        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
+        if not isinstance(path, ObjectPath):
+            return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
+        source = pa.PythonFile(path.open() if whole else path.open_range(), "r")
+        return pq.ParquetFile(source, **{"metadata": _metadata(path, whole), **more}, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         what = f"not a readable Parquet file: {error}. It may be truncated; write it again."
         raise SourceError(f"{name}: {what}") from error
 
 
-def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Columns) -> Iterator[pa.RecordBatch]:
+@lru_cache(32)
+def _metadata(path: ObjectPath, whole: bool) -> pq.FileMetaData:
+    """The footer of an object, which takes one or two requests."""
+    with path.open() if whole else path.open_range(max(0, path.size - FOOTER_BYTES), path.size) as source:
+        return pq.read_metadata(pa.PythonFile(source, "r"))
+
+
+def _batches(
+    path: SourcePath, parquet: pq.ParquetFile, groups: range, columns: Columns, *, whole: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Decode row groups in small batches.
 
     Dictionary-encoded strings stay encoded: expanded, they may be a million times as large.
@@ -127,10 +146,13 @@ def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Column
     dictionaries: set[str] = set()
     for group in groups:
         dictionaries |= _dictionary_columns(path, parquet, group, names)
-    with _opened(path, str(path), read_dictionary=sorted(dictionaries), metadata=parquet.metadata) as reader:
+    more = {"read_dictionary": sorted(dictionaries), "metadata": parquet.metadata}
+    with _reader(path, whole=whole, **more) as (reader, ahead):
         for group in groups:  # one at a time: pyarrow can't unify dictionaries inside lists
             if names:
                 size = _batch_size(parquet, group, names)
+                if ahead is not None:
+                    ahead.preload([_extent(chunk) for chunk in _chunks(parquet, group, names)])
                 for batch in reader.iter_batches(batch_size=size, row_groups=[group], columns=names):
                     yield batch.select(names)
             else:  # so that the error can list the columns
@@ -138,7 +160,19 @@ def _batches(path: Path, parquet: pq.ParquetFile, groups: range, columns: Column
                 yield with_placeholders(pa.RecordBatch.from_struct_array(nothing), parquet.schema_arrow.names)
 
 
-def _dictionary_columns(path: Path, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
+@contextmanager
+def _reader(path: SourcePath, *, whole: bool, **more: Any) -> Iterator[tuple[pq.ParquetFile, RangeReader | None]]:
+    """A file to decode; of an object that is read in parts, also what requests them."""
+    if isinstance(path, ObjectPath) and not whole:
+        ahead = path.open_range()
+        with pq.ParquetFile(pa.PythonFile(ahead, "r"), buffer_size=PIECE_BYTES, pre_buffer=False, **more) as reader:
+            yield reader, ahead
+    else:
+        with _opened(path, str(path), whole=whole, **more) as reader:
+            yield reader, None
+
+
+def _dictionary_columns(path: SourcePath, parquet: pq.ParquetFile, group: int, names: list[str]) -> set[str]:
     """The dictionary-encoded string columns of a row group. Raises for a chunk that expands to an excessive size."""
     found: set[str] = set()
     for chunk in _chunks(parquet, group, names):
@@ -188,22 +222,28 @@ def _schema(parquet: pq.ParquetFile) -> str:
     return str(parquet.schema_arrow.to_string(show_field_metadata=False, show_schema_metadata=False))
 
 
-def _units(part: Slice, parquet: pq.ParquetFile, path: Path) -> list[Unit]:
+def _units(part: Slice, parquet: pq.ParquetFile, path: SourcePath) -> list[Unit]:
     with path.open("rb") as raw:
         return [_unit(parquet, raw, group) for group in range(part.unit, part.unit + part.units)]
 
 
-def _unit(parquet: pq.ParquetFile, raw: BinaryIO, group: int) -> Unit:
+def _extent(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where a column chunk starts and ends in the file."""
+    dictionary = column.dictionary_page_offset if column.has_dictionary_page else None
+    start = column.data_page_offset if not dictionary else min(dictionary, column.data_page_offset)
+    return start, start + column.total_compressed_size
+
+
+def _unit(parquet: pq.ParquetFile, raw: RawFile, group: int) -> Unit:
     """Describe a row group; the digest covers its column chunks and the metadata needed to read them."""
     meta = parquet.metadata.row_group(group)
     hasher = blake3(f"{meta.num_rows} rows".encode())
-    starts, ends = [], []
-    for number in range(meta.num_columns):
+    extents = [_extent(meta.column(number)) for number in range(meta.num_columns)]
+    first, last = min((start for start, _ in extents), default=0), max((end for _, end in extents), default=0)
+    if isinstance(raw, PieceReader):
+        raw.reserve(last - first)
+    for number, (start, _) in enumerate(extents):
         column = meta.column(number)
-        dictionary = column.dictionary_page_offset if column.has_dictionary_page else None
-        start = column.data_page_offset if not dictionary else min(dictionary, column.data_page_offset)
-        starts.append(start)
-        ends.append(start + column.total_compressed_size)
         what = (column.path_in_schema, column.physical_type, column.compression, column.num_values)
         hasher.update(f"{what} {column.total_compressed_size} bytes".encode())
         raw.seek(start)
@@ -211,4 +251,4 @@ def _unit(parquet: pq.ParquetFile, raw: BinaryIO, group: int) -> Unit:
         while left and (block := raw.read(min(READ_BYTES, left))):
             hasher.update(block)
             left -= len(block)
-    return Unit(min(starts, default=0), max(ends, default=0), meta.num_rows, meta.total_byte_size, hasher.digest())
+    return Unit(first, last, meta.num_rows, meta.total_byte_size, hasher.digest())

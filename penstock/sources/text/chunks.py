@@ -12,16 +12,14 @@ import re
 import zlib
 from collections.abc import Generator
 from enum import Enum
-from os import SEEK_END
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, Protocol
 
 import zstandard
 
 from penstock.errors import SourceError
+from penstock.sources.remote.path import SourcePath
 
 CHUNK_BYTES = 1 << 18
-ZSTD_HEADER_BYTES = 18  # maximum size of a frame header
 SMALL_BYTES = 1 << 9  # of a gzip member, decompressed first
 PADDING = re.compile(rb"(?:\0|\x1f\x8b\x08\0.{6}\x03\0{9})+", re.DOTALL)  # padding and empty gzip members
 GZIP_WINDOW = 31  # zlib's wbits value for "expect a gzip header"
@@ -38,7 +36,15 @@ class Compression(Enum):
 Chunks = Generator[bytes, None, None]
 
 
-def chunks(path: Path, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
+class Readable(Protocol):
+    """A file that is read in order."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def tell(self) -> int: ...
+
+
+def chunks(path: SourcePath, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
     """Stream the decompressed text of a file."""
     try:
         file = path.open("rb", buffering=0)
@@ -51,7 +57,7 @@ def chunks(path: Path, name: str, packing: Compression, size: int = CHUNK_BYTES)
         raise SourceError(f"{name}: can't be read: {error.strerror}.") from error
 
 
-def decompressed(file: BinaryIO, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
+def decompressed(file: Readable, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
     """Stream the decompressed text of an open file, unbuffered."""
     match packing:
         case Compression.NONE:
@@ -63,7 +69,7 @@ def decompressed(file: BinaryIO, name: str, packing: Compression, size: int = CH
             yield from _unzstd(file, name, size)
 
 
-def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
+def _gunzip(file: Readable, name: str, size: int) -> Chunks:
     """Decompress all members of a gzip file (`cat a.gz b.gz` is valid); trailing zero padding is allowed."""
     packed, at = b"", 0
     unpacker, window = None, 0
@@ -95,47 +101,80 @@ def _gunzip(file: BinaryIO, name: str, size: int) -> Chunks:
         raise SourceError(f"{name}: the gzip data is truncated at byte {file.tell()}. Download it again.")
 
 
-def _unzstd(file: BinaryIO, name: str, size: int) -> Chunks:
+def _unzstd(file: Readable, name: str, size: int) -> Chunks:
     """Decompress all frames of a zstd file."""
+    frames: Any = _ZstdFrames(file)
     try:
-        with zstandard.ZstdDecompressor().stream_reader(file, CHUNK_BYTES, True, closefd=False) as reader:
+        with zstandard.ZstdDecompressor().stream_reader(frames, CHUNK_BYTES, True, closefd=False) as reader:
             while chunk := reader.read(size):
                 yield chunk
     except zstandard.ZstdError as error:
         what = f"damaged zstd data before byte {file.tell()}: {error}. Download it again."
         raise SourceError(f"{name}: {what}") from error
-    end = _zstd_end(file)
-    if end != file.seek(0, SEEK_END):
+    if not frames.is_complete:
         raise SourceError(f"{name}: the zstd data is truncated at byte {file.tell()}. Download it again.")
 
 
-def _zstd_end(file: BinaryIO) -> int:
-    """The offset at which the last frame must end, from the block sizes; -1 if undetermined.
+class _ZstdFrames:
+    """Passes a zstd file through, and follows its frames by their block sizes to see whether the last one is complete.
 
-    Needed because the reader can't tell a truncated file from a short one.
+    Needed because the decompressor can't tell a truncated file from a short one.
     """
-    position = 0
-    while head := _read_at(file, position, ZSTD_HEADER_BYTES):
-        if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a skippable frame
-            position += 8 + int.from_bytes(head[4:8], "little")
-            continue
-        try:
-            position += zstandard.frame_header_size(head)
-            checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0
-        except zstandard.ZstdError:
-            return -1
+
+    def __init__(self, file: Readable) -> None:
+        self._file = file
+        self._steps = self._follow()
+        self._wanted, self._skip = next(self._steps)  # bytes of the next header, and bytes before it
+        self._held = b""
+
+    def read(self, size: int) -> bytes:
+        """Read on."""
+        data = self._file.read(size)
+        self._feed(data)
+        return data
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was read ends with a frame."""
+        return self._skip == 0 and not self._held and self._between_frames
+
+    def _feed(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            if self._skip:
+                passed = min(self._skip, len(data) - at)
+                self._skip -= passed
+                at += passed
+                continue
+            part = data[at : at + self._wanted - len(self._held)]
+            self._held += part
+            at += len(part)
+            if len(self._held) == self._wanted:
+                header, self._held = self._held, b""
+                self._wanted, self._skip = self._steps.send(header)
+
+    def _follow(self) -> Generator[tuple[int, int], bytes, None]:
+        """Yields the size of the next header and the bytes to skip before it; is sent the header."""
+        skip = 0
+        while True:
+            self._between_frames = True
+            head = yield 4, skip
+            self._between_frames = False
+            if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a skippable frame
+                skip = int.from_bytes((yield 4, 0), "little")
+                continue
+            descriptor = (yield 1, 0)[0]
+            skip = yield from self._blocks(descriptor)
+            skip += 4 if descriptor & 4 else 0  # the checksum
+
+    def _blocks(self, descriptor: int) -> Generator[tuple[int, int], bytes, int]:
+        """Follows the blocks of a frame whose header starts with this byte; returns the size of the last one."""
+        single = descriptor >> 5 & 1
+        content = (single, 2, 4, 8)[descriptor >> 6]
+        skip = (1 - single) + (0, 1, 2, 4)[descriptor & 3] + content
         last = False
         while not last:
-            header = _read_at(file, position, 3)
-            if len(header) < 3:
-                return -1
-            block = int.from_bytes(header, "little")
+            block = int.from_bytes((yield 3, skip), "little")
             last, is_repeat = bool(block & 1), block >> 1 & 3 == 1
-            position += 3 + (1 if is_repeat else block >> 3)
-        position += checksum
-    return position
-
-
-def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
-    file.seek(position)
-    return file.read(count)
+            skip = 1 if is_repeat else block >> 3
+        return skip

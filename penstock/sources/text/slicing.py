@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import lt
-from pathlib import Path
 
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import SourceError
+from penstock.sources.remote.path import ObjectPath, SourcePath
 from penstock.sources.slices import MAX_ROW_BYTES, SLICE_SIZES, Slice, SliceRows, SliceSizes, SourceFile, TextRows
 from penstock.sources.text.chunks import CHUNK_BYTES, chunks
 from penstock.sources.text.json_lines import line_runs
@@ -142,7 +142,7 @@ class _Pending:
         return part
 
 
-def read_text(part: Slice, path: Path, data: TextRows | None, max_row_bytes: int) -> SliceRows:
+def read_text(part: Slice, path: SourcePath, data: TextRows | None, max_row_bytes: int) -> SliceRows:
     """The rows of a slice. Rows read from the file are checked against the digest."""
     first = part.first_line or part.first_row + 1
     if part.rows == 1 and part.size - 1 > max_row_bytes:
@@ -156,7 +156,7 @@ def read_text(part: Slice, path: Path, data: TextRows | None, max_row_bytes: int
     return SliceRows(rows, lines.numbers(first), oversize)
 
 
-def trim_text(part: Slice, path: Path, first: int, stop: int) -> Slice:
+def trim_text(part: Slice, path: SourcePath, first: int, stop: int) -> Slice:
     """Rows first:stop of this slice, as a slice."""
     start, end, lines = part.start, part.end, part.data
     if lines is None:
@@ -187,16 +187,17 @@ def _found(runs: Iterable[RowRun], row: int) -> tuple[RowRun, int]:
     raise IndexError(row)
 
 
-def _runs(part: Slice, path: Path) -> Iterator[RowRun]:
+def _runs(part: Slice, path: SourcePath) -> Iterator[RowRun]:
     """Read the rows of a slice from the file."""
     if part.kind.is_streamed:
         raise SourceError(f"{path}: a slice of a {part.kind} file can't be read without its data.")
     size = part.end - part.start
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open_range() if isinstance(path, ObjectPath) else path.open("rb", buffering=0) as file:
             file.seek(part.start)
-            left = range(size, 0, -CHUNK_BYTES)
-            for run in line_runs((file.read(min(n, CHUNK_BYTES)) for n in left), size, size, start=part.start):
+            chunk = size if isinstance(path, ObjectPath) else CHUNK_BYTES
+            left = range(size, 0, -chunk)
+            for run in line_runs((file.read(min(n, chunk)) for n in left), size, size, start=part.start):
                 assert isinstance(run, RowRun)  # no row is larger than its slice
                 yield run
     except OSError as error:
@@ -216,7 +217,7 @@ def _lines(runs: Sequence[RowRun]) -> TextRows:
     return TextRows.numbered(rows, numbers)
 
 
-def _checked(part: Slice, path: Path) -> TextRows:
+def _checked(part: Slice, path: SourcePath) -> TextRows:
     """Read the rows of a slice from the file, checked against its digest."""
     runs = [*_runs(part, path)]
     hasher = blake3()

@@ -278,7 +278,7 @@ def clean_orphans(cache: Cache) -> int:
                 removed += remove_orphan(cache, path)
     clean_claims(cache.tree)
     clean_leases(cache.tree)
-    return removed
+    return removed + cache.clean_orphans()
 
 
 def remove_orphan(cache: Cache, path: Path) -> bool:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StoreError
+from penstock.objects import ObjectInfo
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
+from penstock.store.remote.cache import RemoteCache
 from penstock.store.tree import NAME
-from penstock.store.trust import shard_writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class DatasetEntry:
 def list_datasets(cache: Cache) -> list[DatasetEntry]:
     """All datasets of a cache, the most recently used first."""
     cache.check_marker()
+    cache.find_datasets()
     found = [_listed(cache, folder) for folder in dataset_folders(cache)]
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
@@ -57,11 +59,15 @@ class ShardEntry:
 def list_shards(cache: Cache) -> list[ShardEntry]:
     """All shards of a cache and who wrote them."""
     cache.check_marker()
+    cache.find_datasets()
     needed: dict[str, list[str]] = {}
     for folder in dataset_folders(cache):
         with contextlib.suppress(StoreError):  # `list_datasets` reports it
             for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
                 needed.setdefault(name, []).append(folder.name)
+    if isinstance(cache, RemoteCache):
+        found = cache.shard_objects()
+        return [_remote_shard(cache, name, info, tuple(needed.get(name, ()))) for name, info in sorted(found.items())]
     return [
         _listed_shard(cache, path, tuple(needed.get(path.stem, ())))
         for folder in cache.tree.folders(cache.root / "shards")
@@ -71,7 +77,7 @@ def list_shards(cache: Cache) -> list[ShardEntry]:
 
 
 def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardEntry:
-    found, writer = path.lstat(), shard_writer(cache, path.stem)
+    found, writer = path.lstat(), cache.writer(path.stem)
     return ShardEntry(
         name=path.stem,
         path=path,
@@ -82,6 +88,12 @@ def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardE
         written=found.st_mtime,
         datasets=datasets,
     )
+
+
+def _remote_shard(cache: RemoteCache, name: str, info: ObjectInfo, datasets: tuple[str, ...]) -> ShardEntry:
+    writer, written = cache.writer(name), info.modified.timestamp() if info.modified is not None else 0.0
+    path = cache.shard_path(name)
+    return ShardEntry(name, path, info.size, writer.user, writer.uid, writer.host, written, datasets)
 
 
 def dataset_folders(cache: Cache) -> list[Path]:

@@ -67,10 +67,11 @@ class VerifyReport:
 def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: OnShard | None = None) -> VerifyReport:
     """Check the given datasets, or everything in the cache."""
     cache.check_marker()
+    cache.find_datasets()
     run = _Verifier(cache, on_shard)
     for folder in dataset_folders(cache) if folders is None else folders:
         run.dataset(folder)
-    if folders is None:
+    if folders is None and not cache.is_remote:  # a build downloads and checks what it reuses
         run.unreferenced_shards()
     return run.result
 
@@ -136,14 +137,18 @@ class _Verifier:
 
     def _wrong_bytes(self, name: str, digest: str, size: int) -> str | None:
         path = self._cache.shard_path(name)
+        if name not in self._digests:
+            self._cache.fresh_copy(path)
         if not path.exists():
             return f"the shard is missing. {REBUILD}"
         found = self._digest(name)
         if found is None:
             return f"the shard can't be read. {REBUILD} for you"
         if found == digest:
-            with contextlib.suppress(OSError):
-                self._cache.tree.remove(self._cache.bad_path(name))
+            wrong = self._cache.wrong_index(name)
+            if wrong is not None:
+                return self._bad(name, wrong)
+            self._cache.clear_bad(name)
             return None
         there = path.stat().st_size
         return self._bad(name, f"{there:,} bytes, not {size:,}" if there != size else "its bytes have changed")
@@ -180,6 +185,7 @@ class _Verifier:
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
         path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
+        self._cache.fresh_copy(path)
         if not is_readable_file(path):
             self._found("the dataset's tokenizer is missing. The next prepare restores it", path, dataset=dataset.key)
         elif file_digest(path) != path.stem:

@@ -87,23 +87,25 @@ class Reference:
     def turns(self, conversations: Sequence[Conversation | None]) -> Turns:
         """Renders each assistant turn as inference sees it; conversations that were refused are None."""
 
-        def plain(conversation: Conversation, count: int, prompt: bool) -> bytes | None:
+        def prompt(conversation: Conversation, count: int) -> bytes | None:
             try:
-                text = self.plain(conversation.messages[:count], conversation.tools, conversation.variables, prompt)
+                text = self.plain(conversation.messages[:count], conversation.tools, conversation.variables, True)
                 return text.encode()
             except (RowError, UnicodeEncodeError):
                 return None
 
-        def traced(conversation: Conversation, count: int) -> TracedText:
+        def traced(conversation: Conversation, count: int) -> TracedText | None:
             part = conversation._replace(messages=conversation.messages[:count], weights=None)
             found = self.render([part])
+            if found.errors:
+                return None
             pieces = zip(
                 *(a.tolist() for a in (found.piece_messages, found.piece_starts, found.piece_ends)), strict=True
             )
             spans = zip(found.span_starts.tolist(), found.span_ends.tolist(), strict=True)
             return TracedText(found.data, list(pieces) if found.known[0] else None, list(spans))
 
-        return reference_turns(conversations, plain, traced)
+        return reference_turns(conversations, prompt, traced)
 
     def _context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None

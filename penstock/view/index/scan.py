@@ -43,11 +43,11 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
     """Build the index of a view, or raise if some row can't be served."""
     _check_roles(examples, settings)
     shards = range(len(examples.shard_examples))
-    holdout = Holdout(settings, (each_row_once(examples.columns(shard)) for shard in shards))
+    holdout = Holdout(settings, (each_row_once(examples.structure(shard)) for shard in shards))
     bounds, found, ledger = [0], [_none(examples)], Ledger()
     unknown_rows, weighted = list[Int64](), False
     for shard in shards:
-        columns = examples.columns(shard)
+        columns = examples.structure(shard)
         rows = Rows.of(columns)
         part = holdout.shows(row_hashes(columns))
         unknown = part & rows.unknown & settings.train_on.needs_regions
@@ -71,7 +71,7 @@ def trained_weights(examples: Examples, settings: ViewSettings, index: Index) ->
     for shard, (first, last) in enumerate(pairwise(cuts)):
         if first == last:
             continue
-        runs = Runs.of(examples.columns(shard))
+        runs = Runs.of(examples.structure(shard))
         weights = run_weights(settings.train_on, runs).astype(np.float64)
         lengths = runs.lengths
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
