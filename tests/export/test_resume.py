@@ -73,11 +73,12 @@ def test_killed_at_random_instants(
     took = time.monotonic() - began
     kills = 0
     for attempt in range(100):
-        out, code = place / str(attempt), KILLED
+        out, code, tries = place / str(attempt), KILLED, 0
         while code == KILLED:
+            tries += 1
             command = ("export", dataset.path, *OPTIONS[to], "-o", out, "--workers", choose.choice((1, 2, 3, 7)))
             pid = forks.start(*command)
-            time.sleep(choose.uniform(0, 0.8 * took))
+            time.sleep(choose.uniform(0, 0.8 * took * (1 + tries / 10)))  # so that one of them is long enough
             forks.kill(pid)
             code = forks.wait(pid)
             kills += code == KILLED
