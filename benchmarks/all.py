@@ -31,6 +31,7 @@ TEN = (
     "qwen2_5", "qwen3", "qwen3_6", "llama3_1", "deepseek_v3", "glm4_moe", "gpt_oss", "mistral_nemo", "nemotron_3",
     "gemma3",
 )  # fmt: skip
+WITHOUT_TOOLS = {"gemma3"}  # its template refuses them
 PACKAGES = (
     "penstock",
     "transformers",
@@ -59,7 +60,8 @@ def benchmarks(models: Path, kinds: dict[str, Path]) -> Iterable[Benchmark]:
     every, qwen = (chats, traces, scripts), str(models / "qwen2_5")
     for name in TEN:
         sizes = ("--megabytes", "24", "--rounds", "0", "--pauses", "3")
-        given = ("--models", str(models / name), "--data", *every, "--traces", traces, *sizes)
+        long = () if name in WITHOUT_TOOLS else ("--traces", traces)
+        given = ("--models", str(models / name), "--data", *every, *long, *sizes)
         yield Benchmark(f"prepare {name}", "prepare", given)
     for kind in ("chats", "scripts"):
         given = ("--models", qwen, "--data", str(kinds[kind]), "--megabytes", "24", "--rounds", "0", "--pauses", "3")
