@@ -297,12 +297,12 @@ def test_lasting_faults_lose_nothing(
 ) -> None:
     """The build fails with a clear error in its middle; the next run reuses the finished slices."""
     monkeypatch.setenv("PENSTOCK_STORE_RETRIES", "1")
-    monkeypatch.setenv("PENSTOCK_STORE_TIMEOUT", "0.5")
+    monkeypatch.setenv("PENSTOCK_STORE_TIMEOUT", "0.5" if fault.startswith("delay") else "10")
     monkeypatch.setattr("penstock.objects.CUT_RETRIES", 1)
     data = lines(rows())
     store.put("a.jsonl", data)
     url = f"s3://{s3.bucket}/a.jsonl"
-    s3.fault = lambda method, path, number: fault if len(reads(s3)) > len(data) // 4096 - 3 else None
+    s3.fault = lambda method, path, number: fault if len(reads(s3)) > len(data) // 4096 // 2 else None
     with pytest.raises(ObjectError, match=message) as caught:
         prepare(url)
     assert str(caught.value).startswith(f"{url}: ")

@@ -97,11 +97,13 @@ class RemoteCache(Cache):
         data = self.remote.get(MARKER)
         if data is None:
             others = [name for name in self.remote.names() if name != MARKER]
-            if others:
+            data = self.remote.get(MARKER) if others else None  # another process may have written it meanwhile
+            if others and data is None:
                 raise StoreError(
                     f"{self.url} is not a Penstock cache: it holds other objects ({others[0]}, …) and no {MARKER}. "
                     "Nothing was changed. Choose an empty prefix with --cache or PENSTOCK_CACHE."
                 )
+        if data is None:
             return False
         try:
             value = orjson.loads(data)
