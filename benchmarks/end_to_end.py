@@ -38,7 +38,7 @@ import penstock as ps
 from benchmarks.grow import MATERIAL, grow
 from penstock.feed.loader import Loader
 from penstock.train.config import Mean
-from penstock.train.objectives.loss import sft_sum, targets
+from penstock.train.objectives.loss import sft_terms, targets
 
 EPOCHS = 2
 REAL_ROWS, SIMULATED_ROWS = 32, 256  # per batch; simulated batches have about 12,000 tokens, as on a GPU
@@ -164,7 +164,7 @@ def training_step(losses: list[float]) -> Step:
     def step(batch: Tensors) -> None:
         wanted = targets(batch, Mean.TOKEN)
         logits: Tensor = model(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
-        loss = sft_sum(logits, wanted) / wanted.weights.sum()
+        loss = sft_terms(logits, wanted)[0].sum() / wanted.weights.sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

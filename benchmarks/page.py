@@ -80,6 +80,16 @@ def _grid(found: Models) -> str:
 
 
 def extremes(results: Results) -> str:
+    """The worst model of `benchmarks.all` beside the best."""
+    return _extremes(models(results))
+
+
+def real_extremes(_: Results) -> str:
+    """The same of the longer run on real conversations."""
+    return _extremes(json.loads(REAL_GRID.read_text())["models"])
+
+
+def _extremes(found: Models) -> str:
     """The worst model beside the best, of byte-level BPE and of all else."""
     figures = {
         "× transformers": ("mixed", "times_transformers", "{:.1f}"),
@@ -91,7 +101,7 @@ def extremes(results: Results) -> str:
         for label, (part, figure, shown) in figures.items():
             values = [
                 (result[part][figure]["cpu"], name)
-                for name, result in models(results).items()
+                for name, result in found.items()
                 if part in result and (name in SLOWER) is slower
             ]
             if values:
@@ -227,6 +237,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "grid": grid,
     "real grid": real_grid,
     "extremes": extremes,
+    "real extremes": real_extremes,
     "kinds": kinds,
     "peers": peers,
     "memory": memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
 from benchmarks.kinds import write_kinds
 from benchmarks.page import IMAGES, PAGES, charts, filled
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_preference_rows_alone_can_not_be_grown(tmp_path: Path) -> None:
@@ -71,3 +74,9 @@ def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:
         name: file.read_bytes() for name, file in again.items()
     }
     assert '"tool_calls"' in first["traces"].read_text()
+
+
+@pytest.mark.parametrize("package", ["benchmarks", "tools"])
+def test_every_program_can_be_imported(package: str) -> None:
+    for path in sorted((ROOT / package).glob("*.py")):
+        importlib.import_module(f"{package}.{path.stem}")
