@@ -28,8 +28,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
 from penstock.store.claims import Claims, SliceClaims, lease
@@ -42,7 +40,7 @@ from penstock.store.files import (
     make_folder,
     read_regular,
 )
-from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal, unseal
+from penstock.store.format import FORMAT_VERSION, canonical, check_marker, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
 from penstock.store.trust import CheckedFiles, ShardWriter, Trust, shard_writer
 
@@ -407,16 +405,8 @@ def has_marker(tree: Tree) -> bool:
             data = tree.read(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise CorruptError(
-            f"{path}: the marker is damaged. If the folder is a Penstock cache, "
-            f"""put it back: echo '{{"format":{FORMAT_VERSION}}}' > {path}"""
-        )
-    check_format(value.get("format"), path)
+    written = f"""echo '{{"format":{FORMAT_VERSION}}}' > {path}"""
+    check_marker(data, path, f"If the folder is a Penstock cache, put it back: {written}")
     return True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import FormatError
+from penstock.errors import CorruptError, FormatError
 from penstock.store.files import digest
 
 FORMAT_VERSION = 1
@@ -32,10 +32,21 @@ def unseal(kind: bytes, data: bytes, field: str = "seal") -> dict[str, Any]:
     return value
 
 
-def check_format(version: object, path: Path) -> None:
-    """Raise FormatError for files of another format version."""
+def check_format(version: object, path: Path | str) -> None:
+    """Raise FormatError for files of another format version; `path` may be a URL."""
     if version != FORMAT_VERSION:
         raise FormatError(
             f"{path}: format version {version!r}, but this Penstock reads version {FORMAT_VERSION}. "
             "Use the Penstock that wrote it, or prepare again into another cache."
         )
+
+
+def check_marker(data: bytes, path: Path | str, remedy: str) -> None:
+    """Raise CorruptError if the marker of a cache is damaged, FormatError if it is of another format version."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise CorruptError(f"{path}: the marker is damaged. {remedy}")
+    check_format(value.get("format"), path)

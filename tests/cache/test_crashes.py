@@ -50,6 +50,19 @@ def test_killed_at_every_commit_step(
     assert leftovers(cache) == []
 
 
+def kills_until_done(forks: Forks, command: tuple[object, ...], choose: random.Random, longest: float) -> int:
+    """Runs a command again and again, killing it at random times, until it succeeds. Returns the number of kills."""
+    for kills in range(1000):
+        pid = forks.start(*command)
+        time.sleep(choose.uniform(0, longest))
+        forks.kill(pid)
+        code = forks.wait(pid)
+        if code != KILLED:
+            assert code == 0, forks.output(pid)
+            return kills
+    raise AssertionError("it is always killed before it ends")
+
+
 def test_killed_at_random_times(
     forks: Forks, chats: Path, tokenizer: Path, cache: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -60,14 +73,7 @@ def test_killed_at_random_times(
     for round_ in range(100):
         place = cache / str(round_)
         command = ("prepare", chats, "--tokenizer", tokenizer, "--cache", place, "--no-fast")
-        code = KILLED
-        while code == KILLED:
-            pid = forks.start(*command)
-            time.sleep(choose.uniform(0, 1.2 * whole))
-            forks.kill(pid)
-            code = forks.wait(pid)
-            kills += code == KILLED
-        assert code == 0, forks.output(pid)
+        kills += kills_until_done(forks, command, choose, 1.2 * whole)
         assert result(place) == undisturbed
         forks.run(*command)
         assert leftovers(place) == []
@@ -134,14 +140,7 @@ def test_a_faithful_build_is_killed_at_random_times(
     whole, kills, rounds = time.monotonic() - began, 0, 0
     while kills < 8:
         command = (*faithful[0], "--cache", cache / str(rounds))
-        code = KILLED
-        while code == KILLED:
-            pid = forks.start(*command)
-            time.sleep(choose.uniform(0, 1.2 * whole))
-            forks.kill(pid)
-            code = forks.wait(pid)
-            kills += code == KILLED
-        assert code == 0, forks.output(pid)
+        kills += kills_until_done(forks, command, choose, 1.2 * whole)
         assert result(cache / str(rounds)) == faithful[1]
         rounds += 1
         assert rounds < 60, f"only {kills} kills"

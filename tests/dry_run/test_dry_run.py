@@ -17,7 +17,9 @@ import pytest
 
 import penstock as ps
 from penstock.dry_run import sample
+from penstock.objects import open_object_store
 from penstock.sources.text import chunks
+from tests.object_servers import Proxy
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = str(ROOT / "examples/tokenizer")
@@ -144,3 +146,13 @@ def test_the_command_prints_the_prediction(tmp_path: Path) -> None:
     assert "rows" in text and "tokens" in text and "in the cache" in text
     found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert found["rows"] == 40
+
+
+@pytest.mark.parametrize("form", [as_lines, as_gzip, as_parquet])
+def test_sources_by_url_are_sampled_too(form: Callable[..., Path], tmp_path: Path, s3: Proxy) -> None:
+    source = form(rows(300), tmp_path)
+    url = f"s3://{s3.bucket}/{source.name}"
+    open_object_store(url)[0].put(source.name, source.read_bytes())
+    found = ps.estimate(url, tokenizer=TOKENIZER, cache=tmp_path / "cache")
+    local = ps.estimate(source, tokenizer=TOKENIZER, cache=tmp_path / "cache")
+    assert (found.rows, found.tokens) == (local.rows, local.tokens) == (300, local.tokens)

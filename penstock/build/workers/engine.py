@@ -1,7 +1,7 @@
 """What an engine is: the part of a build that runs slices somewhere.
 
 `pool` has the engines of one machine, `ray_engine` the one of a cluster. An engine decides only who prepares a slice;
-which slices a build takes is decided by `sharing`, and a shard is the same whoever writes it.
+`sharing` decides which slices a build takes, and a shard has the same bytes no matter which worker writes it.
 """
 
 from __future__ import annotations

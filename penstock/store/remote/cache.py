@@ -29,14 +29,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.objects import ObjectInfo
 from penstock.store.cache import MARKER, Cache, CachePlace, user_cache_folder
 from penstock.store.claims import SliceClaims
 from penstock.store.files import bytes_digest, digest, fault, is_readable_file, make_folder, read_regular
-from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
+from penstock.store.format import FORMAT_VERSION, canonical, check_marker, seal
 from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, remote_lease
 from penstock.store.remote.listing import Kinds, ShardListing, by_name
 from penstock.store.remote.manifests import ManifestCopies
@@ -105,13 +103,7 @@ class RemoteCache(Cache):
                 )
         if data is None:
             return False
-        try:
-            value = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            value = None
-        if not isinstance(value, dict):
-            raise CorruptError(f'{self.remote.address(MARKER)}: the marker is damaged. Put it back: {{"format":1}}')
-        check_format(value.get("format"), Path(self.remote.address(MARKER)))
+        check_marker(data, self.remote.address(MARKER), f'Put it back: {{"format":{FORMAT_VERSION}}}')
         return True
 
     def _open_tier(self) -> None:

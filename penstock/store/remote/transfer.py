@@ -35,7 +35,7 @@ class Transfer:
 def copy_dataset(dataset: StoredDataset, target: Cache, on_copied: OnCopied | None = None) -> Transfer:
     """Copy a dataset to another cache, except the shards that are there already.
 
-    Copies belong to whoever makes them, so shards that others wrote are refused until they were checked.
+    Copies belong to the user who makes them, so shards by other users are refused until they have been checked.
     """
     source, table = dataset.cache, dataset.manifest.shards
     digests = dict(zip(table.names, table.digests, strict=True))
