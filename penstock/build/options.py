@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from penstock.addresses import local_path
+from penstock.chat.extra_columns import RESERVED_VARIABLES
 from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
 from penstock.options import option, read_options
@@ -181,7 +182,7 @@ class PrepareOptions(FormatOptions):
     )
     on_miss: OnMiss = option("When the dataset is not in the cache: build, error", OnMiss.BUILD, panel=CACHE)
     on_unwritable: OnUnwritable = option(
-        "When the cache can't be written: error, or build once per host in a temporary folder",
+        "When the cache can't be written: error, or temporary (build once per host in a temporary folder)",
         OnUnwritable.ERROR,
         panel=CACHE,
     )
@@ -210,6 +211,9 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         local_path(options.quarantine_file, "--quarantine-file")
     if options.workers != "auto" and (not options.workers.isdigit() or int(options.workers) < 1):
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
+    for name in RESERVED_VARIABLES:
+        if name in options.template_vars:
+            raise UsageError(f"--template-var {name}: every row decides it for itself. Remove the option")
     if options.ray_address is not None and options.engine is not EngineKind.RAY:
         raise UsageError(f"--ray-address {options.ray_address}: it is only used with --engine ray")
     return options

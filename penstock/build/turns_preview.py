@@ -1,6 +1,7 @@
 """Previews what `--turns faithful` would change, by rendering a sample of rows in both modes.
 
-Stores nothing. Costs about half a second to set up a pipeline, and two renders of each row of the sample.
+Stores nothing. Costs about half a second to set up a pipeline, and two renders of each turn of the sample. That is
+quadratic in the length of a row, so the sample ends before the first row that would exceed the limit.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.store.dataset import StoredDataset
 from penstock.store.files import read_regular
 
 SAMPLED_ROWS = 100
+_MOST_WORK = 1_000_000_000  # bytes of a row times its messages, summed up: about two seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class TurnsCompared:
 
 def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> TurnsCompared:
     """Prepares rows in both modes; rejected rows count in neither."""
+    rows = _affordable(rows, recipe.mapping.role_key)
     given = SliceRows(list(rows), [1] * len(rows))
     pipeline = Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json)
     chains = pipeline.run(given).columns
@@ -77,10 +80,17 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
     return TurnsCompared(len(np.unique(chains.rows)), turns, *totals)
 
 
+def _affordable(rows: Sequence[bytes], role_key: str) -> list[bytes]:
+    key = f'"{role_key}"'.encode()
+    work = np.cumsum([len(row) * row.count(key) for row in rows])
+    return list(rows[: np.searchsorted(work, _MOST_WORK, side="right")])
+
+
 def compare_stored(dataset: StoredDataset) -> TurnsCompared | None:
     """Compares both modes on the first rows of a dataset, read from its sources again.
 
-    None where they don't differ: no reasoning is dropped, and no turn has a chain of its own.
+    None where they don't differ (no reasoning is dropped, and no turn has a chain of its own), or where the first row
+    is too long.
     """
     has_chains = any(dataset.columns(shard).prefixes is not None for shard in range(len(dataset.shards)))
     if dataset.recipe.get("adopted") or not (has_chains or Note.REASONING_DROPPED in dataset.ledger["notes"]):
@@ -89,7 +99,8 @@ def compare_stored(dataset: StoredDataset) -> TurnsCompared | None:
         return None
     tokenizer = read_regular(dataset.cache.tokenizer_path(dataset.recipe["tokenizer"]))
     rows = list(islice(ConversationReader(dataset).source_rows(), SAMPLED_ROWS))
-    return compare_turns(Recipe.from_json(dict(dataset.recipe)), tokenizer, rows)
+    compared = compare_turns(Recipe.from_json(dict(dataset.recipe)), tokenizer, rows)
+    return compared if compared.rows else None
 
 
 def _is_trained(columns: Columns) -> Any:

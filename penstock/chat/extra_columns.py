@@ -13,7 +13,7 @@ from penstock.chat.formats import MEDIA_COLUMNS, Mapping
 from penstock.chat.json_rows import describe_type, parse_text
 from penstock.errors import RowError
 
-_RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _TEXTS_KEPT = 64
 _TOOL = 'Tools are a list such as [{"type": "function", "function": {"name": "f", "parameters": {…}}}], or its JSON'
 
@@ -114,7 +114,7 @@ class ChatColumns:
             return None
         if type(value) is not dict:
             raise RowError("bad_variables", f"column {column!r} is {describe_type(value)}; expected an object")
-        for name in _RESERVED_VARIABLES:
+        for name in RESERVED_VARIABLES:
             if name in value:
                 raise RowError(
                     "bad_variables", f"column {column!r} sets {name!r}, which the row itself decides", "Remove it"

@@ -22,6 +22,7 @@ class Note(StrEnum):
     REASONING_DROPPED = "reasoning_dropped"
     CONTENT_DROPPED = "content_dropped"
     SYSTEM_DROPPED = "system_dropped"
+    MESSAGE_DROPPED = "message_dropped"
     NAME_DROPPED = "name_dropped"
     LABEL_FALSE = "label_false"
     COLUMN_UNUSED = "column_unused"
@@ -51,6 +52,7 @@ _LOSSES = (
     Note.REASONING_DROPPED,
     Note.CONTENT_DROPPED,
     Note.SYSTEM_DROPPED,
+    Note.MESSAGE_DROPPED,
     Note.NAME_DROPPED,
     Note.LABEL_FALSE,
     Note.COLUMN_UNUSED,
@@ -65,6 +67,10 @@ _DESCRIPTIONS = {
     ),
     Note.CONTENT_DROPPED: ("the template drops an answer", "use one that prints it (--template)"),
     Note.SYSTEM_DROPPED: ("the template drops the system prompt", "use one that prints it (--template)"),
+    Note.MESSAGE_DROPPED: (
+        "the template drops a message of another role",
+        "use one that prints it (--template), or rename its role (--role developer=system)",
+    ),
     Note.NAME_DROPPED: (
         "the template drops the name of a speaker",
         "use one that prints it (--template), or put it into the content",

@@ -211,7 +211,9 @@ class RowReader:
                 break
         else:
             raise RowError(
-                "no_assistant", "no message has the role assistant, so nothing can be trained", "Remove the row"
+                "no_assistant",
+                "no message has the role assistant, so nothing can be trained",
+                "Remove the row, or map the role that answers (--role NAME=assistant)",
             )
         if not self._exact:
             check_integers([*loose, tools, variables])

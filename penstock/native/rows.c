@@ -700,12 +700,14 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
     for (uint32_t i = from; i < to; i++) {
         const Dict *d = c->messages.list->v[i].dict;
         const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
-        const bool has_calls = calls && truth(m, *calls), speaks = c->roles[i] == 3 || c->roles[i] == 1;
+        const Value *former = calls && truth(m, *calls) ? NULL : find_key(d, NAME("function_call"));
+        const bool is_former = former && truth(m, *former), has_calls = is_former || (calls && truth(m, *calls));
+        const bool is_silent = known && !count[i] && c->roles[i] != 3, speaks = c->roles[i] == 3 || c->roles[i] == 1;
         const Value *name = c->roles[i] == 4 ? NULL : find_key(d, NAME("name")); /* of a tool: its call names it */
         const bool named = name && name->tag == STRING && name->size;
         flags[i] = CONTENT_PRINTED;
-        if (!has_calls && !speaks && !named) continue;
-        const bool whole = !known || (c->roles[i] == 1 && !count[i]);
+        if (!has_calls && !speaks && !named && !is_silent) continue;
+        const bool whole = !known || is_silent;
         const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
         if (content && !is_said(m, *content, text)) flags[i] = 0;
         const Value reasoning = c->roles[i] == 3 ? reasoning_of(m, d) : LITERAL("");
@@ -718,7 +720,11 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
             const size_t said = content && content->tag == STRING ? occurrences(m, *content, *name) : 0;
             if (occurrences(m, text, *name) <= said) flags[i] |= NAME_DROPPED;
         }
-        if (has_calls) flags[i] |= HAS_CALLS | (are_printed(m, *calls, text) ? CALLS_PRINTED : 0);
+        if (has_calls) {
+            const Value list = is_former ? of_list(m, 1, PLAIN_LIST) : *calls;
+            if (is_former) list.list->v[0] = *former;
+            flags[i] |= HAS_CALLS | (are_printed(m, list, text) ? CALLS_PRINTED : 0);
+        }
     }
 }
 

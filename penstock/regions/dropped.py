@@ -1,4 +1,4 @@
-"""Finds what a template drops: tool calls (the row is refused), answers, reasoning, system prompts and names (noted).
+"""Finds what a template drops: tool calls (the row is refused), messages, reasoning and names (noted).
 
 Training on a row without its calls would teach the model to stay silent. The engines report for each message whether
 its calls, content and reasoning appear in the text; this module evaluates the reports of a whole batch at once.
@@ -20,7 +20,7 @@ _NEARLY_EMPTY = 24  # bytes; an empty thinking block is 19
 
 
 def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tuple[dict[int, RowError], NotedRows]:
-    """Returns errors for missing calls, and notes for missing answers, reasoning, system prompts and names."""
+    """Returns errors for missing calls, and notes for missing messages, reasoning and names."""
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
@@ -36,10 +36,12 @@ def find_dropped(rendered: Rendered, pieces: Pieces, segments: Segments) -> tupl
     answers = content_missing & checked & (roles == Role.ASSISTANT) & segments.known[rows]
     unprinted = np.bincount(pieces.numbers, minlength=len(roles)) == 0
     systems = content_missing & unprinted & (roles == Role.SYSTEM)
+    others = content_missing & unprinted & ~np.isin(roles, (Role.SYSTEM, Role.ASSISTANT)) & rendered.known[rows]
     reasoning = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
     found = {
         Note.CONTENT_DROPPED: answers,
         Note.SYSTEM_DROPPED: systems,
+        Note.MESSAGE_DROPPED: others,
         Note.REASONING_DROPPED: reasoning,
         Note.NAME_DROPPED: (flags & MessageFlag.NAME_DROPPED) > 0,
     }
@@ -59,5 +61,6 @@ def _calls_dropped(index: int) -> RowError:
     return RowError(
         "tool_calls_dropped",
         f"the chat template drops the tool calls of message {index}",
-        "Use a template that prints tool calls (--template), or remove the calls from the row",
+        "Use a template that prints tool calls (--template), give a `function_call` as `tool_calls`, or remove "
+        "the calls from the row",
     )

@@ -49,7 +49,7 @@ class BatchCollector:
             printed[number] += data[start:end]
         for message, own in zip(conversation.messages, printed, strict=True):
             role = role_number(message.get("role"))
-            whole = trace is None or (role is Role.SYSTEM and not own)
+            whole = trace is None or (role is not Role.ASSISTANT and not own)
             self._add_message(role, flags_of(message, data if whole else own))
         if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
             self._tools_dropped.append(len(self._ends))

@@ -14,7 +14,7 @@ from penstock.chat.formats import REASONING_KEYS
 class MessageFlag(IntFlag):
     """What is known about a rendered message; stored as uint8."""
 
-    HAS_CALLS = 1  # the message has tool calls …
+    HAS_CALLS = 1  # the message has tool calls, or the `function_call` that preceded them in OpenAI's API …
     CALLS_PRINTED = 2  # … and its text names each called function as often as it is called
     HAS_REASONING = 8  # an assistant message has reasoning, in its own field or in its content …
     REASONING_PRINTED = 16  # … and its text contains it, stripped
@@ -25,9 +25,10 @@ class MessageFlag(IntFlag):
 def flags_of(message: Message, text: bytes) -> MessageFlag:
     """The flags of a message that printed this text."""
     flags = MessageFlag(0)
-    if message.get("tool_calls"):
+    calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else None)
+    if calls:
         flags |= MessageFlag.HAS_CALLS
-        if _prints_calls(message["tool_calls"], text):
+        if _prints_calls(calls, text):
             flags |= MessageFlag.CALLS_PRINTED
     if _prints_content(message.get("content"), text):
         flags |= MessageFlag.CONTENT_PRINTED

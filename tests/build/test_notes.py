@@ -180,6 +180,41 @@ def test_notes_on_dropped_parts_have_rows(fast: bool, write_rows: Any, tokenizer
     assert " row 3\n" in done.stdout and " row 6\n" in done.stdout and " row 2\n" not in done.stdout
 
 
+@pytest.mark.parametrize("turns", ["conversation", "faithful"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_template_without_a_branch_for_a_role(
+    fast: bool, turns: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    def after(role: str, content: str) -> dict[str, Any]:
+        return {"messages": [{"role": role, "content": content}, *chat()["messages"] * 2]}
+
+    rows = [chat(), after("developer", "Be brief."), after("tool", "sunny"), after("tool", ""), after("developer", "q")]
+    template = tmp_path / "t.jinja"
+    template.write_text(DROPS.replace("!= 'system'", "in ('user', 'assistant')"))
+    options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast, "turns": turns}
+    ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, **options)
+    assert {note: ds.noted(note).tolist() for note in ds.ledger["notes"]} == {"message_dropped": [1, 2]}
+    with pytest.raises(RowError, match=r"rows.jsonl:2: the template drops a message of another role. Use one that"):
+        ps.prepare(write_rows(rows), tokenizer=tokenizer, **options, on_dropped="error")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_calls_of_the_former_api_are_not_dropped(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    row = chat("")
+    row["messages"][1]["function_call"] = {"name": "weather", "arguments": "{}"}
+    template = tmp_path / "t.jinja"
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": template, "cache": tmp_path / "c", "fast": fast}
+    template.write_text(PLAIN)
+    with pytest.raises(
+        RowError, match=r"rows.jsonl:2: the chat template drops the tool calls of message 1\. .* as `tool"
+    ):
+        ps.prepare(write_rows([chat(), row]), **options)
+    template.write_text(
+        PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.function_call.name if m.function_call }}")
+    )
+    assert len(ps.prepare(write_rows([chat(), row]), **options)) == 2
+
+
 def test_notes_do_not_depend_on_the_engine(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)

@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.build.checks.shortening import LONG_ROW, SHORT_BYTES, shortened
 from penstock.sources import discover, read_rows
+from tests.cli.test_cli import run
 
 ROW = b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
 
@@ -55,6 +56,28 @@ def test_many_messages_in_one_row(tmp_path: Path, tokenizer: Path) -> None:
     ps.prepare(path, tokenizer=tokenizer, cache=tmp_path / "c", split="train[:1]")  # imports, probes
     with within(2.5):  # 6 once
         ps.prepare(path, tokenizer=tokenizer, cache=tmp_path / "c", force=True)
+
+
+def test_many_turns_that_drop_their_reasoning(tmp_path: Path, tokenizer: Path) -> None:
+    """The preview of `--turns faithful` renders every turn of its sample, so it leaves such a row out."""
+    asked, path, template = {"role": "user", "content": "q"}, tmp_path / "a.jsonl", tmp_path / "t.jinja"
+    turns = [
+        m for n in range(3_000) for m in (asked, {"role": "assistant", "content": f"w{n}", "thinking": "Hm. " * 20})
+    ]
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.thinking if loop.last }}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    options = {"tokenizer": tokenizer, "template": template, "cache": tmp_path / "c"}
+    path.write_text(json.dumps({"messages": turns[:8]}) + "\n")
+    short = ps.prepare(path, **options)
+    assert "on the first 1 rows" in run("stats", short.path).stdout
+    with path.open("a") as file:
+        file.write(json.dumps({"messages": turns}) + "\n")
+    with within(3):  # 10 once
+        long = ps.prepare(path, **options)
+    assert long.ledger["notes"]["reasoning_dropped"] == 2
+    assert "on the first 1 rows" in run("stats", long.path).stdout
 
 
 def test_a_long_row_is_checked_by_a_short_copy() -> None:

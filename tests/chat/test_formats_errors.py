@@ -118,7 +118,12 @@ MESSAGES: list[tuple[object, str, str]] = [
         "unknown_role",
         "messages[0] has no 'role'; its keys are from, value. Name the keys with --role-key and --content-key",
     ),
-    ([HI], "no_assistant", "no message has the role assistant, so nothing can be trained. Remove the row"),
+    (
+        [HI],
+        "no_assistant",
+        "no message has the role assistant, so nothing can be trained. "
+        "Remove the row, or map the role that answers (--role NAME=assistant)",
+    ),
     (
         [{"role": "user", "content": 5}, HO],
         "bad_content",

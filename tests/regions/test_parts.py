@@ -192,7 +192,8 @@ def test_a_row_is_refused_if_its_tool_calls_are_dropped() -> None:
     assert split.error.kind == "tool_calls_dropped"
     assert str(split.error) == (
         "the chat template drops the tool calls of message 1. "
-        "Use a template that prints tool calls (--template), or remove the calls from the row"
+        "Use a template that prints tool calls (--template), give a `function_call` as `tool_calls`, "
+        "or remove the calls from the row"
     )
 
 
