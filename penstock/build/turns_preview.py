@@ -83,7 +83,7 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
 def _affordable(rows: Sequence[bytes], role_key: str) -> list[bytes]:
     key = f'"{role_key}"'.encode()
     work = np.cumsum([len(row) * row.count(key) for row in rows])
-    return list(rows[: np.searchsorted(work, _MOST_WORK, side="right")])
+    return list(rows[: int(np.searchsorted(work, _MOST_WORK, side="right"))])
 
 
 def compare_stored(dataset: StoredDataset) -> TurnsCompared | None:

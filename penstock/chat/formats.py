@@ -176,6 +176,8 @@ class Mapping:
 _MESSAGE_KEYS = (("role", "content"), ("from", "value"))
 _LIST_COLUMNS = ("messages", "conversations", "conversation")
 _CHAT = ("tools", "system", "variables")
+_QUESTIONS = ("question", "instruction", "query", "problem", "prompt", "input")  # usual names, for an error's remedy
+_ANSWERS = ("answer", "response", "output", "solution", "completion", "target")
 _DEFAULT_COLUMNS: dict[str, tuple[str, ...]] = {
     "tools": ("tools",),
     "system": ("system",),
@@ -396,11 +398,26 @@ def _no_fit(
             if near and near[0] not in names:
                 flag = "messages" if names == _LIST_COLUMNS else purpose
                 return f"{text} Column {near[0]!r} is near {names[0]!r}: name it with --{flag}-key {near[0]}."
+    if listed and message is None:
+        return f"{text} {_no_messages(listed[0], rows)}"
     if options.format != "auto":
         return text
+    query, response = (next((n for n in names if n in columns), None) for names in (_QUESTIONS, _ANSWERS))
+    if query and response:
+        return f"{text} If these are questions and answers, say so: --query-key {query} --response-key {response}."
     lists = [c for c in columns if any(isinstance(v := r.get(c), list) and v and isinstance(v[0], dict) for r in rows)]
     nearest = lists or sorted(columns, key=lambda c: -max(_likeness(c, name) for name in _LIST_COLUMNS))[:1]
     return f"{text} If {nearest[0]!r} holds the conversation, say so: --messages-key {nearest[0]}." if nearest else text
+
+
+def _no_messages(column: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Explains why a column that is named like a list of messages has none."""
+    if not any(isinstance(row.get(column), str) for row in rows):
+        return f"Column {column!r} has no messages in the first {len(rows)} rows."
+    return (
+        f"Column {column!r} holds strings, not lists of messages. If they are JSON, decode them first, for example "
+        f"with jq -c '.{column} |= fromjson'."
+    )
 
 
 def _likeness(one: str, other: str) -> float:

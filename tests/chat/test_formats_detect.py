@@ -129,6 +129,23 @@ CATALOGUE = (
             f"no row format fits the columns a. {CATALOGUE} If 'a' holds the conversation, say so: --messages-key a.",
         ),
         ([{"a": 1}], FormatOptions(format="alpaca"), f"format alpaca does not fit the columns a. {CATALOGUE}"),
+        (
+            [{"question": "q", "answer": "a"}],
+            FormatOptions(),
+            f"no row format fits the columns question, answer. {CATALOGUE} "
+            "If these are questions and answers, say so: --query-key question --response-key answer.",
+        ),
+        (
+            [{"conversations": json.dumps(SHAREGPT)}],
+            FormatOptions(),
+            f"no row format fits the columns conversations. {CATALOGUE} Column 'conversations' holds strings, not lists "
+            "of messages. If they are JSON, decode them first, for example with jq -c '.conversations |= fromjson'.",
+        ),
+        (
+            [{"messages": []}],
+            FormatOptions(messages_key="messages"),
+            f"no row format fits the columns messages. {CATALOGUE} Column 'messages' has no messages in the first 1 rows.",
+        ),
         ([{}], FormatOptions(), f"no row format fits the columns (none with a value). {CATALOGUE}"),
         (
             [{"messages": [{"speaker": "a", "text": "b"}]}],
