@@ -138,13 +138,15 @@ CATALOGUE = (
         (
             [{"conversations": json.dumps(SHAREGPT)}],
             FormatOptions(),
-            f"no row format fits the columns conversations. {CATALOGUE} Column 'conversations' holds strings, not lists "
-            "of messages. If they are JSON, decode them first, for example with jq -c '.conversations |= fromjson'.",
+            f"no row format fits the columns conversations. {CATALOGUE} Column 'conversations' holds strings, not "
+            "lists of messages. If they are JSON, decode them first, for example "
+            "with jq -c '.conversations |= fromjson'.",
         ),
         (
             [{"messages": []}],
             FormatOptions(messages_key="messages"),
-            f"no row format fits the columns messages. {CATALOGUE} Column 'messages' has no messages in the first 1 rows.",
+            f"no row format fits the columns messages. {CATALOGUE} "
+            "Column 'messages' has no messages in the first 1 rows.",
         ),
         ([{}], FormatOptions(), f"no row format fits the columns (none with a value). {CATALOGUE}"),
         (

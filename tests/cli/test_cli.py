@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,10 @@ def test_the_summary(prepared: tuple[Path, dict[str, object]], examples: Path, t
     assert done.returncode == 0
     assert "400 in = 400 kept + 0 rejected" in done.stdout
     assert "1 found in the cache: nothing to do" in done.stdout
+    one = run("prepare", examples / "data" / "chats.jsonl", "--tokenizer", tokenizer, "--limit", "1", cache=cache)
+    hit = run("prepare", examples / "data" / "chats.jsonl", "--tokenizer", tokenizer, "--limit", "1", cache=cache)
+    shown = [re.findall(r"^lengths +(.*?) *$", each.stdout, re.MULTILINE) for each in (one, hit)]
+    assert shown[0] == shown[1] and re.match(r"p50 .*, p90 .*, p99 .*, max ", shown[0][0])
     assert f'view = ps.open("{said["path"]}")' in done.stdout
     assert "format: messages" in done.stderr
 

@@ -45,8 +45,8 @@ def dataset_facts(dataset: StoredDataset) -> list[Fact]:
     found = [("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {rejected:,} rejected")]
     found += [("", f"{count:,} {kind}") for kind, count in ledger["rejected"].items()]
     found.append(("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples"))
-    lengths = sorted(ledger["lengths"].items(), key=lambda entry: entry[1])
-    found.append(("lengths", ", ".join(f"{name} {value:,}" for name, value in lengths)))
+    names = [name for name in ("p50", "p90", "p99", "max") if name in ledger["lengths"]]
+    found.append(("lengths", ", ".join(f"{name} {ledger['lengths'][name]:,}" for name in names)))
     if ledger["regions_unknown"]:
         found.append(("regions", f"{ledger['regions_unknown']:,} examples with unknown regions"))
     notes = ledger["notes"].items()

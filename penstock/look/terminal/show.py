@@ -70,7 +70,7 @@ def _show_example(example: Example, side: str, token_bytes: TokenBytes, console:
     begin = f" · from token {example.start} of its row" if example.start else ""
     place = f"row {example.row.row} of source {example.row.source}"
     _line(console, Text(f"{side}{place} · {total} tokens, {trained} trained ({trained / total:.0%}){begin}", "bold"))
-    _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<6}  {'tokens':>6}  {'weight':>6}", "dim"))
+    _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<7}  {'tokens':>6}  {'weight':>6}", "dim"))
     for stretch in stretches(example):
         _show_stretch(stretch, token_bytes, console)
 
@@ -80,7 +80,7 @@ def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -
     number = "" if stretch.message < 0 else str(stretch.message)
     role = "" if stretch.role is Role.NONE else stretch.role.name.lower()
     weight = f"{stretch.weight:g}" if trained else ""
-    label = f"{number:>4}  {role:<9}  {stretch.part.name.lower():<6}  {len(stretch.ids):>6}  {weight:>6}  "
+    label = f"{number:>4}  {role:<9}  {stretch.part.name.lower():<7}  {len(stretch.ids):>6}  {weight:>6}  "
     for line in visible_lines(b"".join(map(token_bytes, stretch.ids))):
         gutter = "+│ " if trained else " │ "
         for piece in _wrapped(line, console, len(label) + len(gutter)):
