@@ -12,8 +12,8 @@ model, so that all make masks, except for LLaMA-Factory, which has its own templ
 fastest of each is compared.
 
 Tokens and masks are compared with transformers' own. Where masks differ, the tokens that are trained in only one of the
-two are shown, and whether the mask equals Penstock's with `regions="structure"`, which ignores the tags. Exits with 1 if
-a token of Penstock's differs.
+two are shown, and whether the mask equals Penstock's with `regions="structure"`, which ignores the tags. Exits with 1
+if a token of Penstock's differs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from benchmarks.prepared import PreparedRows, Stopwatch
 ROOT = Path(__file__).parent.parent
 EXITS = Path(os.environ.get("PENSTOCK_EXITS", ROOT / ".exits")) / "bin" / "python"
 STRUCTURE = "penstock, regions='structure'"  # compared, not timed
+SHOWN = 3  # of the tokens that differ
+Pairs = Counter[tuple[int | None, int]]  # the token before, and the token
 
 
 def _tokenizer(model: Path, template: str) -> Any:
@@ -211,7 +214,8 @@ class Comparison:
     def differences(self, found: PreparedRows) -> dict[str, Any]:
         """Counts of the rows that differ, and why."""
         if len(found.ids) != len(self.truth.ids):
-            return {"rows": len(found.ids), "why": f"{len(self.truth.ids) - len(found.ids):,} rows are missing"}
+            missing = len(self.truth.ids) - len(found.ids)
+            return {"rows": len(found.ids), "why": f"{missing:,} {'row is' if missing == 1 else 'rows are'} missing"}
         tokens = list(self._differing(found.ids, self.truth.ids))
         masks = list(self._differing(found.masks, self.truth.masks))
         report = {"rows": len(found.ids), "other_tokens": len(tokens), "other_masks": len(masks)}
@@ -235,24 +239,33 @@ class Comparison:
 
     def _masks(self, found: PreparedRows, rows: Sequence[int]) -> str:
         """The tokens that are trained on one side alone, and the rows that are as with structural masks."""
-        alone: list[set[int]] = [set(), set()]
+        alone: tuple[Pairs, Pairs] = (Counter(), Counter())
         for row in rows:
-            theirs, ours = found.masks[row], self.truth.masks[row]
-            for tokens, only in zip(alone, (ours & ~theirs, theirs & ~ours), strict=True):
-                tokens.update(self.truth.ids[row][only].tolist())
+            theirs, ours, ids = found.masks[row], self.truth.masks[row], self.truth.ids[row]
+            for pairs, only in zip(alone, (ours & ~theirs, theirs & ~ours), strict=True):
+                places = np.flatnonzero(only).tolist()
+                pairs.update((int(ids[place - 1]) if place else None, int(ids[place])) for place in places)
         parts = [
-            f"{verb} {self._shown(tokens)}"
-            for verb, tokens in zip(("does not train", "also trains"), alone, strict=True)
-            if tokens
+            wording.format(self._shown(pairs))
+            for wording, pairs in zip(("does not train {}, which the tags cover", "also trains {}"), alone, strict=True)
+            if pairs
         ]
         same = sum(np.array_equal(found.masks[row], self.structure.masks[row]) for row in rows)
-        equal = f"; as Penstock with regions='structure' in {same:,} of {len(rows):,} rows" if same else ""
-        return " and ".join(parts) + equal
+        if same:
+            parts.append(f'equals Penstock with `regions="structure"` in {same:,} of these {len(rows):,} rows')
+        return "; ".join(parts)
 
-    def _shown(self, tokens: set[int]) -> str:
-        texts = sorted(json.dumps(self._tokenizer.decode([token]), ensure_ascii=False) for token in tokens)
-        more = f" and {len(texts) - 5:,} more tokens" if len(texts) > 5 else ""
-        return ", ".join(texts[:5]) + more
+    def _shown(self, pairs: Pairs) -> str:
+        """The most frequent tokens, each with the one before it."""
+        texts = [
+            f"{self._quoted(token)} {'at the beginning' if before is None else f'after {self._quoted(before)}'} "
+            f"({count:,} times)"
+            for (before, token), count in pairs.most_common(SHOWN)
+        ]
+        return " and ".join(texts) + (f" and {len(pairs) - SHOWN:,} others" if len(pairs) > SHOWN else "")
+
+    def _quoted(self, token: int) -> str:
+        return f"`{json.dumps(self._tokenizer.decode([token]), ensure_ascii=False)}`"
 
 
 def show(found: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Other trainers' own preparation, for `benchmarks.peers`. Runs in the environment that `make exits` creates.
 
-Importing this makes `bare` available, which is shared with the tests of exports. (Something there installs a package
-named `tests`, so that ours is out of reach.)
+Importing this makes `bare` available, which is shared with the tests of exports. (verl installs a package named
+`tests`, which hides ours.)
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""LLaMA-Factory's own preparation, with its own `qwen` template: reads the file, tokenizes, masks and saves the dataset.
+"""LLaMA-Factory's own preparation, with its own template: reads the file, tokenizes, masks and saves the dataset.
 
     .exits/bin/python -m benchmarks.trainers.llama_factory_sft MODEL TEMPLATE ROWS PROCESSES OUT
 
-TEMPLATE is not used: LLaMA-Factory has its own instead of Jinja's. `torchaudio`, which it imports for audio, is left
-out.
+LLaMA-Factory re-implements templates; TEMPLATE is that of Qwen2.5, whose counterpart is `qwen`. It imports
+`torchaudio`, which text does not need, so an empty module stands in.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Imports modules of a package whose `__init__` can't run here (it needs CUDA, or conflicting packages)."""
 
 import __future__
+
 import ast
 import importlib.util
 import sys
