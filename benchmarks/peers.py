@@ -1,6 +1,6 @@
 """Prepares the same rows with Penstock and with what people use: the time, and the rows whose tokens or masks differ.
 
-    python -m benchmarks.peers --model FOLDER [--data FILE.jsonl …] [--megabytes 24] [--rounds 2] [--json FILE]
+    python -m benchmarks.peers --model FOLDER [--data FILE.jsonl …] [--megabytes 10] [--rounds 1] [--json FILE]
 
 Peers are a loop over transformers' `apply_chat_template` with masks, `datasets.map(num_proc=…)` around it, TRL's
 `SFTTrainer`, which prepares its data when it is constructed (with a tiny model), and the preparation of Axolotl, SkyRL
@@ -8,8 +8,8 @@ and LLaMA-Factory (`benchmarks.trainers`), which need the environment of `make e
 runs in a new process; its clock starts after imports and loading, and stops when the tokens are where a trainer can
 read them. For Penstock that includes starting its engines and workers and committing the dataset; Axolotl, SkyRL and
 LLaMA-Factory read the file and save the result as well. All use trl's template with {% generation %} tags for the
-model, so that all make masks, except for LLaMA-Factory, which has its own template for the model. Rounds alternate; the
-fastest of each is compared.
+model, so that all make masks, except for LLaMA-Factory, which has its own for Qwen2.5. Rounds alternate; the fastest of
+each is compared.
 
 Tokens and masks are compared with transformers' own. Where masks differ, the tokens that are trained in only one of the
 two are shown, and whether the mask equals Penstock's with `regions="structure"`, which ignores the tags. Exits with 1
@@ -38,6 +38,7 @@ from benchmarks.prepared import PreparedRows, Stopwatch
 ROOT = Path(__file__).parent.parent
 EXITS = Path(os.environ.get("PENSTOCK_EXITS", ROOT / ".exits")) / "bin" / "python"
 STRUCTURE = "penstock, regions='structure'"  # compared, not timed
+QWEN = "qwen2_5_training"
 SHOWN = 3  # of the tokens that differ
 Pairs = Counter[tuple[int | None, int]]  # the token before, and the token
 
@@ -169,12 +170,21 @@ def prepared(name: str, model: Path, template: Path, file: Path, processes: int)
         return PreparedRows.read(out)
 
 
+def unavailable(template: str) -> dict[str, str]:
+    """The trainers that can't take part, and why."""
+    if not EXITS.exists():
+        return dict.fromkeys(TRAINERS, "not installed; `make exits` installs it")
+    if template != trl_templates()[QWEN]:
+        return {"LLaMA-Factory": f"has its own templates; the one that runs here corresponds to {QWEN} alone"}
+    return {}
+
+
 def compare(model: Path, file: Path, template: str, cores: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Runs all peers, with one process and with all cores."""
     chat = folder / "template.jinja"
     chat.write_text(template)
     best: dict[tuple[str, int], PreparedRows] = {}
-    left_out = {} if EXITS.exists() else dict.fromkeys(TRAINERS, "not installed; `make exits` installs it")
+    left_out = unavailable(template)
     runs = [(name, count) for count in dict.fromkeys((1, cores)) for name in (*PEERS, *TRAINERS)]
     for _ in range(rounds):
         for name, count in runs:
@@ -285,10 +295,10 @@ def show(found: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--template", default="qwen2_5_training", help="one of trl's, with generation tags")
+    parser.add_argument("--template", default=QWEN, help="one of trl's, with generation tags")
     parser.add_argument("--data", nargs="+", type=Path, default=[MATERIAL / "chats.jsonl"])
-    parser.add_argument("--megabytes", type=float, default=24)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--megabytes", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -307,7 +317,7 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     wrong = [name for name, row in found.items() if name.startswith("penstock") and row.get("other_tokens") != 0]
-    print(f"MISSED: other tokens: {', '.join(wrong)}" if wrong else "all tokens equal")
+    print(f"MISSED: other tokens: {', '.join(wrong)}" if wrong else "Penstock's tokens all equal transformers'")
     return 1 if wrong else 0
 
 

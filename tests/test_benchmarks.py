@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import peers
 from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
 from benchmarks.kinds import write_kinds
@@ -124,6 +125,14 @@ def test_peers_that_are_left_out_are_named() -> None:
     lines = peers_table({"benchmarks": {"peers": {"result": found}}}).splitlines()
     assert lines[2] == "| SkyRL, 1 process | 2.0 | 2.0 | 2.0 | 2.0 | 5 | 0 | 5 |"
     assert lines[4:] == ["", "- SkyRL: trains nothing.", "- Axolotl: run `make exits`."]
+
+
+def test_trainers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "EXITS", tmp_path / "python")
+    assert set(peers.unavailable("")) == {"Axolotl", "SkyRL", "LLaMA-Factory"}
+    assert set(peers.unavailable("").values()) == {"not installed; `make exits` installs it"}
+    (tmp_path / "python").touch()
+    assert set(peers.unavailable("another template")) == {"LLaMA-Factory"}
 
 
 def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:
