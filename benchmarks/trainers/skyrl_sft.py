@@ -2,8 +2,8 @@
 
     .exits/bin/python -m benchmarks.trainers.skyrl_sft MODEL TEMPLATE ROWS PROCESSES OUT
 
-The trainer's module imports vLLM and FSDP or Megatron, which need CUDA, so what prepares the data is compiled from its
-source, unchanged.
+The trainer's module also imports the training backends, which fail to import on Python 3.11, so what prepares the data
+is compiled from its source, unchanged. Its worker processes thus import less than with SkyRL itself.
 """
 
 import functools
