@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "planning.md")
 REAL_GRID = RESULTS.with_name("real_grid.json")
 IMAGES = ROOT / "docs" / "images"
+BUSY = 1.3  # wall time over CPU time
 Results = Mapping[str, Any]
 Models = Mapping[str, Mapping[str, Any]]
 
@@ -140,7 +141,7 @@ def peers(results: Results) -> str:
         for name, row in measured(found).items()
     ]
     head = ["start-up included", "wall s", "CPU s", "Penstock ×, wall", "Penstock ×, CPU", *map(_spaced, counts)]
-    return "\n".join([table(head, rows), *_remarks(found)])
+    return "\n".join([table(head, rows), *_remarks(found), *_busy(found)])
 
 
 def measured(found: Results) -> Results:
@@ -156,6 +157,15 @@ def _remarks(found: Results) -> list[str]:
         if (remark := row.get("left_out", row.get("why")))
     ]
     return ["", *dict.fromkeys(remarks)] if remarks else []
+
+
+def _busy(found: Results) -> list[str]:
+    """A warning if other programs took CPU time: transformers' loop does nothing but compute."""
+    loop = found.get("transformers, 1 process")
+    if loop is None or loop["seconds"] < BUSY * loop["cpu_seconds"]:
+        return []
+    shown = f"{loop['seconds']:.1f} s of wall time for {loop['cpu_seconds']:.1f} s of CPU time"
+    return ["", f"**The machine was busy** in this run (transformers: {shown}), so wall times mean little here."]
 
 
 def _spaced(name: str) -> str:

@@ -125,6 +125,9 @@ def test_peers_that_are_left_out_are_named() -> None:
     lines = peers_table({"benchmarks": {"peers": {"result": found}}}).splitlines()
     assert lines[2] == "| SkyRL, 1 process | 2.0 | 2.0 | 2.0 | 2.0 | 5 | 0 | 5 |"
     assert lines[4:] == ["", "- SkyRL: trains nothing.", "- Axolotl: run `make exits`."]
+    for wall, busy in ((2.1, False), (9.0, True)):
+        loop = {"transformers, 1 process": {**ran, "seconds": wall}}
+        assert ("machine was busy" in peers_table({"benchmarks": {"peers": {"result": loop}}})) is busy
 
 
 def test_trainers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
