@@ -116,7 +116,7 @@ class TreeCopy:
 
     def _tests(self, file: str, chosen: str, *more: str) -> str:
         options = ("-x", "-q", "-p", "no:cacheprovider", *more, "-m", "not slow", "--tb=no", "-k", chosen)
-        done = self.run("-m", "pytest", *options, file)
+        done = self.run("-m", "pytest", *options, file, seconds=900)
         if done.returncode == 0:
             return "survived"
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
