@@ -272,6 +272,7 @@ def main() -> int:
         results = [MutationResult(**result) for result in json.loads(options.json.read_text())]
     judged = {(result.file, result.old, result.new) for result in results}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # some tests run as another user
         copy = TreeCopy(Path(folder) / "tree")
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
