@@ -116,7 +116,7 @@ class TreeCopy:
 
     def _tests(self, file: str, chosen: str, *more: str) -> str:
         options = ("-x", "-q", "-p", "no:cacheprovider", *more, "-m", "not slow", "--tb=no", "-k", chosen)
-        done = self.run("-m", "pytest", *options, file)
+        done = self.run("-m", "pytest", *options, file, seconds=900)
         if done.returncode == 0:
             return "survived"
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -272,6 +272,7 @@ def main() -> int:
         results = [MutationResult(**result) for result in json.loads(options.json.read_text())]
     judged = {(result.file, result.old, result.new) for result in results}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # some tests run as another user
         copy = TreeCopy(Path(folder) / "tree")
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
