@@ -34,15 +34,20 @@ def printed(dataset: MemoryExamples, **console: object) -> str:
 def test_without_colours_the_gutter_marks_trained_text() -> None:
     assert printed(MemoryExamples.of([ROW])) == (
         "row 0 of source 0 · 8 tokens, 4 trained (50%)\n"
-        "   #  role       part    tokens  weight\n"
-        "   0  system     body         1           │ Be brief.↵\n"
-        "   1  user       body         1           │ Hi \\x1b[31mred\\x1b[0m\n"
-        "   2  assistant  header       1           │ <|assistant|>↵\n"
-        "   2  assistant  body         3     0.5  +│ ↵\n"
-        "                                         +│ HelloHello\n"
-        "   2  assistant  stop         1     0.5  +│ <|end|>\n"
-        "   2  assistant  tail         1           │ ↵\n"
+        "   #  role       part     tokens  weight\n"
+        "   0  system     body          1           │ Be brief.↵\n"
+        "   1  user       body          1           │ Hi \\x1b[31mred\\x1b[0m\n"
+        "   2  assistant  header        1           │ <|assistant|>↵\n"
+        "   2  assistant  body          3     0.5  +│ ↵\n"
+        "                                          +│ HelloHello\n"
+        "   2  assistant  stop          1     0.5  +│ <|end|>\n"
+        "   2  assistant  tail          1           │ ↵\n"
     )
+
+
+def test_every_part_fits_its_column() -> None:
+    out = printed(MemoryExamples.of([[Piece(0, Role.ASSISTANT, Part.CONTEXT, (3,)), *ROW]]))
+    assert len({line.index("│") for line in out.splitlines()[2:]}) == 1
 
 
 def test_with_colours_trained_text_is_green() -> None:
