@@ -74,7 +74,7 @@ def test_many_turns_that_drop_their_reasoning(tmp_path: Path, tokenizer: Path) -
     assert "on the first 1 rows" in run("stats", short.path).stdout
     with path.open("a") as file:
         file.write(json.dumps({"messages": turns}) + "\n")
-    with within(3):  # 10 once
+    with within(3):  # 7 once
         long = ps.prepare(path, **options)
     assert long.ledger["notes"]["reasoning_dropped"] == 2
     assert "on the first 1 rows" in run("stats", long.path).stdout
