@@ -164,7 +164,7 @@ def test_batch_counts() -> None:
         assert batch.counts.trained == int((tensors["labels"] != -100).sum())
         assert batch.counts.sequences == len(batch.items) == len(batch.rows)
         assert [served.example(int(item)).row for item in batch.items] == list(batch.rows)
-        assert set(batch.inputs) == set(tensors) - {"loss_weights"} and batch.ends_step
+        assert set(batch.inputs) == set(tensors) - {"loss_weights"} | {"use_cache"} and batch.ends_step
     assert "loss_weights" not in Loader(served, batch_size=4, loss_weights=False).batch(0).tensors
 
 
