@@ -60,13 +60,16 @@ check: $(VENV)/dev  ## Lint, formatting, types
 conformance: $(VENV)/dev  ## Compare every template of trl with transformers
 	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
+# Trainers that can't be installed are left out of the comparison; the page says so.
 bench: $(VENV)/dev  ## Run all benchmarks (25 minutes), and write their figures into the pages
+	-$(MAKE) exits
 	$(BIN)/python -m benchmarks.all $(ARGS)
 	$(BIN)/python -m benchmarks.page
 
-# The trainers' own packages, for the tests of exports: an environment apart, for they pin what they need each. Those
-# that ask for CUDA or for a package of another kind come without what they depend on; see tests/export/packages.
-exits: .exits/done  ## Install the trainers whose own code reads our exports in the tests
+# The trainers' own packages, for the tests of exports and `benchmarks.peers`: an environment apart, for they pin what
+# they need each. Those that ask for CUDA or for a package of another kind come without what they depend on; see
+# tests/export/packages.
+exits: .exits/done  ## Install other trainers, whose own code reads our exports in tests and runs in benchmarks.peers
 
 .exits/done: constraints-exits.txt
 	test -x .exits/bin/python || $(PYTHON) -m venv .exits

@@ -87,7 +87,8 @@ def _round(forks: Forks, data: Path, cache: Path, whole: float, choose: random.R
     while code == KILLED:
         fault = f"{choose.choice(STEPS)}:{choose.randint(1, 6)}" if choose.random() < 0.5 else ""
         pid = _start(forks, data, cache, choose.choice((1, 2, 3)), fault)
-        timer = threading.Timer(choose.uniform(0, choose.choice((0.2, 0.5, 1.0)) * whole), _kill_group, (pid,))
+        longest = whole * 1.05 ** killed.total()  # on a machine that has become slower, rounds must still end
+        timer = threading.Timer(choose.uniform(0, choose.choice((0.2, 0.5, 1.0)) * longest), _kill_group, (pid,))
         timer.start()
         code = forks.wait(pid)
         timer.cancel()

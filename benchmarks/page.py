@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "planning.md")
 REAL_GRID = RESULTS.with_name("real_grid.json")
 IMAGES = ROOT / "docs" / "images"
+BUSY = 1.3  # wall time over CPU time
 Results = Mapping[str, Any]
 Models = Mapping[str, Mapping[str, Any]]
 
@@ -131,16 +132,44 @@ def kinds(results: Results) -> str:
 
 
 def peers(results: Results) -> str:
-    """What people use, on the same rows."""
+    """What people use, on the same rows, and why their rows differ."""
+    found = _result(results, "peers")
+    times = ("seconds", "cpu_seconds", "penstock_is_faster", "penstock_is_faster_cpu")
+    counts = ("rows", "other_tokens", "other_masks")
     rows = [
-        [name, f"{row['seconds']:.1f}", f"{row['penstock_is_faster']:.1f}", *_differing(row)]
-        for name, row in _result(results, "peers").items()
+        [name, *(f"{row[key]:.1f}" for key in times), *(f"{row[key]:,}" if key in row else "?" for key in counts)]
+        for name, row in measured(found).items()
     ]
-    return table(["wall time, start-up included", "s", "Penstock ×", "rows", "other tokens", "other masks"], rows)
+    head = ["start-up included", "wall s", "CPU s", "Penstock ×, wall", "Penstock ×, CPU", *map(_spaced, counts)]
+    return "\n".join([table(head, rows), *_remarks(found), *_busy(found)])
 
 
-def _differing(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row[name]:,}" for name in ("rows", "other_tokens", "other_masks")]
+def measured(found: Results) -> Results:
+    """The peers that ran."""
+    return {name: row for name, row in found.items() if "left_out" not in row}
+
+
+def _remarks(found: Results) -> list[str]:
+    """A line for each peer that was left out or whose rows differ; process counts that differ alike share one."""
+    remarks = [
+        f"- {name.partition(',')[0]}: {remark}."
+        for name, row in found.items()
+        if (remark := row.get("left_out", row.get("why")))
+    ]
+    return ["", *dict.fromkeys(remarks)] if remarks else []
+
+
+def _busy(found: Results) -> list[str]:
+    """A warning if other programs took CPU time: transformers' loop does nothing but compute."""
+    loop = found.get("transformers, 1 process")
+    if loop is None or loop["seconds"] < BUSY * loop["cpu_seconds"]:
+        return []
+    shown = f"{loop['seconds']:.1f} s of wall time for {loop['cpu_seconds']:.1f} s of CPU time"
+    return ["", f"**The machine was busy** in this run (transformers: {shown}), so wall times mean little here."]
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 # ---- everything else
@@ -279,7 +308,7 @@ def charts(results: Results) -> dict[str, str]:
     times = {name: result["mixed"]["times_transformers"]["cpu"] for name, result in models(results).items()}
     faster = {
         name: row["penstock_is_faster"]
-        for name, row in _result(results, "peers").items()
+        for name, row in measured(_result(results, "peers")).items()
         if not name.startswith("penstock")
     }
     return {

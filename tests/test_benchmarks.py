@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks import peers
 from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
 from benchmarks.kinds import write_kinds
 from benchmarks.page import IMAGES, PAGES, charts, filled
+from benchmarks.page import peers as peers_table
+from benchmarks.peers import Comparison
+from benchmarks.prepared import PreparedRows, Stopwatch
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +73,69 @@ def test_the_pages_are_made_of_the_results() -> None:
         assert page.read_text() == filled(page.read_text(), results), "run `python -m benchmarks.page`"
     for name, drawn in charts(results).items():
         assert (IMAGES / name).read_text() == drawn, "run `python -m benchmarks.page`"
+
+
+class Letters:
+    """Decodes token n to the n-th letter."""
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(ord("a") + int(token)) for token in ids)
+
+
+def rows_of(*rows: tuple[list[int], list[int]]) -> PreparedRows:
+    ids, masks = ([np.asarray(row[column], kind) for row in rows] for column, kind in ((0, np.uint32), (1, np.bool_)))
+    return PreparedRows(1.0, 2.0, ids, masks)
+
+
+def test_differing_rows_are_counted_and_explained(tmp_path: Path) -> None:
+    truth = rows_of(([0, 1, 2, 1], [0, 1, 1, 1]), ([0, 2], [0, 1]))
+    structure = rows_of(([0, 1, 2, 1], [0, 0, 1, 0]), ([0, 2], [0, 1]))
+    comparison = Comparison(truth, structure, Letters())
+    assert comparison.differences(truth) == {"rows": 2, "other_tokens": 0, "other_masks": 0}
+    found = comparison.differences(structure)
+    assert (found["other_tokens"], found["other_masks"]) == (0, 1)
+    assert found["why"] == (
+        'does not train `"b"` after `"a"` (1 times) and `"b"` after `"c"` (1 times), which the tags cover; '
+        'equals Penstock with `regions="structure"` in 1 of these 1 rows'
+    )
+    more = comparison.differences(rows_of(([0, 1, 2, 1], [1, 1, 1, 1]), ([0, 2], [0, 1])))
+    assert more["why"] == 'also trains `"a"` at the beginning (1 times)'
+    other = comparison.differences(rows_of(([0, 1, 2, 1], [0, 1, 1, 1]), ([0, 3, 3], [0, 1, 1])))
+    assert (other["other_tokens"], other["other_masks"]) == (1, 1)
+    assert other["why"] == "row 1 has 'dd' from token 1 on instead of 'c'"
+    assert comparison.differences(rows_of(([0], [0])))["why"] == "1 row is missing"
+    truth.write(tmp_path / "rows.npz")
+    read = PreparedRows.read(tmp_path / "rows.npz")
+    assert (read.seconds, read.cpu) == (1.0, 2.0)
+    assert comparison.differences(read) == comparison.differences(truth)
+
+
+def test_children_count_as_cpu_time() -> None:
+    work = "import time\nwhile time.process_time() < 0.2: pass"
+    with Stopwatch() as watch:
+        subprocess.run([sys.executable, "-c", work], check=True)
+    assert watch.cpu >= 0.2
+    assert watch.seconds >= 0.2
+
+
+def test_peers_that_are_left_out_are_named() -> None:
+    times = dict.fromkeys(("seconds", "cpu_seconds", "penstock_is_faster", "penstock_is_faster_cpu"), 2.0)
+    ran = {**times, "rows": 5, "other_tokens": 0, "other_masks": 5, "why": "trains nothing"}
+    found = {"SkyRL, 1 process": ran, "SkyRL, 2 processes": ran, "Axolotl": {"left_out": "run `make exits`"}}
+    lines = peers_table({"benchmarks": {"peers": {"result": found}}}).splitlines()
+    assert lines[2] == "| SkyRL, 1 process | 2.0 | 2.0 | 2.0 | 2.0 | 5 | 0 | 5 |"
+    assert lines[4:] == ["", "- SkyRL: trains nothing.", "- Axolotl: run `make exits`."]
+    for wall, busy in ((2.1, False), (9.0, True)):
+        loop = {"transformers, 1 process": {**ran, "seconds": wall}}
+        assert ("machine was busy" in peers_table({"benchmarks": {"peers": {"result": loop}}})) is busy
+
+
+def test_trainers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "EXITS", tmp_path / "python")
+    assert set(peers.unavailable("")) == {"Axolotl", "SkyRL", "LLaMA-Factory"}
+    assert set(peers.unavailable("").values()) == {"not installed; `make exits` installs it"}
+    (tmp_path / "python").touch()
+    assert set(peers.unavailable("another template")) == {"LLaMA-Factory"}
 
 
 def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""Mutation testing of the template machine: is every one-line bug caught?
+"""Mutation testing: is every one-line bug caught?
 
-    python -m tools.mutation_test [--only TEXT] [--data FOLDER] [--json FILE]
+    python -m tools.mutation_test [--only TEXT] [--data FOLDER] [--json FILE]   the template machine
+    python -m tools.mutation_test --pipeline [--only TEXT] [--json FILE]        from source to batch, by `make quick`
 
 Each mutation in `tools.mutations` is applied to a copy of the tree, the C file is recompiled, and the tests in `STAGES`
-(quick ones first) run until one fails. With --data, each mutation that changes at least 1% of the rows of some file
-(rendered with one of `TEMPLATES`) must also be caught while that file is prepared: by the probes that compare the
-engines before any row is served, or by the spot check. Exits with 1 if a mutation is missed. Takes about ten seconds
-per mutation on one core, and a minute for one that survives.
+(quick ones first) run until one fails; with --pipeline, all tests of the quick tier. With --data, each mutation that
+changes at least 1% of the rows of some file (rendered with one of `TEMPLATES`) must also be caught while that file is
+prepared: by the probes that compare the engines before any row is served, or by the spot check. Exits with 1 if a
+mutation is missed. Takes about ten seconds per mutation on one core, and a minute or two for one that survives.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.mutations import MUTATIONS
+from tools.mutations import MUTATIONS, PIPELINE
 
 ROOT = Path(__file__).parent.parent
 _MACHINE = "tests/template/test_machine.py"
@@ -34,6 +35,7 @@ STAGES = (  # files of tests, and which of them
     *(("tests/template/test_special_text.py", ""), ("tests/template/test_rows.py", "")),
     ("tests/native/test_characters.py", ""),
 )
+QUICK = (("tests", ""),)
 ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file
@@ -62,10 +64,10 @@ class TreeCopy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("penstock", "tests", "tools", "benchmarks", "examples"):
-            ignored = shutil.ignore_patterns("*.so", "__pycache__", "runs")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", folder)
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
         self._objects = folder / "objects"
         self._objects.mkdir()
         for source in sorted((folder / "penstock" / "native").glob("*.c")):
@@ -109,12 +111,12 @@ class TreeCopy:
 
     def tests(self, stages: tuple[tuple[str, str], ...] = STAGES) -> str:
         """The first test that fails, or "survived"."""
-        outcomes = (self._tests(*stage) for stage in stages)
+        outcomes = (self._tests(*stage, "-n", "2" if stages is QUICK else "0") for stage in stages)
         return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
 
-    def _tests(self, file: str, chosen: str) -> str:
-        options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=no", "-k", chosen)
-        done = self.run("-m", "pytest", *options, file)
+    def _tests(self, file: str, chosen: str, *more: str) -> str:
+        options = ("-x", "-q", "-p", "no:cacheprovider", *more, "-m", "not slow", "--tb=no", "-k", chosen)
+        done = self.run("-m", "pytest", *options, file, seconds=900)
         if done.returncode == 0:
             return "survived"
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -225,6 +227,13 @@ def judge_build(copy: TreeCopy, result: MutationResult, files: list[Path], usual
         result.check = "missed"
 
 
+def stages_for(mutation: tuple[str, str, str]) -> tuple[tuple[str, str], ...]:
+    """The tests that must catch a mutation."""
+    if mutation in PIPELINE:
+        return QUICK
+    return ALIGNMENT if mutation[0].endswith("align.c") else STAGES
+
+
 def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usual: dict[str, Any]) -> MutationResult:
     """Applies one mutation, tests it, and reverts it."""
     file, old, new = mutation
@@ -234,7 +243,7 @@ def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usu
         result.tests = f"stale: found {text.count(old)} times"
         return result
     if copy.write(file, text.replace(old, new)):
-        result.tests = copy.tests(ALIGNMENT if file.endswith("align.c") else STAGES)
+        result.tests = copy.tests(stages_for(mutation))
         if files and not file.endswith("align.c"):
             judge_build(copy, result, files, usual)
     else:
@@ -245,6 +254,7 @@ def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usu
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipeline", action="store_true", help="mutate the way from source to batch")
     parser.add_argument("--only", default="", help="only mutations whose file or text contains this")
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files")
     parser.add_argument("--json", type=Path, help="write the results here; mutations already in it are skipped")
@@ -262,14 +272,15 @@ def main() -> int:
         results = [MutationResult(**result) for result in json.loads(options.json.read_text())]
     judged = {(result.file, result.old, result.new) for result in results}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # some tests run as another user
         copy = TreeCopy(Path(folder) / "tree")
         (Path(folder) / "data").mkdir()
         files = sampled(options.data, Path(folder) / "data") if options.data else []
         usual = json.loads(copy.run("-m", "tools.mutation_test", "--digests", *map(str, files)).stdout) if files else {}
-        if (first := copy.tests((*STAGES, *ALIGNMENT))) != "survived":
+        if (first := copy.tests(QUICK if options.pipeline else (*STAGES, *ALIGNMENT))) != "survived":
             print(f"the tests fail without any mutation: {first}")
             return 1
-        for mutation in MUTATIONS:
+        for mutation in PIPELINE if options.pipeline else MUTATIONS:
             if options.only not in " ".join(mutation) or mutation in judged:
                 continue
             begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""One-line bugs in the machine and its compiler for mutation testing: (file, original text, mutated text)."""
+"""One-line bugs for mutation testing, as (file, original text, mutated text): in the template machine, in the pipeline."""
 
 # ruff: noqa: E501 (tables)
 from __future__ import annotations
@@ -165,7 +165,7 @@ ROWS: Final = (
     ("if (content && !is_said(m, *content, text)) flags[i] = 0;", ""),
     ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
     ("if (find_key(found.dict, reserved[i])) unusual(m);", ""),
-    ("if (given && truth(m, *given)) unusual(m);\n    }\n}\n\nstatic Value read_tools", "}\n}\n\nstatic Value read_tools"),
+    ("if (given && truth(m, *given)) unusual(m);", ""),
     ("if (weight > 3.4e38) unusual(m);", ""),
     ("if (!(weight >= 0)) unusual(m);", ""),
     ("if (!isnan(weight) && !isnan(own) && own != weight) unusual(m);", ""),
@@ -252,3 +252,38 @@ MUTATIONS: Final = tuple(
     )
     for old, new in table
 )
+
+_ENCODER, _COLLATE, _POLICY = "penstock/encode/encoder.py", "penstock/feed/collate.py", "penstock/view/policy.py"
+_PIPELINE, _BATCH, _LINES = (
+    "penstock/build/slices/pipeline.py",
+    "penstock/build/slices/batch.py",
+    "penstock/sources/text/json_lines.py",
+)
+
+PIPELINE: Final = (
+    # wrong tokens
+    (_ENCODER, "            return Encoded(ids, offsets, Counter())", "            return Encoded(ids ^ (np.arange(len(ids)) == 9), offsets, Counter())"),
+    (_ENCODER, "        if not slow:\n", "        if True:\n"),
+    (_ENCODER, "return _spliced(ids, offsets, slow, served), np", "return Encoded(ids, offsets, served.reference), np"),
+    ("penstock/encode/engines.py", "return np.array(layout.content.data), np", "return np.array(layout.content.data) ^ 1, np"),
+    (_BATCH, "texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))", "findings = inspect_texts(texts)"),
+    (_PIPELINE, "with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix)", "self._encode(plain, state)"),
+    # wrong masks
+    ("penstock/encode/align.py", 'counts = np.searchsorted(token_ends, ends, side="right")', 'counts = np.searchsorted(token_ends, ends, side="left")'),
+    ("penstock/regions/splitter.py", "HEADER_UNKNOWN\n        known[list(outcome.lost)] = False\n", "HEADER_UNKNOWN\n"),
+    (_POLICY, "return runs.of_part(Part.BODY, Part.STOP)", "return runs.of_part(Part.BODY)"),
+    (_POLICY, "trained = runs.messages > np.repeat(last, runs.counts)", "trained = runs.messages > np.repeat(last, runs.counts) + 1"),
+    (_COLLATE, "    labels[first], weights[first] = IGNORED, 0\n", ""),
+    (_COLLATE, ">= (inside.argmax(axis=1) + prompts)", "> (inside.argmax(axis=1) + prompts)"),
+    (_COLLATE, "return np.where(weights > 0, ids, IGNORED)", "return np.where(weights >= 0, ids, IGNORED)"),
+    # lost, repeated or misplaced rows
+    (_LINES, "    if partial.size:\n        yield", "    if False:\n        yield"),
+    (_LINES, "            position += stop - first\n", ""),
+    (_LINES, "filled = np.flatnonzero(np.diff(before))\n", "filled = np.flatnonzero(np.diff(before) > 1)\n"),
+    ("penstock/build/slices/state.py", "        first = stop\n", "        first = stop + 1\n"),
+    (_PIPELINE, "        plain = self._render_read(rows.rows, left, examples, state)", "        plain = self._render_read(rows.rows, left[1:], examples, state)"),
+    (_PIPELINE, "batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch", "pass"),
+    ("penstock/sources/columnar/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),
+    ("penstock/pack/plan.py", "positions = np.arange(local * size, (local + 1) * size)", "positions = np.arange(local * size, (local + 1) * size - (local > 2))"),
+    ("penstock/pack/plan.py", "self._kept[0] != epoch:", "False:"),
+)  # fmt: skip

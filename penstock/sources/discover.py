@@ -21,6 +21,7 @@ from penstock.sources.remote.path import SourcePath
 from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
+from penstock.transient import retry_transient
 
 HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WILD = re.compile(r"[*?\[]")
@@ -87,6 +88,7 @@ def _wanted(source: _Source, split: Split | None) -> set[str]:
     return names
 
 
+@retry_transient
 def _source(source: str | Path | NamedFile, config: str | None, revision: str | None) -> _Source:
     if isinstance(source, NamedFile):
         return _Source(source.name, [DEFAULT_SPLIT], lambda _: [FoundFile(source.path, source.name)], [])

@@ -14,6 +14,7 @@ import orjson
 from penstock.errors import SourceError
 from penstock.sources.remote.path import SourcePath
 from penstock.sources.text.chunks import Compression, chunks
+from penstock.transient import retry_transient
 
 HEAD_BYTES = 65_536
 WHITESPACE = b" \t\r\n"
@@ -92,11 +93,16 @@ def data_stem(path: PurePath) -> PurePath:
     return _without_compression(path).with_suffix("")
 
 
+@retry_transient
+def _head(path: SourcePath) -> bytes:
+    with path.open("rb") as file:
+        return bytes(file.read(8))
+
+
 def detect_kind(path: SourcePath, name: str) -> FileKind:
     """Detect the kind of a file; SourceError if it can't be read."""
     try:
-        with path.open("rb") as file:
-            head = file.read(8)
+        head = _head(path)
     except OSError as error:
         raise SourceError(f"{name}: can't be read: {error.strerror}. Check its permissions.") from error
     if not head:

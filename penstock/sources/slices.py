@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.sources.kinds import FileKind
 from penstock.sources.remote.path import ObjectIdentity, ObjectPath, SourcePath
+from penstock.transient import retry_transient
 
 SLICING_VERSION = 3  # bump when the same bytes are cut or digested differently: stored plans become invalid
 MAX_ROW_BYTES = 32_000_000
@@ -183,7 +184,7 @@ def identity(path: SourcePath) -> Identity:
     if isinstance(path, ObjectPath):
         return path.identity()
     try:
-        found = path.stat()
+        found = retry_transient(path.stat)()
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}.") from error
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

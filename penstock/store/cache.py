@@ -43,6 +43,7 @@ from penstock.store.files import (
 from penstock.store.format import FORMAT_VERSION, canonical, check_marker, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
 from penstock.store.trust import CheckedFiles, ShardWriter, Trust, shard_writer
+from penstock.transient import retry_transient
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
@@ -392,7 +393,7 @@ def is_cache_folder(tree: Tree) -> bool:
 def write_marker(tree: Tree) -> None:
     """Make an empty folder a cache. Safe to run concurrently: every process writes the same bytes."""
     with explain_os_errors(tree.root, "can't be read"):
-        readers = tree.root.stat().st_mode & 0o444  # readable by everyone who can use the cache
+        readers = retry_transient(tree.root.stat)().st_mode & 0o444  # readable by everyone who can use the cache
     data = canonical({"format": FORMAT_VERSION})
     tree.write(tree.root / MARKER, data, "marker", in_root=True, mode=readers | 0o200)
 

@@ -138,8 +138,12 @@ class ServerClock:
         return ours + self._offset
 
     def age(self, path: Path) -> float:
-        """Seconds since a file was last touched; FileNotFoundError if it is gone."""
-        return self.now() - path.lstat().st_mtime
+        """Seconds since a file was last touched; FileNotFoundError if it is gone.
+
+        A time in the future counts as far in the past: NFS 3 creates a file exclusively by giving it a random time,
+        which stays if the client dies before it sets the right one.
+        """
+        return abs(self.now() - path.lstat().st_mtime)
 
     def _server_time(self) -> float:
         try:

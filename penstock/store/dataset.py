@@ -115,7 +115,7 @@ class StoredDataset:
             if not has_marker(self.cache.tree):
                 return
             with contextlib.suppress(FileNotFoundError):
-                if not now and time.time() - mark.lstat().st_mtime <= USED_INTERVAL:
+                if not now and abs(time.time() - mark.lstat().st_mtime) <= USED_INTERVAL:
                     return
             self.cache.mark_used(mark)
             try:

@@ -1,48 +1,25 @@
-"""File primitives of the cache: digests, writer names, retries, durable folders, crash-test faults and clear errors."""
+"""File primitives of the cache: digests, writer names, durable folders, crash-test faults and clear errors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import signal
 import socket
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import blake3
 
 from penstock.errors import StoreError
+from penstock.transient import retry_transient
 
 FAULT_VARIABLE = "PENSTOCK_FAULT"  # "point:n": crash tests die by SIGKILL at the n-th pass of a commit step
-TRANSIENT = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EINTR)  # ESTALE: another host removed or replaced the file
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a link, never block on a pipe
-RETRY_PAUSES = (0.05, 0.25, 1.0)  # seconds
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def retry_transient(act: Callable[P, T]) -> Callable[P, T]:
-    """Retry an operation a few times when a network file system fails temporarily."""
-
-    @functools.wraps(act)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        for pause in RETRY_PAUSES:
-            try:
-                return act(*args, **kwargs)
-            except OSError as error:
-                if error.errno not in TRANSIENT:
-                    raise
-            time.sleep(pause)
-        return act(*args, **kwargs)
-
-    return run
 
 
 def digest(*parts: bytes) -> str:
@@ -173,7 +150,7 @@ def read_opened(descriptor: int, path: Path) -> bytes:
 def make_folder(path: Path) -> None:
     """Create a folder and its parents."""
     with explain_os_errors(path, "can't be created"):
-        path.mkdir(parents=True, exist_ok=True)
+        retry_transient(path.mkdir)(parents=True, exist_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -21,8 +21,9 @@ import pyarrow as pa
 from penstock.errors import CorruptError, StoreError
 from penstock.store.chains import check_prefixes
 from penstock.store.columns import Columns
-from penstock.store.files import is_readable_file, retry_transient
+from penstock.store.files import is_readable_file
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
+from penstock.transient import retry_transient
 
 META = b"penstock"
 _RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another host's rename with a delay

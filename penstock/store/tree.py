@@ -27,10 +27,10 @@ from penstock.store.files import (
     explain_os_errors,
     fault,
     read_opened,
-    retry_transient,
     sync_descriptor,
     writer_name,
 )
+from penstock.transient import retry_transient
 
 NAME = r"b3-[0-9a-f]{64}"
 WRITER = r"\w+-[0-9a-f]{8}\.\d+\.(?:\d+|unknown)"
@@ -102,12 +102,11 @@ class Tree:
         try:
             mode = os.fstat(descriptor).st_mode & 0o7777
             for part in path.relative_to(self.root).parts:
-                inner = _open_folder(descriptor, part, mode if create else None)
-                os.close(descriptor)
-                descriptor = inner
+                outer, descriptor = descriptor, _open_folder(descriptor, part, mode if create else None)
+                _close(outer)
             yield descriptor
         finally:
-            os.close(descriptor)
+            _close(descriptor)
 
     @retry_transient
     def make_folder(self, path: Path) -> None:
@@ -292,6 +291,12 @@ def _not_ours(path: Path) -> FileExistsError:
 def temporary_name() -> str:
     """A unique name that identifies its writer."""
     return f"{writer_name()}.{secrets.token_hex(6)}"
+
+
+def _close(folder: int) -> None:
+    """Close a folder, once: its descriptor is gone even if that fails, and nothing was written through it."""
+    with contextlib.suppress(OSError):
+        os.close(folder)
 
 
 def _open_folder(parent: int, name: str, create_mode: int | None) -> int:

@@ -17,6 +17,7 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
+from penstock.transient import retry_transient
 
 VOCABULARY_FILES = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
@@ -91,6 +92,7 @@ def load_tokenizer(
         ) from error
 
 
+@retry_transient
 def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) -> TokenizerFiles:
     path = local_path(spec, "--tokenizer")
     if path.is_file():

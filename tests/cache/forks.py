@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from penstock import transient
 from penstock.build import prepare
 from penstock.cli import app
 from penstock.errors import PenstockError
@@ -25,7 +26,7 @@ from penstock.sources import reading
 from penstock.sources.columnar import units
 from penstock.sources.slices import SliceSizes
 from penstock.sources.text import slicing
-from penstock.store import claims, files
+from penstock.store import claims
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = SliceSizes(1_500, 5_000, 20_000)
@@ -76,7 +77,7 @@ def _armed_shim() -> ctypes.CDLL:
     shim = ctypes.CDLL(None)
     shim.faults_count.restype = ctypes.c_long
     shim.faults_arm()
-    files.RETRY_PAUSES = (0.0, 0.0, 0.0)
+    transient.RETRY_PAUSES = (0.0, 0.0, 0.0)
     return shim
 
 

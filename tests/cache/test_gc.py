@@ -292,8 +292,9 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
         (writer_name(), 60, False),
         ("", 1, False),
         ("", 10, True),
+        ("", -75 * 365 * 86400, True),  # NFS 3: killed between an exclusive creation and setting the file's times
     ],
-    ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old"],
+    ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old", "nameless-future"],
 )
 def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free: bool) -> None:
     claims = Claims(Tree(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import penstock as ps
+from benchmarks.prepared import PreparedRows
 from penstock.chat.conversation import Role
 from penstock.export.exporter import export
 from penstock.view.memory import MemoryExamples
@@ -194,3 +196,25 @@ def test_verl_dataset_class_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Pa
     first = [view[n].input_ids for n in range(3)]
     assert found["flat"]["input_ids"] == np.concatenate(first).tolist()
     assert found["flat"]["position_ids"] == [place for ids in first for place in range(len(ids))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["axolotl_sft", "skyrl_sft"])
+def test_trainers_prepare_the_same_tokens_and_masks(
+    trainer: str, ask: Ask, place: Path, examples: Path, tokenizer: Path
+) -> None:
+    """What `benchmarks.peers` measures, on a template without tags, with two processes."""
+    del ask  # skips where the packages are not installed
+    rows = [json.loads(line) for line in (examples / "data" / "chats.jsonl").read_text().splitlines()]
+    plain = [
+        row for row in rows if set(row) == {"messages"} and all(set(m) == {"role", "content"} for m in row["messages"])
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain[:60]))
+    given = [tokenizer, tokenizer / "chat_template.jinja", place / "rows.jsonl", 2, place / "out.npz"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(place)}
+    command = [str(EXITS), "-m", f"benchmarks.trainers.{trainer}", *map(str, given)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    theirs = PreparedRows.read(place / "out.npz")
+    ours = ps.prepare(place / "rows.jsonl", tokenizer=tokenizer, cache=place / "cache", workers=1).view()
+    assert [row.tolist() for row in theirs.ids] == [item.input_ids.tolist() for item in ours]
+    assert [row.tolist() for row in theirs.masks] == [item.loss_mask.tolist() for item in ours]

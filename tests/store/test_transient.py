@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock import transient
 from penstock.errors import StoreError
 from penstock.store import claims, files, tree
 from penstock.store.cache import Cache
@@ -19,7 +20,7 @@ from penstock.store.upkeep.gc import clean_orphans
 from tests.cache.conftest import leftovers
 
 NAME = "b3-" + "a" * 64
-CALLS = {"fsync", "fstat", "link", "mkdir", "open", "replace", "scandir", "stat", "unlink", "utime"}
+CALLS = {"close", "fsync", "fstat", "link", "mkdir", "open", "replace", "scandir", "stat", "unlink", "utime"}
 
 
 class FaultyOs:
@@ -52,7 +53,7 @@ class FaultyOs:
 @pytest.fixture
 def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any], None]]:
     """Replace `os` in the modules that access a cache's files."""
-    monkeypatch.setattr(files, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(transient, "RETRY_PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setattr(claims, "UNSIGNED_EXPIRY", -1.0)
 
     def put(fake: FaultyOs | Any) -> None:
@@ -128,7 +129,7 @@ def test_a_persistent_fault_is_reported_and_the_rerun_completes(
 
 def test_a_claim_removed_by_another_host_counts_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between open and read, NFS reports ESTALE."""
-    monkeypatch.setattr(files, "RETRY_PAUSES", (0.0,))
+    monkeypatch.setattr(transient, "RETRY_PAUSES", (0.0,))
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / NAME).write_text("elsewhere-00000000.1.2")
 

@@ -12,12 +12,14 @@ import re
 import zlib
 from collections.abc import Generator
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import zstandard
 
 from penstock.errors import SourceError
-from penstock.sources.remote.path import SourcePath
+from penstock.sources.remote.path import ObjectPath, SourcePath
+from penstock.transient import retry_transient
 
 CHUNK_BYTES = 1 << 18
 SMALL_BYTES = 1 << 9  # of a gzip member, decompressed first
@@ -44,15 +46,28 @@ class Readable(Protocol):
     def tell(self) -> int: ...
 
 
+class SteadyFile:
+    """A local file whose reads are repeated if its file system fails temporarily; a failed read does not move it."""
+
+    def __init__(self, path: Path) -> None:
+        file = retry_transient(path.open)("rb", buffering=0)
+        self.read = retry_transient(file.read)
+        self.seek, self.tell = retry_transient(file.seek), file.tell
+        self._close = file.close
+
+    def close(self) -> None:
+        """Close the file; everything needed has been read."""
+        with contextlib.suppress(OSError):
+            self._close()
+
+
 def chunks(path: SourcePath, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
     """Stream the decompressed text of a file."""
     try:
-        file = path.open("rb", buffering=0)
-        try:
+        with contextlib.closing(
+            path.open("rb", buffering=0) if isinstance(path, ObjectPath) else SteadyFile(path)
+        ) as file:
             yield from decompressed(file, name, packing, size)
-        finally:
-            with contextlib.suppress(OSError):  # everything needed has been read
-                file.close()
     except OSError as error:
         raise SourceError(f"{name}: can't be read: {error.strerror}.") from error
 

@@ -7,6 +7,7 @@ digests included: about 0.5 GB/s, using the memory of one chunk (or of one slice
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import lt
@@ -17,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import SourceError
 from penstock.sources.remote.path import ObjectPath, SourcePath
 from penstock.sources.slices import MAX_ROW_BYTES, SLICE_SIZES, Slice, SliceRows, SliceSizes, SourceFile, TextRows
-from penstock.sources.text.chunks import CHUNK_BYTES, chunks
+from penstock.sources.text.chunks import CHUNK_BYTES, SteadyFile, chunks
 from penstock.sources.text.json_lines import line_runs
 from penstock.sources.text.rows import HugeRow, RowRun, digest_of
 
@@ -193,7 +194,7 @@ def _runs(part: Slice, path: SourcePath) -> Iterator[RowRun]:
         raise SourceError(f"{path}: a slice of a {part.kind} file can't be read without its data.")
     size = part.end - part.start
     try:
-        with path.open_range() if isinstance(path, ObjectPath) else path.open("rb", buffering=0) as file:
+        with contextlib.closing(path.open_range() if isinstance(path, ObjectPath) else SteadyFile(path)) as file:
             file.seek(part.start)
             chunk = size if isinstance(path, ObjectPath) else CHUNK_BYTES
             left = range(size, 0, -chunk)

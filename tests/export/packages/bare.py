@@ -1,9 +1,12 @@
 """Imports modules of a package whose `__init__` can't run here (it needs CUDA, or conflicting packages)."""
 
+import __future__
+
 import ast
 import importlib.util
 import sys
 import types
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 
@@ -19,12 +22,27 @@ def without_init(*packages: str) -> None:
         sys.modules[name] = module
 
 
-def functions(module: str, names: set[str], namespace: dict) -> dict:
-    """Compiles functions from the source of a module that can't be imported here."""
+def definitions(module: str, names: Collection[str], namespace: dict) -> dict:
+    """Compiles functions, classes, constants and methods (Class.method) of a module that can't be imported here.
+
+    Annotations are not evaluated; whatever else the definitions refer to must be in the namespace.
+    """
     top = importlib.util.find_spec(module.split(".")[0])
     path = Path(next(iter(top.submodule_search_locations))).joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text())
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
-    assert {node.name for node in tree.body} == names
-    exec(compile(tree, str(path), "exec"), namespace)
+    found = dict(_named(tree.body))
+    tree.body = [found[name] for name in sorted(names, key=lambda name: found[name].lineno)]
+    exec(compile(tree, str(path), "exec", __future__.annotations.compiler_flag), namespace)
     return namespace
+
+
+def _named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name):
+                yield prefix + name, node
+            case ast.ClassDef(name=name):
+                yield prefix + name, node
+                yield from _named(node.body, f"{name}.")
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                yield prefix + name, node

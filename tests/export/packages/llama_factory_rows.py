@@ -5,13 +5,11 @@ The package pins conflicting dependencies, so the function that loads the data i
 
 import json
 import sys
-from typing import Union
 
-from bare import functions
+from bare import definitions
 from datasets import DatasetDict, load_from_disk
 
 if __name__ == "__main__":
-    known = {"DatasetDict": DatasetDict, "DatasetModule": dict, "Union": Union}
-    names = functions("llamafactory.data.data_utils", {"get_dataset_module"}, known)
+    names = definitions("llamafactory.data.data_utils", {"get_dataset_module"}, {"DatasetDict": DatasetDict})
     module = names["get_dataset_module"](load_from_disk(sys.argv[1]))
     print(json.dumps(module["train_dataset"].to_list()))

@@ -9,10 +9,9 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
 
 import torch
-from bare import functions
+from bare import definitions
 from datasets import Dataset
 
 
@@ -23,12 +22,9 @@ class TrainingInputBatch(dict):
 if __name__ == "__main__":
     cache, settings = sys.argv[1], json.loads(sys.argv[2])
     names = {"_compute_cache_key", "_get_cache_path", "_load_from_cache", "collate_sft_batch"}
-    known = {"json": json, "os": os, "torch": torch, "Dataset": Dataset, "Optional": Optional, "TensorList": list}
-    skyrl = functions(
-        "skyrl.train.sft_trainer",
-        names,
-        {**known, "TrainingInputBatch": TrainingInputBatch, "logger": logging.getLogger()},
-    )
+    known = {"json": json, "os": os, "torch": torch, "Dataset": Dataset, "TensorList": list}
+    known |= {"TrainingInputBatch": TrainingInputBatch, "logger": logging.getLogger()}
+    skyrl = definitions("skyrl.train.sft_trainer", names, known)
     path = skyrl["_get_cache_path"](cache, skyrl["_compute_cache_key"](**settings))
     if not Path(path).is_dir():
         print(json.dumps({"path": path}))
