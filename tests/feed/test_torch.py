@@ -89,6 +89,23 @@ def test_packed_rows_have_the_loss_of_their_sequences_alone() -> None:
     assert packed == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.parametrize("collated", [False, True], ids=["loader", "collator"])
+def test_packed_sequences_are_isolated_in_a_model_that_caches(collated: bool) -> None:
+    """Most models use a cache by default, and then transformers ignores the bounds of packed sequences."""
+    model, served = tiny_model().eval(), view()
+    inputs = Loader(served, batch_size=1, collate="packed", capacity=104, framework="torch").batch(0).inputs
+    if collated:
+        rows = MapRows(served, capacity=104)
+        inputs = Collator(rows)([rows[0]])
+    end = int(inputs["cu_seq_lens_q"][1])
+    assert end < inputs["input_ids"].shape[1] and model.config.use_cache
+    changed = inputs["input_ids"].clone()
+    changed[:, :end] += 1
+    with torch.no_grad():
+        before, after = model(**inputs).logits, model(**{**inputs, "input_ids": changed}).logits
+    assert torch.equal(before[:, end:], after[:, end:]) and not torch.equal(before[:, :end], after[:, :end])
+
+
 def test_zero_loss_rows_change_no_loss() -> None:
     model = tiny_model().eval()
     full = Loader(view(2), batch_size=2, framework="torch").batch(0)
