@@ -185,6 +185,9 @@ class _Sample:
         self._name, self._size = model.name, vocabulary.size
         self._bytes = vocabulary.token_bytes
         self._tokenizer = Tokenizer.from_str(model.tokenizer_json.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._added = self._tokenizer.get_added_tokens_decoder().keys()
         self._tried = self._equal = 0
         self._first: str | None = None
 
@@ -204,13 +207,23 @@ class _Sample:
             self._equal += self._round_trips(ids)
 
     def _round_trips(self, ids: list[int]) -> bool:
-        """Whether decoding and re-encoding gives the same ids, with or without the tokenizer's own decoder."""
+        """Whether re-encoding gives the same ids: as spelled, as decoded, or without prepended spaces."""
         spelled = b"".join([self._bytes[token] for token in ids]).decode("utf-8", "replace")
-        for text in (spelled, self._tokenizer.decode(ids, skip_special_tokens=False)):
+        decoded = self._tokenizer.decode(ids, skip_special_tokens=False)
+        for text in (spelled, decoded, self._without_prepended(ids)):
             if self._tokenizer.encode(text, add_special_tokens=False).ids == ids:
                 return True
         self._first = self._first or spelled[:80]
         return False
+
+    def _without_prepended(self, ids: list[int]) -> str:
+        """The text without the space that SentencePiece-style tokenizers prepend to it and after added tokens."""
+        pieces, prepended = [], True
+        for token in ids:
+            piece = self._bytes[token]
+            pieces.append(piece[1:] if prepended and piece[:1] == b" " else piece)
+            prepended = token in self._added
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def verdict(self, check: Check) -> tuple[str, ...]:
         """Returns a warning if some sampled rows differ, and raises an error if most of them do."""

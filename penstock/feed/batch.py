@@ -45,9 +45,13 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The arguments of a model's `forward`: all tensors but loss weights, KTO labels and tree structure."""
+        """The arguments of a model's `forward`: all tensors but loss weights, KTO labels and tree structure.
+
+        Packed batches add `use_cache=False`: with a cache, models of transformers don't isolate packed sequences.
+        """
         beside = ("loss_weights", "desirable", "branches", "parents", "starts")
-        return {name: tensor for name, tensor in self.tensors.items() if name not in beside}
+        found = {name: tensor for name, tensor in self.tensors.items() if name not in beside}
+        return {**found, "use_cache": False} if "cu_seq_lens_q" in found else found
 
     @property
     def ends_step(self) -> bool:

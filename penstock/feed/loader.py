@@ -67,7 +67,7 @@ class Loader:
         """Compute any batch, without moving the iteration."""
         if not 0 <= micro < self.micros:
             raise IndexError(f"micro-batch {micro} of {self.micros}")
-        return self._produce()(step * self.micros + micro)
+        return _received(self._produce()(step * self.micros + micro))
 
     def __iter__(self) -> Feed:
         first, self._entry = self._entry, 0

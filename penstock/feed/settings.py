@@ -127,7 +127,8 @@ def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanSetti
         raise UsageError("a loader needs batch_size: the rows of a step over all ranks.")
     packed, capacity = collate is Collate.PACKED, options.capacity
     if not packed and (capacity is not None or options.align > 1):
-        raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. Use 'packed'.")
+        remedy = "Leave them out: pairs can't be packed." if collate is Collate.PAIRS else "Use 'packed'."
+        raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. {remedy}")
     if packed and capacity is None:
         capacity = _max_length(served)
     return PlanSettings(

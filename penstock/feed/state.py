@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import FeedError
-from penstock.feed.settings import LoaderSettings
+from penstock.feed.settings import Collate, LoaderSettings
 from penstock.view.mixture import BaseMixture
 from penstock.view.view import BaseView, Served
 
@@ -39,12 +39,15 @@ def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
     keys: dict[str, str] | str = {name: share.view.dataset.key for name, share in parts.items()}
     if isinstance(served, BaseView):
         keys = served.dataset.key
-    return {"dataset": keys, "view": served.digest, "plan": settings.plan.digest}
+    plan = settings.plan.digest
+    if settings.collate is Collate.TREE:  # its steps count rows of trees, with otherwise equal settings
+        plan += "-tree"
+    return {"dataset": keys, "view": served.digest, "plan": plan}
 
 
 def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSettings, micros: int) -> tuple[int, int]:
     """The step and micro-batch to resume at. Raises if the state belongs to another run."""
-    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state)
+    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state or ())
     if missing:
         raise FeedError(f"not a loader state: {', '.join(sorted(missing))} missing. Use `state_dict()`.")
     if state["version"] != _VERSION:
@@ -55,7 +58,11 @@ def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSett
                 f"the state belongs to {_MISMATCHES[name]}: its {name} is {state[name]}, this loader's is {value}. "
                 "Open the loader with the settings of the run that saved it, or start a new run."
             )
-    step, micro = int(state["step"]), int(state["micro"])
+    step, micro = state["step"], state["micro"]
+    if type(step) is not int or type(micro) is not int or not 0 <= micro < max(state["micros"], 1):
+        raise FeedError(
+            f"the state is damaged: step={step!r}, micro={micro!r} of {state['micros']!r}. Use another one."
+        )
     if micro and (state["world_size"], state["micros"]) != (settings.world_size, micros):
         raise FeedError(
             f"the state is inside step {step}, after {micro} of {state['micros']} micro-batches on "

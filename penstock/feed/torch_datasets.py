@@ -108,7 +108,8 @@ class Collator:
         arrays: Arrays
         arrays, _ = packed(found, 1, 0, self._padding) if self._flatten else padded(found, 0, self._padding)
         del arrays["loss_weights"]
-        return self._convert(arrays)
+        tensors = self._convert(arrays)
+        return {**tensors, "use_cache": False} if self._flatten else tensors  # as in `Batch.inputs`
 
 
 def hf_dataset(rows: MapRows) -> datasets.Dataset:

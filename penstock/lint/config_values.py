@@ -6,12 +6,11 @@ after one key; hyphens and underscores are equivalent. Anything before the first
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import UsageError
@@ -47,16 +46,28 @@ def read_file(path: Path) -> ConfigValues:
 
 def _json(path: Path, text: str) -> Any:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        return json.loads(text, object_pairs_hook=_unique)
+    except ValueError as error:
         raise UsageError(f"{path}: not valid JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different; parsers would silently keep the last value."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key} is set twice. Remove one of them")
+        found[key] = value
+    return found
 
 
 def _yaml(path: Path, text: str) -> Any:
     import yaml
 
+    from penstock.yaml_keys import load_yaml
+
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: not valid YAML: {error}") from error
 

@@ -184,7 +184,10 @@ class EvalConfig:
     """Evaluation during training."""
 
     every: int | None = option("Steps between evaluations; the end of the run is always evaluated")
-    holdout: float | int | None = option("Rows to hold out of the sources: a fraction or a number")
+    holdout: float | int | None = option(
+        "Rows to hold out of the sources: a fraction or a number",
+        expects="a fraction between 0 and 1 (0.05), a number of rows of 1 or more, or null to hold nothing out",
+    )
     holdout_seed: int = option("Seed that selects the held-out rows", 0)
     sources: tuple[SourceConfig, ...] = option("Sources to evaluate on, instead of a hold-out", ())
 

@@ -74,8 +74,10 @@ def _copied(value: Any) -> Any:
 def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
+    from penstock.yaml_keys import load_yaml
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}. Pass the path of a YAML file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -67,6 +67,14 @@ def _check_model(config: TrainConfig) -> None:
 
 def _check_numbers(config: TrainConfig) -> None:
     limits: list[tuple[str, float | None, float]] = [
+        ("seed", config.seed, 0),
+        ("data.max_length", config.data.max_length, 1),
+        ("feed.batch_size", config.feed.batch_size, 1),
+        ("feed.micro_batch", config.feed.micro_batch, 1),
+        ("feed.capacity", config.feed.capacity, 1),
+        ("feed.epochs", config.feed.epochs, 1),
+        ("feed.steps", config.feed.steps, 1),
+        ("feed.ahead", config.feed.ahead, 0),
         ("checkpoint.every", config.checkpoint.every, 1),
         ("checkpoint.keep", config.checkpoint.keep, 1),
         ("eval.every", config.eval.every, 1),

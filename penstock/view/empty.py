@@ -44,4 +44,5 @@ def _explained(reason: str, count: int, settings: ViewSettings) -> str:
             )
         case Reason.NO_TRAINED_TOKEN | Reason.CHUNK_WITHOUT_TRAINED_TOKEN:
             limit = f" within max_length={settings.max_length}" if settings.max_length is not None else ""
-            return f"{count:,} have no token that train_on={settings.train_on.value!r} trains{limit}"
+            remedy = "raise it, or use overlong='truncate_left'" if limit else "use another train_on"
+            return f"{count:,} have no token that train_on={settings.train_on.value!r} trains{limit}: {remedy}"

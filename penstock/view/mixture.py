@@ -66,6 +66,13 @@ def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> BaseM
     """
     if not parts:
         raise UsageError("the mixture is empty. Give at least one name with (dataset, passes per epoch).")
+    unchecked: Mapping[str, object] = parts
+    for name, given in unchecked.items():
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            kind = type(given).__name__
+            raise UsageError(
+                f"part {name!r}: expected (dataset or view, passes per epoch), found a {kind}. Write (…, 1.0)."
+            )
     shares = {name: Share(_as_view(part), _amount(name, amount)) for name, (part, amount) in parts.items()}
     _check_alike(shares)
     return BaseMixture(shares, seed)

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
 from penstock.export.format import find_format
 from penstock.export.formats import format_names
 from penstock.store.upkeep.verify import verify_cache
+from tests.encode.test_spm_pieces import SPACES, bpe
 from tests.export.readers import read
 
 
@@ -129,3 +131,18 @@ def test_olmo_files_with_another_dtype(dataset: ps.Dataset, tokenizer: Path, pla
         ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache", dtype="uint32")
     (place / "out" / "penstock.json").unlink()  # as other tools write it
     assert len(ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache")) == 400
+
+
+def test_prepended_spaces_and_truncation_are_no_reason_to_doubt_a_tokenizer(place: Path) -> None:
+    """Llama 2 and Mistral prepend a space to a text and after added tokens; some files carry truncation and padding."""
+    model = Tokenizer.from_str(bpe(normalizers.Sequence([normalizers.Prepend("▁"), SPACES])).decode())
+    texts = ["<s>Hello there</s>how are you?</s>", "don't you see 1234 things</s>Hello</s>"]
+    lines = [{"input_ids": (ids := model.encode(text).ids), "loss_mask": [1] * len(ids)} for text in texts]
+    (place / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model.enable_truncation(4)
+    model.enable_padding(length=40)
+    model.save(str(place / "tokenizer.json"))
+    adopted = ps.adopt(place / "rows.jsonl", tokenizer=place / "tokenizer.json", cache=place / "cache")
+    assert [item.input_ids.tolist() for item in adopted.view(train_on="customized")] == [
+        line["input_ids"] for line in lines
+    ]

@@ -164,7 +164,7 @@ def test_batch_counts() -> None:
         assert batch.counts.trained == int((tensors["labels"] != -100).sum())
         assert batch.counts.sequences == len(batch.items) == len(batch.rows)
         assert [served.example(int(item)).row for item in batch.items] == list(batch.rows)
-        assert set(batch.inputs) == set(tensors) - {"loss_weights"} and batch.ends_step
+        assert set(batch.inputs) == set(tensors) - {"loss_weights"} | {"use_cache"} and batch.ends_step
     assert "loss_weights" not in Loader(served, batch_size=4, loss_weights=False).batch(0).tensors
 
 
@@ -214,6 +214,9 @@ def test_states_of_other_runs_are_refused() -> None:
             Loader(served, **options).load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(FeedError, match="not a loader state: dataset"):
         Loader(served, batch_size=4).load_state_dict({"step": 3})
+    for damaged in ({"micro": 7}, {"step": "3"}):
+        with pytest.raises(FeedError, match="the state is damaged"):
+            Loader(served, batch_size=4).load_state_dict({**state, **damaged})
     with pytest.raises(FeedError, match="version 2"):
         Loader(served, batch_size=4).load_state_dict({**state, "version": 2})
     with pytest.raises(FeedError, match="step 11 is beyond this run's 10 steps"):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ def tiny_model() -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=5000, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, attn_implementation="sdpa", use_cache=False,
+        num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, attn_implementation="sdpa",
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -84,6 +87,23 @@ def test_packed_rows_have_the_loss_of_their_sequences_alone() -> None:
             count = int((labels[0, 1:] != -100).sum())
             alone += float(model(torch.from_numpy(example.input_ids)[None], labels=labels).loss) * count
     assert packed == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("collated", [False, True], ids=["loader", "collator"])
+def test_packed_sequences_are_isolated_in_a_model_that_caches(collated: bool) -> None:
+    """Most models use a cache by default, and then transformers ignores the bounds of packed sequences."""
+    model, served = tiny_model().eval(), view()
+    inputs = Loader(served, batch_size=1, collate="packed", capacity=104, framework="torch").batch(0).inputs
+    if collated:
+        rows = MapRows(served, capacity=104)
+        inputs = Collator(rows)([rows[0]])
+    end = int(inputs["cu_seq_lens_q"][1])
+    assert end < inputs["input_ids"].shape[1] and model.config.use_cache
+    changed = inputs["input_ids"].clone()
+    changed[:, :end] += 1
+    with torch.no_grad():
+        before, after = model(**inputs).logits, model(**{**inputs, "input_ids": changed}).logits
+    assert torch.equal(before[:, end:], after[:, end:]) and not torch.equal(before[:, :end], after[:, :end])
 
 
 def test_zero_loss_rows_change_no_loss() -> None:
@@ -271,3 +291,52 @@ def test_the_weighted_loop_of_the_docs() -> None:
         found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert load.steps == 1
     assert all(float((one - found[0]).norm() / found[0].norm()) < 1e-4 for one in found)
+
+
+class FakeCuda:
+    """Stands in for torch.cuda: a main thread on device 1, whose prefetch threads are on device 0, as in CUDA."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waited: list[Any] = []
+        self.recorded: list[Any] = []
+        main = threading.get_ident()
+        patched = {
+            "is_available": lambda: True,
+            "current_device": lambda: 1 if threading.get_ident() == main else 0,
+            "Stream": lambda device: SimpleNamespace(record_event=lambda: f"copied to {device}"),
+            "stream": lambda stream: nullcontext(),
+            "current_stream": self._current_stream,
+        }
+        for name, value in patched.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.recorded.append(stream.device))
+        monkeypatch.setattr("penstock.feed.torch_tensors._moved", lambda tensors, device: tensors)
+
+    def _current_stream(self, device: Any = None) -> Any:
+        return SimpleNamespace(wait_event=lambda event: self.waited.append((str(device), event)), device=str(device))
+
+
+@pytest.mark.parametrize(("device", "found"), [("cuda", "cuda:1"), ("cuda:3", "cuda:3")])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_stream_of_the_batch_waits_for_its_copy(
+    device: str, found: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current device belongs to a thread, and the current stream to a device: neither may be the prefetcher's."""
+    cuda = FakeCuda(monkeypatch)
+    loader = Loader(view(), batch_size=30, framework="torch", device=device, ahead=ahead)
+    batches = list(loader)
+    assert cuda.waited == [(found, f"copied to {found}")] * len(batches)
+    assert set(cuda.recorded) == {found}
+    loader.batch(1)
+    assert len(cuda.waited) == len(batches) + 1
+
+
+def test_devices_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"device='gpu': Expected one of cpu, cuda"):
+        Loader(view(), batch_size=4, framework="torch", device="gpu").batch(0)
+    if not torch.cuda.is_available():
+        with pytest.raises(
+            UsageError, match=r"device='cuda:0', but torch finds no CUDA device here\. Leave device out"
+        ):
+            next(iter(Loader(view(), batch_size=4, framework="torch", device="cuda:0")))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.errors import UsageError
+from penstock.errors import FeedError, UsageError
 from penstock.feed.tree import block_mask
 from tests.build.test_faithful import CHATS, QWEN
 
@@ -113,3 +113,12 @@ def test_trees_hold_every_example_once_per_epoch(chains: ps.Dataset) -> None:
 def test_trees_of_mixtures_are_refused(chains: ps.Dataset) -> None:
     with pytest.raises(UsageError, match="one view"):
         ps.mix({"a": (chains, 1.0), "b": (chains, 0.5)}).loader(batch_size=2, collate="tree")
+
+
+def test_the_state_of_a_padded_run_does_not_fit_trees(chains: ps.Dataset) -> None:
+    """Their steps hold other rows."""
+    state = chains.view().loader(batch_size=2).state_dict()
+    trees = chains.view().loader(batch_size=2, collate="tree")
+    with pytest.raises(FeedError, match="another plan"):
+        trees.load_state_dict(state)
+    trees.load_state_dict(trees.state_dict())

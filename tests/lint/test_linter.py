@@ -102,3 +102,27 @@ def test_config_files(tmp_path: Path) -> None:
     for name, words in (("bad.yaml", "not valid YAML"), ("list.yaml", "found list"), ("none.yaml", "No such file")):
         with pytest.raises(UsageError, match=words):
             read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "x.yaml",
+            "learning_rate: 1e-5\npacking: true\nlearning_rate: 2e-5\n",
+            "is set twice, first in line 1. Remove",
+        ),
+        ("x.yaml", "a: {packing: true, 'packing': false}\n", "packing is set twice, first in line 1"),
+        ("x.json", '{"packing": true, "packing": false}', "packing is set twice. Remove"),
+    ],
+)
+def test_a_repeated_key_is_an_error(name: str, text: str, words: str, tmp_path: Path) -> None:
+    """PyYAML and orjson silently keep the last value, and so do most trainers."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_file(tmp_path / name)
+
+
+def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("base: &base {a: 1, b: 2}\nother: {<<: *base, a: 3}\n")
+    assert read_file(tmp_path / "x.yaml").values["other"] == {"a": 3, "b": 2}

@@ -69,6 +69,9 @@ def test_invalid_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected sections"):
         read_config(tmp_path / "list.yaml")
     (tmp_path / "broken.yaml").write_text("a: [\n")
+    (tmp_path / "twice.yaml").write_text("optim: {lr: 1e-5}\nfeed:\n  epochs: 1\noptim:\n  warmup: 3\n")
+    with pytest.raises(UsageError, match="optim is set twice, first in line 1"):  # or lr would silently be the default
+        read_config(tmp_path / "twice.yaml")
     with pytest.raises(UsageError, match="not valid YAML"):
         read_config(tmp_path / "broken.yaml")
 

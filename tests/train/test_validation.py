@@ -30,6 +30,10 @@ from tests.train.runs import Config
         ("eval.every=5", "nothing to evaluate on"),
         ("dpo.beta=0.2", "dpo is set, and this is `penstock train sft`"),
         ("checkpoint.keep=0", "checkpoint.keep=0"),
+        ("feed.micro_batch=0", "feed.micro_batch=0 is too small. Use 1 or more"),
+        ("feed.steps=0", "feed.steps=0 is too small"),
+        ("seed=-1", "seed=-1 is too small. Use 0 or more"),
+        ("eval.holdout=1.0", "a fraction between 0 and 1"),
         ("optim.clip=0", "stop all learning"),
         ("model.path=x", "either model.path"),
         ("data.sources=[]", "data.sources is empty"),
@@ -55,6 +59,7 @@ def test_rejected_for_sft(config: Config, override: str, reason: str, models: Pa
         ("feed.collate=packed", "DPO trains on pairs"),
         ("loss.mean=example", "Remove it"),
         ("dpo.label_smoothing=0.7", "below 0.5"),
+        ("feed.capacity=100", "pairs can't be packed"),
     ],
 )
 def test_rejected_for_dpo(config: Config, override: str, reason: str) -> None:

@@ -120,6 +120,10 @@ def test_incompatible_parts_are_refused() -> None:
         mix({"a": (first, 1.0), "b": (pairs, 1.0)})
     with pytest.raises(UsageError, match="mixture is empty"):
         mix({})
+    with pytest.raises(
+        UsageError, match=r"part 'a': expected \(dataset or view, passes per epoch\), found a MemoryExamples"
+    ):
+        mix({"a": first})  # type: ignore[dict-item]
     with pytest.raises(ViewError, match=r"part 'a' of the mixture gives no example: its view has 3"):
         mix({"a": (first, 0.1)}).epoch_indices(0)
     with pytest.raises(UsageError, match="Epochs count from 0"):
