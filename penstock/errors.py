@@ -50,7 +50,8 @@ class RowError(PenstockError):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.reason}" if self.where else self.reason
-        return f"{text}. {self.remedy}" if self.remedy else text
+        stop = "" if text.endswith((".", "!", "?")) else "."  # a template's own words may be a whole sentence
+        return f"{text}{stop} {self.remedy}" if self.remedy else text
 
 
 class TemplateError(PenstockError):

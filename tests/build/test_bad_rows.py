@@ -153,3 +153,8 @@ def test_invalid_arguments(examples: Path, tokenizer: Path, tmp_path: Path) -> N
         (tmp_path / "bare").mkdir()
         (tmp_path / "bare" / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
         ps.prepare(source, tokenizer=tmp_path / "bare", cache=tmp_path)
+
+
+def test_a_reason_that_is_a_sentence_gets_no_second_full_stop() -> None:
+    assert str(RowError("template", "it said: Be kind.", "Change the row")) == "it said: Be kind. Change the row"
+    assert str(RowError("template", "it said: no", "Change the row", "a:1")) == "a:1: it said: no. Change the row"

@@ -165,6 +165,6 @@ def template_refusal(words: str) -> RowError:
     """The error for a row that the template refuses, quoting the template."""
     return RowError(
         "template",
-        f"the chat template refused the conversation: {words.rstrip('.')}",
+        f"the chat template refused the conversation: {words}",
         "Change the row, or choose a template that accepts it",
     )
