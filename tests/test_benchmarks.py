@@ -138,6 +138,7 @@ def test_trainers_that_are_not_installed_are_left_out(monkeypatch: pytest.Monkey
     assert set(peers.unavailable("another template")) == {"LLaMA-Factory"}
 
 
+@pytest.mark.slow
 def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:
     first, again = (write_kinds(tmp_path / name, 50_000) for name in "ab")
     assert {name: file.read_bytes() for name, file in first.items()} == {

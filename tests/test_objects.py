@@ -105,7 +105,9 @@ def test_passing_faults_are_retried(fault: str, s3: Proxy, store: ObjectStore) -
     [
         ("503", r"the store answers 503 SlowDown, also after 3 retries\. It is overloaded or down: run again later"),
         ("drop", r"the store can't be reached, also after 3 retries\. Check the endpoint"),
-        ("cut", r"the answer ended early 5 times in a row \(.*\)\. Check the network"),
+        pytest.param(
+            "cut", r"the answer ended early 5 times in a row \(.*\)\. Check the network", marks=pytest.mark.slow
+        ),
         ("expired", r"the credentials have expired \(400 ExpiredToken\)\. Set AWS_ACCESS_KEY_ID"),
         ("403", r"access denied \(403 SlowDown\)\. Set AWS_ACCESS_KEY_ID"),
     ],

@@ -57,6 +57,7 @@ def assert_disjoint(out: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("torchrun", path=str(Path(sys.executable).parent)) is None, reason="needs torchrun")
+@pytest.mark.slow
 def test_torchrun_gives_ranks_disjoint_rows(script: list[str]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*launcher, *script], env=environment(), capture_output=True, text=True, timeout=300)

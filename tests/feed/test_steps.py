@@ -77,6 +77,7 @@ def test_the_innermost_launcher_decides(launched: Any) -> None:
         Loader(view(), batch_size=4)
 
 
+@pytest.mark.slow
 def test_a_process_group_without_a_launcher(tmp_path: Path) -> None:
     """`torch.multiprocessing.spawn` sets no variable."""
     script = tmp_path / "spawned.py"

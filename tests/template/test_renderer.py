@@ -32,6 +32,7 @@ def facts(rendered: Rendered) -> list[tuple[int, int, int]]:
     return list(zip(rows[keep].tolist(), rendered.message_roles[keep].tolist(), flags[keep].tolist(), strict=True))
 
 
+@pytest.mark.slow  # the quick tier compares them in test_machine.py
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_renders_as_in_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf, "datetime", StoppedClock)
