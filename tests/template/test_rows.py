@@ -55,6 +55,7 @@ TEMPLATES = {
     "{% endgeneration %}{% endfor %}" + PROMPT,
     **{name: trl_template(name) for name in ("qwen3", "llama3_1", "deepseekv3", "gptoss", "gemma3", "llava_next")},
 }  # fmt: skip
+QUICK = ("own", "words", "all", "refuses", "qwen3", "gptoss")
 FORMATS: dict[str, dict[str, bytes]] = {
     "messages": {
         **{f"usual: {name}": data for name, data in USUAL.items()},
@@ -120,7 +121,7 @@ def check(pair: tuple[Pipeline, Pipeline], rows: Sequence[bytes]) -> dict[int, A
     return fast[0]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", [t if t in QUICK else pytest.param(t, marks=pytest.mark.slow) for t in TEMPLATES])
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_row_in_every_format(format_: str, template: str) -> None:
     pair = pipelines(format_, template)
