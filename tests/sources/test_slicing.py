@@ -29,6 +29,7 @@ from penstock.sources import (
 from penstock.sources.slices import SliceSizes
 from penstock.sources.text.json_array import element_runs
 from penstock.sources.text.json_lines import line_runs
+from penstock.sources.text.rows import RowRun
 from penstock.sources.text.slicing import cut_text
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
@@ -246,3 +247,9 @@ def test_cuts_and_digests_are_pinned(tmp_path: Path) -> None:
     assert SLICING_VERSION == 3
     assert [part.rows for part in found] == [4006, 3279, 5388, 7790, 7119, 10333, 8346, 2621, 1118]
     assert found[0].digest == "b3-1bffd34e952f91ccdf71201490b6ce4387ac6c6da8a00981964ee3bdfd7c2e85"
+
+
+def test_lines_of_one_character_are_rows() -> None:
+    """They are rejected later, with their line; they must not vanish beside blank lines."""
+    runs = list(line_runs([b'{"a": 1}\r\n\r\n1\r\n \n{}\n'], TINY.largest, 100))
+    assert [row for run in runs if isinstance(run, RowRun) for row in run.rows] == [b'{"a": 1}', b"1", b"{}"]
