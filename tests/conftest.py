@@ -23,8 +23,8 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "cache/test_remote", "cache/test_reuse", "cache/test_sharing", "cache/test_trust", "build/test_bombs",
     "build/test_faithful", "build/test_memory_rows", "build/test_notes", "build/test_ray", "build/test_spot_check",
     "build/test_start_up", "build/test_workers", "cli/", "encode/test_spm_pieces", "export/", "feed/test_torch",
-    "lint/test_releases", "look/test_browser", "look/test_viewer", "sources/test_equivalent_files",
-    "sources/test_hub_urls", "sources/test_slicing", "sources/test_urls", "store/test_transient",
+    "lint/test_releases", "look/test_browser", "look/test_viewer", "dry_run/",
+    "sources/test_hub_urls", "sources/test_urls", "store/test_transient",
     "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
     "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
