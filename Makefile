@@ -61,7 +61,7 @@ conformance: $(VENV)/dev  ## Compare every template of trl with transformers
 	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
 # Trainers that can't be installed are left out of the comparison; the page says so.
-bench: $(VENV)/dev  ## Run all benchmarks (25 minutes), and write their figures into the pages
+bench: $(VENV)/dev  ## Run all benchmarks (under 25 minutes), and write their figures into the pages
 	-$(MAKE) exits
 	$(BIN)/python -m benchmarks.all $(ARGS)
 	$(BIN)/python -m benchmarks.page

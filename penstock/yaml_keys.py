@@ -11,15 +11,15 @@ class UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader, which raises a YAMLError that names both lines of a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Checks the keys before merges (`<<`), which may be overridden."""
-        lines: dict[str, int] = {}
+        """Checks the keys before merges (`<<`), which may stand twice and be overridden."""
+        lines: dict[tuple[str, str], int] = {}  # by tag and text: 1 and "1" are different keys
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.value in lines:
-                words = f"{key.value} is set twice, first in line {lines[key.value]}. Remove one of the lines"
+            if first := lines.get((key.tag, key.value)):
+                words = f"{key.value} is set twice, first in line {first}. Remove one of them"
                 raise yaml.constructor.ConstructorError(None, None, words, key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
+            lines[key.tag, key.value] = key.start_mark.line + 1
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 

@@ -58,11 +58,9 @@ def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSett
                 f"the state belongs to {_MISMATCHES[name]}: its {name} is {state[name]}, this loader's is {value}. "
                 "Open the loader with the settings of the run that saved it, or start a new run."
             )
-    step, micro = state["step"], state["micro"]
-    if type(step) is not int or type(micro) is not int or not 0 <= micro < max(state["micros"], 1):
-        raise FeedError(
-            f"the state is damaged: step={step!r}, micro={micro!r} of {state['micros']!r}. Use another one."
-        )
+    step, micro, of = state["step"], state["micro"], state["micros"]
+    if any(type(number) is not int for number in (step, micro, of)) or step < 0 or not 0 <= micro < max(of, 1):
+        raise FeedError(f"the state is damaged: step={step!r}, micro={micro!r} of {of!r}. Use another one.")
     if micro and (state["world_size"], state["micros"]) != (settings.world_size, micros):
         raise FeedError(
             f"the state is inside step {step}, after {micro} of {state['micros']} micro-batches on "

@@ -77,7 +77,6 @@ def test_everything_small_is_counted(form: Callable[..., Path], tmp_path: Path) 
     assert found.error == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_sample_predicts_uneven_data(
     form: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,7 +93,6 @@ def test_a_sample_predicts_uneven_data(
     assert found.disk_bytes == pytest.approx(disk, rel=0.1)
 
 
-@pytest.mark.slow
 def test_compressed_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "SAMPLE_BYTES", 500_000)
     monkeypatch.setattr(sample, "CUT_BYTES", 1_500_000)

@@ -214,7 +214,7 @@ def test_states_of_other_runs_are_refused() -> None:
             Loader(served, **options).load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(FeedError, match="not a loader state: dataset"):
         Loader(served, batch_size=4).load_state_dict({"step": 3})
-    for damaged in ({"micro": 7}, {"step": "3"}):
+    for damaged in ({"micro": 7}, {"step": "3"}, {"step": -1}, {"micros": "2"}):
         with pytest.raises(FeedError, match="the state is damaged"):
             Loader(served, batch_size=4).load_state_dict({**state, **damaged})
     with pytest.raises(FeedError, match="version 2"):

@@ -11,6 +11,7 @@ from penstock.errors import UsageError
 from penstock.lint.config_class import ConfigClass, Key, read_config_class
 from penstock.lint.config_values import ConfigValues, differences, read_command, read_file
 from penstock.lint.linter import KeyStatus, lint, report_lines
+from penstock.yaml_keys import load_yaml
 
 
 def trl(name: str = "SFTConfig", version: str = "1.16.0") -> ConfigClass:
@@ -121,6 +122,11 @@ def test_a_repeated_key_is_an_error(name: str, text: str, words: str, tmp_path: 
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=words):
         read_file(tmp_path / name)
+
+
+def test_merges_may_stand_twice_and_be_overridden(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("a: &a {x: 1}\nb: &b {y: 2}\nc:\n  <<: *a\n  <<: *b\n  x: 3\n")
+    assert load_yaml((tmp_path / "x.yaml").read_text())["c"] == {"x": 3, "y": 2}
 
 
 def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
