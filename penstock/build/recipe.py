@@ -23,7 +23,7 @@ from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.tokenizer import TokenizerFiles
 
-STAGES_VERSION = 6  # increment when any stage produces other tokens, segments or ledgers for the same input
+STAGES_VERSION = 7  # increment when any stage produces other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date
 REFERENCES = ("jinja2", "tokenizers")  # their minor versions are part of the recipe
 
