@@ -26,7 +26,7 @@ App = Callable[
     [MutableMapping[str, Any], Callable[..., Awaitable[Any]], Callable[..., Awaitable[None]]], Awaitable[None]
 ]
 ROOT = Path(__file__).parent.parent
-PORT = 8000
+PORT, TOKEN = 8000, "token"
 TRICKS = (
     "..", "%2e%2e", "....//", "%c0%ae", "%ff%fe", "%00", "\\..\\", "etc/passwd", "%252e", "~root", ";", "<script>",
 )  # fmt: skip
@@ -96,7 +96,7 @@ def viewer_app() -> Iterator[tuple[App, int]]:
             file, tokenizer=str(ROOT / "examples" / "tokenizer"), cache=Path(folder, "cache"), progress=False,
             dropped_tool_calls="keep", on_bad_row="quarantine",
         )  # fmt: skip
-        yield make_app(Session(dataset, LookOptions(max_length=128), dataset), PORT), len(dataset)
+        yield make_app(Session(dataset, LookOptions(max_length=128), dataset), PORT, TOKEN), len(dataset)
 
 
 def differences(app: App, path: str, counts: Counter[str]) -> list[str]:
@@ -120,7 +120,8 @@ async def _ask(app: App, path: str) -> tuple[int, dict[str, str], bytes]:
     scope: dict[str, Any] = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
         "path": unquote_to_bytes(raw).decode("latin-1"), "raw_path": raw, "query_string": query.encode(),
-        "root_path": "", "headers": [(b"host", f"127.0.0.1:{PORT}".encode())],
+        "root_path": "",
+        "headers": [(b"host", f"127.0.0.1:{PORT}".encode()), (b"cookie", f"penstock-{PORT}={TOKEN}".encode())],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", PORT),
     }  # fmt: skip
     status, headers, body = 0, {}, b""

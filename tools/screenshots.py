@@ -11,7 +11,7 @@ from penstock.look.options import LookOptions
 from penstock.look.report import report, write_report
 from penstock.look.server.session import Session
 from tests.look.browser import browser
-from tests.look.conftest import serving
+from tests.look.conftest import TOKEN, serving
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -26,7 +26,7 @@ def main() -> None:
         tab = tabs.open(page.as_uri(), {"width": 1000, "height": 1240})
         tab.page.screenshot(path=IMAGES / "report.png")
         for viewer in serving(Session(ds, LookOptions(max_length=128))):
-            tab = tabs.open(f"{viewer}/row/3", {"width": 1000, "height": 760})
+            tab = tabs.open(f"{viewer}/row/3?token={TOKEN}", {"width": 1000, "height": 760})
             tab.page.locator(".run.trained i").nth(3).hover()
             tab.page.screenshot(path=IMAGES / "row.png")
             tab = tabs.open(f"{viewer}/batch?capacity=512&batch_size=6", {"width": 1000, "height": 700})

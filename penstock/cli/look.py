@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,11 +131,22 @@ def view(
         listening = listen(port)
     except OSError as error:
         raise UsageError(f"--port {port}: {error.strerror}. Omit it to use any free port.") from error
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    print(f"{address}\nPress Ctrl-C to stop.", flush=True)
-    if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        webbrowser.open(address)
-    serve(session, listening)
+    token = secrets.token_urlsafe(32)
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+    print(f"{address}\nOnly requests with this token are answered. Press Ctrl-C to stop.", flush=True)
+    shown = browser and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    with _in_browser(address) if shown else nullcontext():
+        serve(session, listening, token)
+
+
+@contextmanager
+def _in_browser(address: str) -> Iterator[None]:
+    """Open a browser through a private file: any user of the machine can read the browser's command line."""
+    with tempfile.NamedTemporaryFile("w", prefix="penstock-view-", suffix=".html") as redirect:
+        redirect.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        redirect.flush()
+        webbrowser.open(Path(redirect.name).as_uri())
+        yield
 
 
 @with_flags(LookOptions, leave_out=tuple(f.name for f in fields(LookOptions) if f.name != "train_on"))

@@ -15,6 +15,7 @@ from penstock.look.options import LookOptions
 from penstock.look.server.app import listen, make_app
 from penstock.look.server.session import Session
 
+TOKEN = "token-of_the_tests"
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> \u202egnihtyna\u202c "
     "</pre></style><a href=javascript:alert(1)>x</a> \x1b[31m \x00 {{ 7 * 7 }} 中文 🙂 &lt;b&gt;"
@@ -60,7 +61,7 @@ def serving(session: Session) -> Iterator[str]:
     """Serve in a thread and return the address."""
     listening = listen()
     port = listening.getsockname()[1]
-    app = make_app(session, port)
+    app = make_app(session, port, TOKEN)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +19,7 @@ pytest.importorskip("playwright", reason="playwright is not installed; `make tes
 from playwright.sync_api import expect
 
 from tests.look.browser import DESKTOP, PHONE, Browser, Tab, browser, chromium
+from tests.look.conftest import TOKEN
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,6 +33,45 @@ pytestmark = [
 def tabs() -> Iterator[Browser]:
     with browser() as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def viewer(tabs: Browser, viewer: str) -> str:
+    """The viewer's address, after a visit with the token."""
+    tab = tabs.open(f"{viewer}/?token={TOKEN}")
+    assert tab.page.url == f"{viewer}/"  # the address bar and the history keep no token
+    fine(tab, viewer)
+    return viewer
+
+
+def test_only_a_browser_with_the_token_sees_rows(dataset: ps.Dataset, tmp_path: Path) -> None:
+    opener, opened = tmp_path / "browser", tmp_path / "opened.html"
+    opener.write_text(
+        f'#!/bin/sh\necho "$*" > {tmp_path}/line\ncp -p "${{1#file://}}" {opened}.part\nmv {opened}.part {opened}\n'
+    )
+    opener.chmod(0o755)
+    environment = {**os.environ, "DISPLAY": ":0", "BROWSER": f"{opener} %s"}
+    command = [sys.executable, "-m", "penstock.cli", "view", str(dataset.path)]
+    with (
+        browser() as stranger,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running,
+    ):
+        assert running.stdout is not None
+        printed = running.stdout.readline().strip()
+        address, _, query = printed.partition("?")
+        try:
+            refused = stranger.open(f"{address}row/1").page
+            assert refused.inner_text("body").startswith("Refused: open the address that `penstock view` printed")
+            while not opened.exists():
+                time.sleep(0.05)
+            assert opened.stat().st_mode & 0o777 == 0o600 and query not in (tmp_path / "line").read_text()
+            entered = stranger.open(opened.as_uri()).page
+            entered.wait_for_url(address)
+            assert "rows" in entered.inner_text("#count")
+            assert entered.evaluate("document.cookie") == ""  # no script can read it
+            assert stranger.open(f"{address}row/2").page.inner_text("h1") == "Row 2"
+        finally:
+            running.send_signal(signal.SIGINT)
 
 
 def fine(tab: Tab, viewer: str | None) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,14 +21,14 @@ from penstock.look.server.app import listen
 from penstock.look.server.searching import Searcher
 from penstock.look.server.session import Session
 from penstock.look.survey import Flag
-from tests.look.conftest import serving
+from tests.look.conftest import TOKEN, serving
 from tools.fuzz_viewer import hostile_path
 
 
 def ask(viewer: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
     address = urlsplit(viewer)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named = {"Cookie": f"penstock-{address.port}={TOKEN}"} | {n.replace("_", "-"): v for n, v in headers.items()}
     connection.putrequest(method, path, skip_host="Host" in named)
     for name, value in named.items():
         connection.putheader(name, value)
@@ -102,7 +106,8 @@ def test_search_finds_each_row_once(viewer: str, dataset: ps.Dataset) -> None:
 def test_a_search_ends_when_the_client_disconnects(viewer: str) -> None:
     address = urlsplit(viewer)
     with socket.create_connection((str(address.hostname), int(address.port or 0))) as connection:
-        connection.sendall(f"GET /search?q=zzz HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+        connection.sendall(f"GET /search?q=zzz HTTP/1.1\r\nHost: {address.netloc}\r\n".encode())
+        connection.sendall(f"Cookie: penstock-{address.port}={TOKEN}\r\n\r\n".encode())
         assert connection.recv(20).startswith(b"HTTP/1.1 200")
     assert ask(viewer, "/")[0] == 200
 
@@ -130,6 +135,56 @@ def test_only_local_requests_with_the_right_host_are_answered(viewer: str) -> No
     assert navigated[0] == 200
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
         assert ask(viewer, "/", method)[0] == 405
+
+
+def test_only_requests_with_the_token_are_answered(viewer: str) -> None:
+    name = f"penstock-{urlsplit(viewer).port}"
+    for path in ("/", "/row/1", "/batch", "/report", "/diff", "/search?q=a", "/jump?row=1", "/static/look.css", "/no"):
+        for cookie in (
+            "",
+            f"{name}=",
+            f"{name}={TOKEN[:-1]}",
+            f"penstock={TOKEN}",
+            f"{name}=é",
+        ):
+            status, text, headers = ask(viewer, path, Cookie=cookie)
+            assert (status, text.split(":")[0]) == (403, "Refused"), (path, cookie)
+            assert "set-cookie" not in headers
+    for wrong in ("", TOKEN[:-1], f"{TOKEN}a", "%C3%A9"):
+        assert ask(viewer, f"/?token={wrong}", Cookie="")[0] == 403
+    status, text, headers = ask(viewer, f"/row/1?train_on=all_tokens&token={TOKEN}", Cookie="")
+    assert (status, text, headers["location"]) == (303, "", "/row/1?train_on=all_tokens")
+    cookie, *flags = headers["set-cookie"].split("; ")
+    assert {flag.lower() for flag in flags} == {"httponly", "path=/", "samesite=lax"}
+    assert ask(viewer, headers["location"], Cookie=f"other=1; {cookie}")[0] == 200
+    assert ask(viewer, f"//evil.example/?token={TOKEN}", Cookie="")[2]["location"] == "/evil.example/"
+    assert ask(viewer, "/row/1?token=old")[2]["location"] == "/row/1"  # the cookie is enough
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_user_of_the_machine_gets_nothing(dataset: ps.Dataset) -> None:
+    command = [sys.executable, "-m", "penstock.cli", "view", str(dataset.path), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        address = urlsplit(running.stdout.readline().strip())
+        try:
+            plain = f"http://{address.netloc}"
+            seen = "id -u; cat /proc/$1/cmdline | tr '\\0' ' '; echo"
+            for path in ("/", "/row/1", "/?token=guess"):
+                sent = f"GET {path} HTTP/1.1\\r\\nHost: {address.netloc}\\r\\nConnection: close\\r\\n\\r\\n"
+                seen += f"; exec 3<>/dev/tcp/127.0.0.1/{address.port}; printf '{sent}' >&3; cat <&3; echo"
+            other = subprocess.run(
+                ["bash", "-c", seen, "-", str(running.pid)], user=65534, capture_output=True, text=True
+            )
+            user, line, *answers = other.stdout.splitlines()
+            assert user == "65534" and "penstock.cli view" in line and address.query not in line, other
+            assert len([1 for answer in answers if answer.startswith("HTTP/1.1 403")]) == 3, answers
+            assert len([1 for answer in answers if answer.startswith("Refused: open the address")]) == 3, answers
+            status, _, headers = ask(plain, f"{address.path}?{address.query}", Cookie="")
+            assert status == 303
+            assert ask(plain, "/row/1", Cookie=headers["set-cookie"].split(";")[0])[0] == 200
+        finally:
+            running.send_signal(signal.SIGINT)
 
 
 def test_hostile_requests_get_4xx(viewer: str, caplog: pytest.LogCaptureFixture) -> None:

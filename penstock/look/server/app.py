@@ -46,8 +46,8 @@ FLAGS: Final = [str(flag.name).lower() for flag in Flag]
 Page = Callable[[Session, Request], Response]
 
 
-def make_app(session: Session, port: int) -> Guard:
-    """The guarded application; `port` is part of the host names it accepts."""
+def make_app(session: Session, port: int, token: str) -> Guard:
+    """The application, guarded by a token; `port` is part of the host names it accepts."""
     pages: dict[str, Page] = {
         "/": rows_page,
         "/row/{row:int}": row_page,
@@ -59,7 +59,7 @@ def make_app(session: Session, port: int) -> Guard:
     routes = [Route(path, partial(_shown, page, session)) for path, page in pages.items()]
     routes += [Route("/search", partial(search, session)), Route("/static/{name}", static)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
-    return Guard(app, [f"{name}:{port}" for name in (LOOPBACK, "localhost", "[::1]")])
+    return Guard(app, (LOOPBACK, "localhost", "[::1]"), port, token)
 
 
 async def _shown(page: Page, session: Session, request: Request) -> Response:
@@ -276,11 +276,11 @@ def listen(port: int = 0) -> socket.socket:
     return listening
 
 
-def serve(session: Session, listening: socket.socket) -> None:
+def serve(session: Session, listening: socket.socket, token: str) -> None:
     """Serve until interrupted."""
     import uvicorn
 
-    app = make_app(session, listening.getsockname()[1])
+    app = make_app(session, listening.getsockname()[1], token)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
     )

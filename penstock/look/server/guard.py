@@ -1,19 +1,23 @@
-"""Middleware that guards every page: read-only, for this machine's own browser, with no foreign scripts.
+"""Middleware that guards every page: read-only, for the user who started the viewer, with no foreign scripts.
 
-Another site's page could otherwise request rows from a loopback server, directly or through a host name that resolves
-to loopback (DNS rebinding). The Host header must therefore be ours, and so must Origin if it is present. Rows contain
-HTML and scripts: a strict content security policy backs up the escaping.
+Every user of the machine can connect to a loopback port. The printed address therefore carries a random token, which
+the first request exchanges for a cookie; without either, nothing is served. Another site's page could request rows from
+a loopback server, directly or through a host name that resolves to loopback (DNS rebinding). The Host header must
+therefore be ours, and so must Origin if it is present. Rows contain HTML and scripts: a strict content security policy
+backs up the escaping.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("penstock")
@@ -34,9 +38,10 @@ _LONGEST: Final = 4096  # bytes of a path with its query
 class Guard:
     """Rejects foreign requests and adds security headers to responses."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], port: int, token: str) -> None:
         self._app = app
-        self._hosts = frozenset(hosts)
+        self._hosts = frozenset(f"{host}:{port}" for host in hosts)
+        self._cookie, self._token = f"penstock-{port}", token.encode()  # browsers send cookies to every port of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,7 +83,22 @@ class Guard:
             text = unquote_to_bytes(raw).decode() + unquote_to_bytes(query).decode()
         except UnicodeDecodeError:
             return PlainTextResponse("The address is not valid UTF-8.", 400)
-        return PlainTextResponse("The address has control characters.", 400) if not _clean(text) else None
+        return PlainTextResponse("The address has control characters.", 400) if not _clean(text) else self._login(scope)
+
+    def _login(self, scope: Scope) -> Response | None:
+        """Let the cookie pass, exchange the token in the address for it, or refuse."""
+        query = parse_qsl(scope["query_string"].decode(), keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(self._cookie, "")
+        if not any(hmac.compare_digest(given.encode(), self._token) for given in (cookie, *tokens)):
+            return PlainTextResponse("Refused: open the address that `penstock view` printed, with its token.", 403)
+        if not tokens:
+            return None
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        path = "/" + scope["path"].lstrip("/")  # never another host
+        response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+        response.set_cookie(self._cookie, self._token.decode(), httponly=True, samesite="lax")
+        return response
 
 
 def _clean(text: str) -> bool:
