@@ -71,7 +71,7 @@ def label_of(value: object) -> bool | None:
     """Reads a label as a boolean; None if it is neither. CSV and other tables hold it as text or as a number."""
     if isinstance(value, str):
         return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
-    return bool(value) if type(value) in (bool, int) and value in (0, 1) else None
+    return bool(value) if type(value) in (bool, int, float) and value in (0, 1) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +216,7 @@ _SHAPES = (
     _Shape(Format.PREFERENCE, _PAIR, (*_CHAT, "prompt")),
     _Shape(Format.KTO, _needs("prompt", "completion", "label"), _CHAT),
     _Shape(Format.KTO, {"messages": _LIST_COLUMNS} | _needs("label"), _CHAT, _MESSAGE_KEYS[0]),
+    _Shape(Format.KTO, {"messages": _LIST_COLUMNS} | _needs("label"), _CHAT, _MESSAGE_KEYS[1]),
     _Shape(Format.MESSAGES, {"messages": _LIST_COLUMNS}, _CHAT, _MESSAGE_KEYS[0]),
     _Shape(Format.SHAREGPT, {"messages": ("conversations", "conversation", "messages")}, _CHAT, _MESSAGE_KEYS[1]),
     _Shape(Format.PROMPT_COMPLETION, _needs("prompt", "completion"), _CHAT),
@@ -248,7 +249,7 @@ def detect(rows: Sequence[dict[str, Any]], options: FormatOptions | None = None)
     _check_named(rows, options)
     for shape in candidates:
         found = {purpose: _find(purpose, names, columns, options) for purpose, names in shape.needs.items()}
-        if all(found.values()) and _messages_fit(shape, found, rows, options):
+        if all(found.values()) and _messages_fit(shape, found, rows, options) and _labels_fit(shape, rows, options):
             return _mapping(shape, {p: c for p, c in found.items() if c}, columns, rows, options)
     raise SourceError(_no_fit(candidates, columns, rows, options))
 
@@ -325,14 +326,7 @@ def _keys_of(message: dict[str, Any], options: FormatOptions) -> tuple[str, str]
 def _messages_fit(
     shape: _Shape, found: dict[str, str | None], rows: Sequence[dict[str, Any]], options: FormatOptions
 ) -> bool:
-    """Whether the keys inside the messages are this format's, if only they distinguish formats.
-
-    A label column makes the format KTO only if every sample row has true or false there: numbers may be classes.
-    """
-    if "label" in shape.needs and options.format == "auto" and not options.label_key:
-        labels = [row.get(found["label"] or "") for row in rows]
-        if any(type(label) is int or label_of(label) is None for label in labels):
-            return False
+    """Whether the keys inside the messages are this format's, if only they distinguish formats."""
     if shape.message_keys is None or options.format != "auto":
         return True
     message = _first_message([found["messages"] or ""], rows)
@@ -340,6 +334,27 @@ def _messages_fit(
         return False
     keys = _keys_of(message, options)
     return keys is not None and (keys[0] == "from") == (shape.message_keys[0] == "from")
+
+
+def _labels_fit(shape: _Shape, rows: Sequence[dict[str, Any]], options: FormatOptions) -> bool:
+    """Whether the label column is one of KTO: every sample row has true or false there, or 1 or 0.
+
+    Beside messages, 1 and 0 may as well be classes. A wrong guess would train bad answers as good ones, so the user
+    is asked.
+    """
+    if "label" not in shape.needs or options.format != "auto" or options.label_key:
+        return True
+    labels = [row.get(LABEL_COLUMN) for row in rows]
+    if any(label_of(label) is None for label in labels):
+        return False
+    if "messages" in shape.needs and any(type(label) in (int, float) for label in labels):
+        assert shape.message_keys is not None
+        plain = Format.SHAREGPT if shape.message_keys[0] == "from" else Format.MESSAGES
+        raise SourceError(
+            f"column {LABEL_COLUMN!r} holds only 1 and 0, which may mark good and bad answers (KTO) or be classes. Use "
+            f"--format kto to train on them as labels, or --format {plain} to ignore them."
+        )
+    return True
 
 
 def _mapping(
@@ -372,10 +387,10 @@ def _mapping(
 
 def _catalogue() -> str:
     """Lists every format with the columns it needs."""
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for shape in _SHAPES:
         needs = " + ".join("|".join(names) for names in shape.needs.values())
-        lines.setdefault(shape.format.value, []).append(needs)
+        lines.setdefault(shape.format.value, {})[needs] = None
     keys = {"messages": " of {role, content}", "sharegpt": " of {from, value}"}  # of the lists
     return "; ".join(f"{name} ({', or '.join(needs)}{keys.get(name, '')})" for name, needs in lines.items())
 

@@ -26,6 +26,7 @@ class Note(StrEnum):
     NAME_DROPPED = "name_dropped"
     LABEL_FALSE = "label_false"
     COLUMN_UNUSED = "column_unused"
+    SIDES_EQUAL = "sides_equal"
     ARGUMENTS_PARSED = "arguments_parsed"
     ARGUMENTS_DUMPED = "arguments_dumped"
     SPECIAL_TEXT = "special_tokens_in_text"
@@ -76,14 +77,15 @@ _DESCRIPTIONS = {
         "use one that prints it (--template), or put it into the content",
     ),
     Note.LABEL_FALSE: (
-        "the column 'label' is false, as of bad answers in KTO data, and is not used",
-        "take these rows out, or train on pairs",
+        "the column 'label' is false or 0, as of bad answers in KTO data, and is not used",
+        "remove these rows, or train on the labels with --format kto",
     ),
     Note.COLUMN_UNUSED: (
         "a column that looks meant is not used",
         "name it (--messages-key, --tools-key, --system-key, --variables-key), put weights and reasoning into the "
         "messages, or remove it",
     ),
+    Note.SIDES_EQUAL: ("both sides of a pair have the same tokens, so it teaches nothing", "remove these rows"),
     Note.ARGUMENTS_PARSED: (
         "tool arguments given as JSON strings were parsed, for the template prints objects",
         "--arguments as-given leaves them as they are",

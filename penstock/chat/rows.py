@@ -35,6 +35,7 @@ class RowReader:
         self._reader = MessageReader(mapping)
         self._chat = ChatColumns(mapping)
         self._near = frozenset(mapping.near_columns)
+        self._reads_answers = mapping.format not in (Format.KTO, Format.TEXT)  # beside text, 0 is a class
         self._read = self._reader_of(mapping.format)
 
     def conversations(self, row: bytes) -> tuple[Conversation, ...]:
@@ -50,8 +51,8 @@ class RowReader:
     def _notes(self, record: Record) -> tuple[Note, ...]:
         """Returns notes on the parts of the row that aren't used."""
         unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
-        label = record.get(LABEL_COLUMN) is False and self._mapping.format is not Format.KTO
-        return (Note.LABEL_FALSE,) * label + (Note.COLUMN_UNUSED,) * unused
+        is_false = self._reads_answers and label_of(record.get(LABEL_COLUMN)) is False
+        return (Note.LABEL_FALSE,) * is_false + (Note.COLUMN_UNUSED,) * unused
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
         match name:

@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <math.h>
+#include <strings.h>
 
 /* ---- names */
 
@@ -347,9 +348,16 @@ static bool is_given(Value v) { /* neither null nor empty */
     }
 }
 
-static uint8_t column_notes(const Layout *l, const Dict *row) {
+static bool is_false(Machine *m, Value label) { /* as `label_of` reads labels */
+    if (label.tag == FLOAT) return label.d == 0;
+    if (label.tag != STRING) return is_number(label) && !label.i;
+    const Value word = strip(m, label, NULL, true, true);
+    return IS(word, "0") || (word.size == 5 && !strncasecmp(word.s, "false", 5));
+}
+
+static uint8_t column_notes(Machine *m, const Layout *l, const Dict *row) {
     const Value *label = find_key(row, NAME("label"));
-    const uint8_t notes = label && label->tag == BOOL && !label->i ? LABEL_FALSE : 0;
+    const uint8_t notes = label && is_false(m, *label) ? LABEL_FALSE : 0;
     for (uint32_t i = 0; i < l->near.list->n; i++) {
         const Value *given = find_key(row, l->near.list->v[i]);
         if (given && is_given(*given)) return notes | COLUMN_UNUSED;
@@ -558,7 +566,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         read_conversation(m, parsed.dict, c);
     } else {
         check_media(m, l, parsed.dict);
-        c->notes = column_notes(l, parsed.dict);
+        c->notes = column_notes(m, l, parsed.dict);
         c->tools = read_tools(m, l, parsed.dict);
         c->variables = read_variables(m, l, parsed.dict);
         if (l->reading == READ_MESSAGES)

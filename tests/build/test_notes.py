@@ -40,11 +40,26 @@ def test_reasoning_that_the_template_drops(fast: bool, write_rows: Any, tokenize
 def test_labels_of_kto(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "fast": fast}
     rows = [chat(label=False), chat(label=True), chat(label=False, unusual=1), chat(label=0), chat()]
-    assert ps.prepare(write_rows(rows), **options).ledger["notes"] == {"label_false": 2}
+    assert ps.prepare(write_rows(rows), **options).ledger["notes"] == {"label_false": 3}
     plain = [{"prompt": "p", "completion": "c", "label": label} for label in (True, False, None)]
     assert ps.prepare(write_rows(plain), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 3}
     pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "label": False}]
     assert ps.prepare(write_rows(pairs), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 1}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_pairs_with_equal_sides(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "fast": fast}
+    rows = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in ["ab", "aa", "bc", "cc"]]
+    ds = ps.prepare(write_rows(rows), **options)
+    assert ds.ledger["notes"] == {"eos_appended": 4, "sides_equal": 2}
+    assert ds.noted("sides_equal").tolist() == [1, 3]
+    sides = [[{"role": "assistant", "content": "a", "reasoning_content": text}] for text in ("good", "bad")]
+    template = tmp_path / "t.jinja"
+    template.write_text(PLAIN)
+    asked = {"prompt": [{"role": "user", "content": "q"}], "chosen": sides[0], "rejected": sides[1]}
+    ds = ps.prepare(write_rows([asked]), template=template, **options)  # which drops what differs
+    assert ds.ledger["notes"] == {"reasoning_dropped": 1, "sides_equal": 1}
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "masked"])

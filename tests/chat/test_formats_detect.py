@@ -20,6 +20,10 @@ SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
         ({"messages": CHAT}, "messages (columns: messages)"),
         ({"messages": CHAT, "tools": [{}], "label": 3}, "messages (columns: messages, tools; not used: label)"),
         ({"messages": CHAT, "tools": [{}], "label": True}, "kto (columns: messages, tools, label)"),
+        ({"conversations": SHAREGPT, "label": False}, "kto (columns: conversations, label)"),
+        ({"prompt": "a", "completion": "b", "label": 0}, "kto (columns: prompt, completion, label)"),
+        ({"prompt": CHAT[:1], "completion": CHAT[1:], "label": 1.0}, "kto (columns: prompt, completion, label)"),
+        ({"text": "a", "label": 0}, "text (columns: text; not used: label)"),
         ({"conversations": CHAT, "system": "S"}, "messages (columns: conversations, system)"),
         ({"conversations": SHAREGPT}, "sharegpt (columns: conversations)"),
         ({"messages": SHAREGPT}, "sharegpt (columns: messages)"),
@@ -49,6 +53,22 @@ def test_the_format_is_detected_and_described(row: dict[str, Any], shown: str) -
     assert detect([row]).describe() == shown
 
 
+@pytest.mark.parametrize(("chat", "plain"), [(CHAT, "messages"), (SHAREGPT, "sharegpt")])
+def test_ones_and_zeros_beside_messages_are_a_question(chat: Any, plain: str) -> None:
+    rows = [{"messages": chat, "label": 1}, {"messages": chat, "label": 0}]
+    with pytest.raises(SourceError) as caught:
+        detect(rows)
+    assert str(caught.value) == (
+        "column 'label' holds only 1 and 0, which may mark good and bad answers (KTO) or be classes. Use --format kto "
+        f"to train on them as labels, or --format {plain} to ignore them."
+    )
+    assert detect(rows, FormatOptions(format=plain)).format == plain
+    for options in (FormatOptions(format="kto"), FormatOptions(label_key="label")):
+        assert detect(rows, options).format is Format.KTO
+    assert detect([*rows, {"messages": chat, "label": 2}]).format == plain  # these are classes
+    assert detect([*rows, {"messages": chat}]).format == plain
+
+
 def test_options_name_columns_keys_and_roles() -> None:
     rows = [{"log": [{"speaker": "bot", "text": "Hi"}], "functions": []}]
     options = FormatOptions(
@@ -66,7 +86,7 @@ def test_a_named_column_narrows_the_choice() -> None:
 
 
 def test_the_recipe_has_exactly_what_changes_the_output() -> None:
-    with_label = detect([{"messages": CHAT, "label": 1, "tools": [{}]}])
+    with_label = detect([{"messages": CHAT, "label": 2, "tools": [{}]}])
     assert with_label == detect([{"messages": CHAT}])  # seen and unused columns are described, not stored
     assert with_label.as_json() == {
         "format": "messages",

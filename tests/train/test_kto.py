@@ -43,7 +43,7 @@ def chat(row: dict[str, Any]) -> dict[str, Any]:
     return {"messages": messages, "label": row["label"]}
 
 
-@pytest.mark.parametrize("form", ["jsonl", "messages", "csv", "numbers"])
+@pytest.mark.parametrize("form", ["jsonl", "messages", "csv", "numbers", "numbers beside messages"])
 def test_labels_are_kept(form: str, tokenizer: Path, tmp_path: Path) -> None:
     rows: Any = ROWS
     options: dict[str, Any] = {}
@@ -51,7 +51,9 @@ def test_labels_are_kept(form: str, tokenizer: Path, tmp_path: Path) -> None:
         case "messages":
             rows = [chat(row) for row in ROWS]
         case "numbers":
-            rows, options = [{**row, "label": int(row["label"])} for row in ROWS], {"label_key": "label"}
+            rows = [{**row, "label": int(row["label"])} for row in ROWS]
+        case "numbers beside messages":
+            rows, options = [chat({**row, "label": int(row["label"])}) for row in ROWS], {"format": "kto"}
         case "csv":
             rows = tmp_path / "kto.csv"
             with rows.open("w", newline="") as file:
@@ -74,7 +76,7 @@ def test_labels_are_kept(form: str, tokenizer: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_label(tokenizer: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path}
-    classes = [{**row, "label": 1} for row in ROWS]
+    classes = [{**row, "label": number} for number, row in enumerate(ROWS)]
     assert "labelled" not in repr(ps.prepare(classes, **options))
     with pytest.raises(RowError, match=r"<list>:25: column 'label' is 'maybe'; expected true or false"):
         ps.prepare([*ROWS, {**ROWS[0], "label": "maybe"}], **options)

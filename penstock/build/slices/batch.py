@@ -67,6 +67,17 @@ class ExampleBatch:
         keep = ~np.isin(self.rows, np.fromiter(rows, np.int64, len(rows)))
         return self if keep.all() else self.taken(np.flatnonzero(keep))
 
+    def equal_pairs(self) -> list[int]:
+        """Returns the rows whose two sides have the same tokens. A row's sides are adjacent."""
+        sizes = np.diff(self.offsets)
+        same = np.flatnonzero((self.rows[1:] == self.rows[:-1]) & (sizes[1:] == sizes[:-1]))
+        starts = self.offsets.tolist()
+        return [
+            int(self.rows[k])
+            for k in same.tolist()
+            if np.array_equal(self.ids[starts[k] : starts[k + 1]], self.ids[starts[k + 1] : starts[k + 2]])
+        ]
+
     def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
         """Returns the shard's columns. In KTO data, side 1 marks an undesirable answer."""
         preference = format is Format.PREFERENCE

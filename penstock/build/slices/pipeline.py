@@ -40,6 +40,7 @@ from penstock.build.slices.state import (
     unbroken,
 )
 from penstock.chat.conversation import Conversation, Part
+from penstock.chat.formats import Format
 from penstock.chat.notes import Note, NotedRows
 from penstock.chat.rows import RowReader
 from penstock.chat.special_text import SpecialTextFinder
@@ -233,6 +234,8 @@ class Pipeline:
             order = np.lexsort((batch.sides, batch.rows))
             batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
         state.encode += batch.reference
+        if self.recipe.mapping.format is Format.PREFERENCE:
+            state.note((row, Note.SIDES_EQUAL) for row in batch.equal_pairs())
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
