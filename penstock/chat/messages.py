@@ -84,6 +84,8 @@ class MessageReader:
                 role = "assistant"
                 _set_calls(message, where)
             message["role"] = role
+            if message.get("tool_calls") is not None:
+                message["tool_calls"] = _read_calls(message["tool_calls"], f"{where}.tool_calls")
             check_message(message, where, self._weight_names)
             nulls = []
             for key, value in message.items():
@@ -229,6 +231,26 @@ def check_calls(calls: object, where: str) -> None:
                 f"the arguments of {where}[{number}] ({function['name']}) are {describe_type(arguments)}",
                 "Give them as an object or as a JSON string",
             )
+
+
+def _read_calls(calls: Any, where: str) -> Any:
+    """Returns tool calls, parsed if they or their elements are JSON strings; None for the text of none.
+
+    Tables hold them as text, with "[]" where a message calls nothing.
+    """
+    if type(calls) is str:
+        calls = (_parsed_call(calls, where) or None) if calls.strip() else None
+    if type(calls) is list and any(type(call) is str for call in calls):
+        parsed = (_parsed_call(call, f"{where}[{k}]") if type(call) is str else call for k, call in enumerate(calls))
+        return list(parsed)
+    return calls
+
+
+def _parsed_call(text: str, where: str) -> Any:
+    try:
+        return parse_text(text)
+    except ValueError as error:
+        raise RowError("bad_tool_calls", f"{where} is a string that is not JSON ({error})", _CALL) from None
 
 
 _CALL = 'A tool call is {"type": "function", "function": {"name": "f", "arguments": {…}}}'

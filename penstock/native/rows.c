@@ -123,6 +123,18 @@ static void check_message(Machine *m, const Layout *l, const Dict *message, Valu
     unusual(m);
 }
 
+/* Calls and their elements may be JSON strings; the text of none becomes null. */
+static void parse_calls(Machine *m, Dict *message, int32_t number) {
+    Value *calls = find_key(message, NAME("tool_calls"));
+    if (!calls) return;
+    if (calls->tag == STRING) {
+        *calls = strip(m, *calls, NULL, true, true).size ? json_text(m, *calls, number) : none();
+        if (!truth(m, *calls)) *calls = none();
+    }
+    for (uint32_t i = 0; calls->tag == LIST && i < calls->list->n; i++)
+        if (calls->list->v[i].tag == STRING) calls->list->v[i] = json_text(m, calls->list->v[i], number);
+}
+
 /* A message whose text is the JSON of its calls becomes one with `tool_calls`. */
 static void set_calls(Machine *m, Dict *message, int32_t number) {
     Value *content = find_key(message, NAME("content"));
@@ -176,6 +188,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
         set_calls(m, d, number);
     }
     *find_key(d, NAME("role")) = role;
+    parse_calls(m, d, number);
     check_message(m, l, d, role);
     drop_nulls(d);
     return role;

@@ -167,7 +167,22 @@ MESSAGES: list[tuple[object, str, str]] = [
         "messages[0].content[1] is a part of type 'image_url'; images, audio and video are not served. "
         "Remove such parts or rows",
     ),
-    ([HI, {**HO, "tool_calls": "x"}], "bad_tool_calls", f"messages[1].tool_calls is a string, not a list. {CALL}"),
+    (
+        [HI, {**HO, "tool_calls": "x(f)"}],
+        "bad_tool_calls",
+        "messages[1].tool_calls is a string that is not JSON (unexpected character, expected a JSON value: "
+        f"line 1 column 1 (char 0)). {CALL}",
+    ),
+    (
+        [HI, {**HO, "tool_calls": '{"a": 1}'}],
+        "bad_tool_calls",
+        f"messages[1].tool_calls is an object, not a list. {CALL}",
+    ),
+    (
+        [HI, {**HO, "tool_calls": '[{"function": {}}]'}],
+        "bad_tool_calls",
+        f"messages[1].tool_calls[0] has no function name. {CALL}",
+    ),
     (
         [HI, {**HO, "tool_calls": [{"id": 1}]}],
         "bad_tool_calls",

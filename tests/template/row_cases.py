@@ -10,6 +10,7 @@ from tests.regions.splitting import assistant, calls, returns, user
 TURNS: Final = [user("q"), assistant("a")]
 TEXT: Final = b'{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "a"}]}'
 PART: Final = {"type": "text", "text": "s"}
+CALLS_TEXT: Final = '[{"id": "c", "function": {"name": "f", "arguments": {"city": "Bern"}}}]'
 TOOL: Final = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
 
 
@@ -271,6 +272,25 @@ BESIDE: Final[dict[str, bytes]] = {
     "arguments as text with odd spaces": called('\t{"a" : 1 ,\n"b":[ ]}\r\n'),
     "arguments as text with a lone surrogate": called('{"a": "\\ud800"}'),
     "empty calls": row([user("q"), assistant("a", tool_calls=[]), user("r"), assistant("b", tool_calls=None)]),
+    "calls as text": row(
+        [
+            user("q") | {"tool_calls": "[]"},
+            assistant("", tool_calls=CALLS_TEXT),
+            user("r") | {"tool_calls": ""},
+            assistant("b"),
+        ]
+    ),
+    "calls as text, escaped": row([user("q"), assistant("", tool_calls=CALLS_TEXT.replace("Bern", "\\u00fc\\n"))]),
+    "elements of calls as text": row([user("q"), assistant("", tool_calls=[CALLS_TEXT[1:-1]])]),
+    "calls as the text of null": row([user("q"), assistant("a", tool_calls=" null ")]),
+    "calls as the text of an object": row([user("q"), assistant("a", tool_calls=CALLS_TEXT[1:-1])]),
+    "calls as the text of an empty object": row([user("q"), assistant("a", tool_calls="{}")]),
+    "calls as text that is not JSON": row([user("q"), assistant("a", tool_calls="f(x)")]),
+    "calls as the text of a number": row([user("q"), assistant("a", tool_calls="7")]),
+    "calls as the text of names": row([user("q"), assistant("a", tool_calls=["f"])]),
+    "calls as text with a large number": row(
+        [user("q"), assistant("", tool_calls=CALLS_TEXT.replace('"Bern"', "9" * 30))]
+    ),
     "calls that are no list": row([user("q"), assistant("a", tool_calls={"name": "f"})]),
     "further keys": row([{**user("q"), "x": {"y": [1]}, "name": "n"}, assistant("a", rating=0.5, get="g", items=1)]),
     "weights of every kind": row([{**user("q"), "loss": 0}, {**assistant("a"), "loss_scale": 2, "trainable": True}]),
