@@ -24,9 +24,17 @@ Messages state what happened, where, the value and the remedy. Every error can b
 
 from __future__ import annotations
 
+from penstock.printable import printable
+
 
 class PenstockError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. Messages quote data, so they are made printable."""
+
+    def __str__(self) -> str:
+        return printable(self._message())
+
+    def _message(self) -> str:
+        return super().__str__()
 
 
 class UsageError(PenstockError):
@@ -48,7 +56,7 @@ class RowError(PenstockError):
         """Returns the same error with its location."""
         return RowError(self.kind, self.reason, self.remedy, where)
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         text = f"{self.where}: {self.reason}" if self.where else self.reason
         stop = "" if text.endswith((".", "!", "?")) else "."  # a template's own words may be a whole sentence
         return f"{text}{stop} {self.remedy}" if self.remedy else text

@@ -20,7 +20,7 @@ STAGES = (
 )  # fmt: skip
 SHARED = (  # no stage
     "addresses", "arguments", "arrays", "errors", "native", "notebook", "objects", "options", "other_names",
-    "transient", "yaml_keys",
+    "printable", "transient", "yaml_keys",
 )  # fmt: skip
 MAX_MODULES, MAX_LINES = 15, 500
 

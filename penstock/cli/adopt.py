@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from penstock.adoption.options import AdoptOptions, adopt_options
 from penstock.cli.flags import with_flags
+from penstock.look.terminal.console import Terminal
+from penstock.printable import printable_json
 
 
 @with_flags(AdoptOptions)
@@ -24,11 +25,11 @@ def adopt(
 
     adopted = run(sources, adopt_options(given))
     if json:
-        print(orjson.dumps(adopted.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(adopted.to_json()))
         return
-    console, dataset = Console(), adopted.dataset
+    console, dataset = Terminal(), adopted.dataset
     console.print(f"{len(dataset):,} rows, {dataset.tokens:,} tokens in {len(dataset.shards)} shards", highlight=False)
     for warning in adopted.warnings:
-        console.print(f"[yellow]warning[/] {warning}", highlight=False)
+        console.print(Text.assemble(("warning ", "yellow"), warning))
     console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
-    console.print("\n[dim]the rows' own loss mask is train_on='customized'[/]", highlight=False)
+    console.print("\nthe rows' own loss mask is train_on='customized'", style="dim")

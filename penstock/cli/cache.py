@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from typer.core import TyperCommand
 
 from penstock.build.options import PrepareOptions
 from penstock.cli.flags import with_flags
 from penstock.errors import StoreError, UsageError
+from penstock.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from penstock.build.explain import Explanation
@@ -58,19 +58,20 @@ def list_(
     if json:
         _print_json({"cache": home.address, "datasets": [asdict(entry) for entry in found]})
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from penstock.look.terminal.console import Terminal
     from penstock.look.terminal.live import amount
 
     table = Table("key", "name", "rows", "tokens", "bytes", "age", "last use", box=None, pad_edge=False)
     for entry in found:
         if entry.problem is not None:
-            table.add_row(entry.key[:11], f"[red]{entry.problem}[/]")
+            table.add_row(entry.key[:11], Text(entry.problem, "red"))
             continue
         numbers = (f"{entry.rows:,}", f"{entry.tokens:,}", amount(entry.bytes, "B"))
         table.add_row(entry.key[:11], entry.name, *numbers, age(entry.prepared), age(entry.used))
-    Console().print(table if found else f"{home.address}: no datasets yet", highlight=False)
+    Terminal().print(table if found else f"{home.address}: no datasets yet", highlight=False)
 
 
 def _print_shards(address: str, found: list[ShardEntry], json: bool) -> None:
@@ -79,9 +80,9 @@ def _print_shards(address: str, found: list[ShardEntry], json: bool) -> None:
         return
     for entry in found:
         needed = ", ".join(key[:11] for key in entry.datasets) or "no dataset"
-        print(f"{entry.name}  {entry.bytes:>12,}  {entry.user}@{entry.host or '?'}  {age(entry.written)}  {needed}")
+        _say(f"{entry.name}  {entry.bytes:>12,}  {entry.user}@{entry.host or '?'}  {age(entry.written)}  {needed}")
     by = Counter(f"{entry.user}@{entry.host or '?'}" for entry in found)
-    print(f"{len(found)} shards: {', '.join(f'{n} by {who}' for who, n in by.most_common())}")
+    _say(f"{len(found)} shards: {', '.join(f'{n} by {who}' for who, n in by.most_common())}")
 
 
 @cache_app.command()
@@ -101,7 +102,7 @@ def explain(
         _print_json(asdict(found))
     else:
         for line in explanation_lines(found):
-            print(line)
+            _say(line)
 
 
 def explanation_lines(found: Explanation) -> list[str]:
@@ -171,7 +172,7 @@ def verify(
 
 def _print_verified(found: VerifyReport) -> None:
     for finding in found.findings:
-        print(finding)
+        _say(str(finding))
     redone = f", {found.redone:,} rows recomputed from their sources" if found.redone else ""
     verdict = f"{len(found.findings)} problems" if found.findings else "no problems"
     print(f"{found.datasets} datasets, {found.shards} shards, {found.bytes:,} bytes{redone}: {verdict}")
@@ -255,7 +256,7 @@ def _copy(datasets: list[str], source: str | None, target: str | None, trust: st
         _print_json({"datasets": [asdict(entry) for entry in made]})
         return
     for entry in made:
-        print(f"{entry.address}: {entry.copied} of {entry.shards} shards copied ({entry.bytes:,} bytes)")
+        _say(f"{entry.address}: {entry.copied} of {entry.shards} shards copied ({entry.bytes:,} bytes)")
 
 
 def _print_collected(found: GcReport, dry_run: bool) -> None:
@@ -305,5 +306,9 @@ def age(then: float) -> str:
     return "now"
 
 
+def _say(line: str) -> None:
+    print(printable(line))
+
+
 def _print_json(value: Any) -> None:
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS, default=str).decode())
+    print(printable_json(value, sort_keys=True, default=str))

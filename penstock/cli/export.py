@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 
@@ -13,8 +12,10 @@ from penstock.cli.flags import with_flags
 from penstock.errors import UsageError
 from penstock.export.formats import format_names
 from penstock.export.options import ExportOptions
+from penstock.look.terminal.console import Terminal
 from penstock.look.terminal.live import LiveProgress, amount, duration
 from penstock.options import read_options
+from penstock.printable import printable_json
 
 if TYPE_CHECKING:
     from penstock.api import Mixture, View
@@ -45,7 +46,7 @@ def export(
     find_format(to)  # report a wrong name before reading anything
     options = read_options(ExportOptions, given, "export")
     served = _served(datasets, options, cache)
-    with LiveProgress(Console(stderr=True), progress_line) as live:
+    with LiveProgress(Terminal(stderr=True), progress_line) as live:
         exported = run(
             served,
             to,
@@ -58,9 +59,9 @@ def export(
             on_progress=live,
         )
     if json:
-        print(orjson.dumps(exported.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(exported.to_json()))
     else:
-        summary(Console(), exported)
+        summary(Terminal(), exported)
 
 
 def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:

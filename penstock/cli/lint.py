@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
 from penstock.errors import UsageError
+from penstock.printable import printable, printable_json
 
 
 def lint(
@@ -46,9 +46,9 @@ def lint(
     classes = [read_config_class(spec, tuple(search or ())) for spec in for_]
     report = lint_values(values, classes, passed if config is not None else None)
     if json:
-        print(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2, default=str).decode())
+        print(printable_json(report.to_json(), default=str))
     else:
         for line in report_lines(report):
-            print(line)
+            print(printable(line))
     if report.refused:
         raise typer.Exit(1)

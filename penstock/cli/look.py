@@ -12,19 +12,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
-from rich.markup import escape
 
 from penstock.cli.flags import with_flags
 from penstock.errors import SourceError, UsageError
 from penstock.look.options import LookOptions, look_options, open_to_look
+from penstock.printable import printable_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from penstock.api import Dataset, View
     from penstock.build.turns_preview import TurnsCompared
+    from penstock.look.terminal.console import Terminal
 
 Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")]
@@ -47,12 +45,11 @@ def show(
     given: dict[str, Any],
 ) -> None:
     """Print an example's tokens, with the role and part of each run and whether it is trained."""
-    from rich.console import Console
-
+    from penstock.look.terminal.console import Terminal
     from penstock.look.terminal.show import show as show_item
     from penstock.look.terminal.turns import show_turns
 
-    console = Console()
+    console = Terminal()
     opened, view = _opened(dataset, cache, look_options(given), console)
     items = range(len(view)) if noted is None else _noted(opened, view, noted, console)
     if not 0 <= row < len(items):
@@ -66,16 +63,15 @@ def show(
 @with_flags(LookOptions)
 def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
     """Print statistics: rows, tokens, trained shares, lengths, roles, duplicates."""
-    from rich.console import Console
-
     from penstock.look.stats import stats as count
+    from penstock.look.terminal.console import Terminal
     from penstock.look.terminal.stats_table import stats_table
 
-    console, options = Console(stderr=json), look_options(given)
+    console, options = Terminal(stderr=json), look_options(given)
     opened, view = _opened(dataset, cache, options, console)
     counted = replace(count(view, options.capacity), turns=_turns(opened, console))
     if json:
-        print(orjson.dumps(counted.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(counted.to_json()))
     else:
         console.print(stats_table(counted))
 
@@ -92,13 +88,12 @@ def report(
     given: dict[str, Any],
 ) -> None:
     """Write a report on a dataset as one self-contained HTML file."""
-    from rich.console import Console
-
     from penstock.look.report import report as make
     from penstock.look.report import write_report
     from penstock.look.runs_folder import training_run
+    from penstock.look.terminal.console import Terminal
 
-    console, options = Console(), look_options(given)
+    console, options = Terminal(), look_options(given)
     training = None if run is None else training_run(run)
     _, view = _opened(dataset, cache, options, console)
     write_report(make(view, capacity=options.capacity, run=training), output)
@@ -159,21 +154,20 @@ def diff(
     given: dict[str, Any],
 ) -> None:
     """Compare two datasets row by row. The exit code is 0 if they are equal and 1 if they differ."""
-    from rich.console import Console
-
     from penstock.api import open_
     from penstock.look.compare import compare
     from penstock.look.terminal.compare_table import print_comparison
+    from penstock.look.terminal.console import Terminal
 
     compared = compare(open_(a, cache=cache), open_(b, cache=cache), look_options(given).train_on)
     if json:
-        print(orjson.dumps(compared.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(compared.to_json()))
     else:
-        print_comparison(compared, Console())
+        print_comparison(compared, Terminal())
     raise typer.Exit(0 if compared.equal else 1)
 
 
-def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[int]:
+def _noted(dataset: Dataset, view: View, note: str, console: Terminal) -> list[int]:
     """List the items of a view whose rows have a note, with their locations."""
     import numpy as np
 
@@ -191,19 +185,19 @@ def _noted(dataset: Dataset, view: View, note: str, console: Console) -> list[in
     return items
 
 
-def _turns(dataset: Dataset, console: Console) -> TurnsCompared | None:
+def _turns(dataset: Dataset, console: Terminal) -> TurnsCompared | None:
     """Both modes of `--turns` on the first rows, if their source is still there."""
     from penstock.build.turns_preview import compare_stored
 
     try:
         return compare_stored(dataset)
     except (SourceError, OSError) as error:
-        console.print(f"[yellow]--turns conversation and faithful are not compared: {escape(str(error))}[/]")
+        console.print(f"--turns conversation and faithful are not compared: {error}", style="yellow", soft_wrap=True)
         return None
 
 
-def _opened(where: str, cache: str | None, options: LookOptions, console: Console) -> tuple[Dataset, View]:
+def _opened(where: str, cache: str | None, options: LookOptions, console: Terminal) -> tuple[Dataset, View]:
     from penstock.api import open_
 
     opened = open_(where, cache=cache)
-    return opened, open_to_look(opened, options, lambda text: console.print(f"[yellow]{text}[/]", highlight=False))
+    return opened, open_to_look(opened, options, lambda text: console.print(text, style="yellow", soft_wrap=True))

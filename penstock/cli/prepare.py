@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +17,10 @@ from penstock.build.finish import outcome_json
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.cli.flags import with_flags
+from penstock.look.terminal.console import Terminal
 from penstock.look.terminal.live import LiveProgress, progress_line
 from penstock.look.terminal.outcome import WARNING, facts
+from penstock.printable import printable_json
 
 
 @with_flags(PrepareOptions)
@@ -34,7 +35,7 @@ def prepare(
     given: dict[str, Any],
 ) -> None:
     """Render and tokenize conversations once, into a cached dataset that every run can share."""
-    messages = Console(stderr=True)
+    messages = Terminal(stderr=True)
     if dry_run:
         dry_run_of(sources, given, nodes, json)
         return
@@ -43,9 +44,9 @@ def prepare(
         messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
         outcome = builder.run()
     if json:
-        print(orjson.dumps(outcome_json(outcome), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(outcome_json(outcome)))
     else:
-        summary(Console(), outcome)
+        summary(Terminal(), outcome)
 
 
 def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool) -> None:
@@ -56,9 +57,9 @@ def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool
     with _interruptible():
         found = predict(sources, prepare_options(given), nodes=nodes)
     if json:
-        print(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(found.to_json()))
     else:
-        show_estimate(Console(), found)
+        show_estimate(Terminal(), found)
 
 
 @contextmanager
@@ -81,5 +82,5 @@ def summary(console: Console, outcome: Outcome) -> None:
         table.add_row(Text(label, style="yellow" if label == WARNING else "bold"), Text(text))
     console.print(table, highlight=False)
     console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
-    console.print("\n[dim]import penstock as ps[/]", highlight=False)
-    console.print(f'[dim]view = ps.open("{dataset.address}").view(max_length=4096)[/]', highlight=False, soft_wrap=True)
+    console.print("\nimport penstock as ps", style="dim")
+    console.print(f'view = ps.open("{dataset.address}").view(max_length=4096)', style="dim", soft_wrap=True)

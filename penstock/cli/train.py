@@ -7,12 +7,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
-from rich.console import Console
 
 from penstock.errors import UsageError
+from penstock.look.terminal.console import Terminal
 from penstock.look.terminal.live import LiveProgress, progress_line
+from penstock.printable import printable_json
 
 if TYPE_CHECKING:
     from penstock.train.run import TrainResult
@@ -49,7 +49,7 @@ def kto(config: Config, overrides: Overrides = None, json: Json = False) -> None
 
 def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
-    messages = Console(stderr=True, quiet=not first)
+    messages = Terminal(stderr=True, quiet=not first)
     messages.print(f"penstock train {method}: {config}", highlight=False, markup=False)  # imports take seconds
     try:
         import accelerate  # noqa: F401
@@ -78,9 +78,9 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
 
 def _finish(outcome: TrainResult, json: bool) -> None:
     if json:
-        print(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(printable_json(outcome.to_json()))
         return
-    console = Console()
+    console = Terminal()
     if outcome.first is not None and outcome.last is not None:
         fell = f"loss {outcome.first.loss:.4f} → {outcome.last.loss:.4f} after {outcome.steps} steps"
         console.print(fell, highlight=False)

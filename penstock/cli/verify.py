@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
 from penstock.addresses import local_path
 from penstock.errors import UsageError
+from penstock.printable import printable_json
 
 
 def verify(
@@ -43,8 +43,7 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
 ) -> None:
     """Run a few training steps and certify each feature as engaged, not engaged or unknown."""
-    from rich.console import Console
-
+    from penstock.look.terminal.console import Terminal
     from penstock.verify import VerifyOptions, required_promises
     from penstock.verify import verify as verify_target
     from penstock.verify.table import print_certificate
@@ -58,16 +57,16 @@ def verify(
         raise UsageError(f"{config}: no such file. Pass a YAML file, or --target module:function.")
     if method not in (None, "sft", "dpo", "kto"):
         raise UsageError(f"--method {method}: expected sft, dpo or kto.")
-    messages = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    messages = Terminal(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     options = VerifyOptions(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
     certificate = verify_target(options, lambda what: messages.print(f"verify: {what}", highlight=False))
     broken = certificate.broken(required)
-    values = orjson.dumps({**certificate.to_json(), "broken": broken}, option=orjson.OPT_INDENT_2)
+    values = printable_json({**certificate.to_json(), "broken": broken})
     if output is not None:
         place = output if certificate.world_size == 1 else output.with_suffix(f".rank{certificate.rank}{output.suffix}")
-        place.write_bytes(values)
+        place.write_text(values)
     if json:
-        print(values.decode())
+        print(values)
     else:
         print_certificate(certificate, broken)
     if broken:

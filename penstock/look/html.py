@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from penstock.look.charts import curve, histogram
 from penstock.look.tokens import run_html
+from penstock.printable import printable
 from penstock.view.settings import LossPolicy
 
 PAGES: Final = Path(__file__).parent / "pages"
@@ -43,13 +44,22 @@ def source_hash(text: str) -> str:
 def environment() -> Environment:
     """The templates, with their filters; an undefined name is an error."""
     made = Environment(
-        loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters.update(number=number, short=short, percent=percent, plural=plural)
     made.globals.update(
         histogram=histogram, curve=curve, run_html=run_html, POLICIES=[policy.value for policy in LossPolicy]
     )
     return made
+
+
+def _printable(value: object) -> object:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache

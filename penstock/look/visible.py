@@ -6,6 +6,8 @@ Escape sequences, control and format characters, unusual white space and invalid
 
 from __future__ import annotations
 
+from penstock.printable import escaped
+
 NEWLINE = "↵"
 NEWLINE_BREAKS = "↵\n"
 TAB = "⇥"
@@ -40,5 +42,4 @@ def _escaped(char: str) -> str:
             return TAB
         case "\r":
             return "\\r"
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return escaped(char)

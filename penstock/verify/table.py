@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.look.terminal.console import Terminal
 from penstock.verify.certificate import Certificate, Verdict
 
 _COLOURS = {Verdict.ENGAGED: "green", Verdict.NOT_ENGAGED: "red", Verdict.UNKNOWN: "yellow"}
@@ -33,4 +34,4 @@ def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> R
 
 def print_certificate(certificate: Certificate, broken: Iterable[str] = ()) -> None:
     """Prints a certificate to standard output."""
-    Console().print(certificate_table(certificate, broken), highlight=False, soft_wrap=False)
+    Terminal().print(certificate_table(certificate, broken), highlight=False, soft_wrap=False)

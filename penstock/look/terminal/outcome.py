@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.chat.notes import describe_note
 from penstock.look.terminal.live import amount, duration, workers
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock.build.prepare import Outcome
@@ -76,7 +77,9 @@ def one_line(outcome: Outcome) -> str:
 def as_html(title: str, lines: list[Fact]) -> str:
     """Facts as a small table for a notebook."""
     cell = '<td style="text-align:left;vertical-align:top;white-space:pre-wrap">'
-    rows = "".join(f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(text)}</td></tr>" for label, text in lines)
+    rows = "".join(
+        f"<tr>{cell}<b>{escape(label)}</b></td>{cell}{escape(printable(text))}</td></tr>" for label, text in lines
+    )
     return f"<div><code>{escape(title)}</code><table>{rows}</table></div>"
 
 

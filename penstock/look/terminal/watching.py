@@ -39,9 +39,9 @@ class WatchedInTerminal(Watched):
     """A live line during the build and a final line, both on standard error."""
 
     def __init__(self) -> None:
-        from rich.console import Console
+        from penstock.look.terminal.console import Terminal
 
-        self._console = Console(stderr=True)
+        self._console = Terminal(stderr=True)
         self._live = LiveProgress(self._console, progress_line)
 
     def __enter__(self) -> Watched:
