@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,11 +18,14 @@ import numpy as np
 from penstock.adoption.chunk import Chunk, columns_of
 from penstock.adoption.options import AdoptOptions, Check
 from penstock.adoption.raw import megatron_chunks, olmo_chunks
-from penstock.adoption.tables import arrow_tables, jsonl_tables, parquet_tables, table_chunks
+from penstock.adoption.tables import table_chunks
 from penstock.build.commit_manifest import make_manifest
 from penstock.build.recipe import STAGES_VERSION
 from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import SourceError, StoreError, TokenizerError
+from penstock.sources.folders import FoundFile, LocalFolder, read_folder
+from penstock.sources.kinds import detect_kind
+from penstock.sources.slices import SourceFile
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import bytes_digest
@@ -69,12 +72,13 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
     recipe = _recipe(model)
     made_by, sample = recipe_digest(recipe), _Sample(model, vocabulary)
     slices, names, made, preference = list[_Slice](), list[str](), 0, set[bool]()
+    warnings = list[str]()
     for number, path in enumerate(paths):
-        for chunk in _chunks(path, options, vocabulary.size):
+        for chunk in _chunks(path, options, vocabulary.size, warnings):
             sample.check(chunk)
             preference.add(chunk.prompts is not None)
             if len(preference) > 1:
-                raise SourceError(f"{chunk.where}: some rows are pairs and some are not. Adopt them separately.")
+                raise SourceError(f"{chunk.places.file}: some rows are pairs and some are not. Adopt them separately.")
             part = _Slice(number, chunk.first_row, chunk.rows, chunk.digest)
             name = shard_name(made_by, part.digest)
             if not cache.has_shard(name):
@@ -86,14 +90,14 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
             names.append(name)
     if not slices:
         raise SourceError(f"{', '.join(map(str, paths))}: no rows.")
-    warnings = sample.verdict(options.check_tokenizer)
+    warnings += sample.verdict(options.check_tokenizer)
     cache.store_tokenizer(model.tokenizer_json)
     key = dataset_key(made_by, [(part.file, part.first_row, part.digest) for part in slices])
     with cache.lease([*names, str(recipe["tokenizer"])]):
         manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})
         manifest.commit(cache)
     _note_sources(cache, key, paths, model)
-    return Adopted(StoredDataset(cache, manifest), made, warnings)
+    return Adopted(StoredDataset(cache, manifest), made, tuple(warnings))
 
 
 def _recipe(model: TokenizerFiles) -> dict[str, Any]:
@@ -107,49 +111,39 @@ def _recipe(model: TokenizerFiles) -> dict[str, Any]:
     }
 
 
-def _chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterator[Chunk]:
+def _chunks(path: Path, options: AdoptOptions, vocabulary: int, warnings: list[str]) -> Iterator[Chunk]:
     """The chunks of a source, whose format is detected."""
-    where = str(path)
-    if path.suffix in (".idx", ".bin") and path.with_suffix(".idx").exists():
-        return megatron_chunks(where, path.with_suffix(""))
-    if path.with_name(f"{path.name}.idx").exists():
-        return megatron_chunks(where, path)
+    if path.suffix in (".idx", ".bin"):
+        return megatron_chunks(path.with_suffix(""), warnings)
+    if Path(f"{path}.idx").exists():
+        return megatron_chunks(path, warnings)
     if not path.exists():
-        raise SourceError(f"{where} does not exist.")
-    if path.is_dir():
-        return _folder_chunks(path, options, vocabulary)
-    return _file_chunks(where, [path], options)
-
-
-def _folder_chunks(path: Path, options: AdoptOptions, vocabulary: int) -> Iterator[Chunk]:
-    where = str(path)
-    if (path / "state.json").exists():
-        return table_chunks(where, arrow_tables(path), options.mask)
-    if any(path.glob("token_ids_part_*.npy")):
-        return olmo_chunks(where, path, options.dtype, vocabulary)
+        raise SourceError(f"{path} does not exist.")
+    if path.is_dir() and any(path.glob("token_ids_part_*.npy")):
+        return olmo_chunks(path, options.dtype, vocabulary, warnings)
     if (path / "tokens.idx").exists():
-        return megatron_chunks(where, path / "tokens")
+        return megatron_chunks(path / "tokens", warnings)
+    found = _folder_files(path) if path.is_dir() else [FoundFile(path, str(path))]
+    files = [SourceFile(n, file.path, detect_kind(file.path, file.name), file.name) for n, file in enumerate(found)]
+    return table_chunks(files, options.mask)
+
+
+def _folder_files(path: Path) -> list[FoundFile]:
+    """The files of a `save_to_disk` folder, or the Parquet or JSON files in a folder or its folder `data`."""
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        found = read_folder(LocalFolder(path), str(path)).files
+        splits = sorted({file.split for file in found})
+        if len(splits) > 1:
+            raise SourceError(f"{path} has the splits {', '.join(splits)}. Pass the folder of one: {path / splits[0]}")
+        return found
     for suffix in (".parquet", ".jsonl"):
-        found = sorted(path.glob(f"*{suffix}")) or sorted(path.glob(f"data/*{suffix}"))
-        if found:
-            return _file_chunks(where, found, options)
+        paths = sorted(path.glob(f"*{suffix}")) or sorted(path.glob(f"data/*{suffix}"))
+        if paths:
+            return [FoundFile(file, str(file)) for file in paths]
     raise SourceError(
-        f"{where} contains nothing to adopt. Expected a save_to_disk folder, Parquet, JSON lines, "
+        f"{path} contains nothing to adopt. Expected a save_to_disk folder, Parquet, JSON lines, "
         "token_ids_part_*.npy or .bin/.idx."
     )
-
-
-def _file_chunks(where: str, paths: Iterable[Path], options: AdoptOptions) -> Iterator[Chunk]:
-    paths = list(paths)
-    match paths[0].suffix:
-        case ".parquet" | ".pq":
-            return table_chunks(where, parquet_tables(paths), options.mask)
-        case ".jsonl" | ".ndjson":
-            return table_chunks(where, jsonl_tables(paths), options.mask)
-        case suffix:
-            raise SourceError(
-                f"{where}: {suffix or 'a file without a suffix'} can't be adopted. Use Parquet or JSON lines."
-            )
 
 
 def _commit(cache: Cache, name: str, chunk: Chunk, vocabulary: Vocabulary) -> None:
@@ -188,18 +182,24 @@ class _Sample:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._added = self._tokenizer.get_added_tokens_decoder().keys()
+        self._known = np.zeros(vocabulary.size, np.bool_)
+        self._known[[*vocabulary.tokens.values(), *(token.id for token in vocabulary.added)]] = True
         self._tried = self._equal = 0
         self._first: str | None = None
 
     def check(self, chunk: Chunk) -> None:
         """Raises an error for an unknown id, and re-encodes a few sequences."""
-        wrong = np.flatnonzero((chunk.ids < 0) | (chunk.ids >= self._size))
+        outside = (chunk.ids < 0) | (chunk.ids >= self._size)
+        wrong = np.flatnonzero(outside | ~self._known[np.where(outside, 0, chunk.ids)])
         ends = np.cumsum(chunk.lengths)
         if len(wrong):
-            row = chunk.first_row + int(chunk.owners[np.searchsorted(ends, wrong[0], side="right")])
+            where = chunk.places.of(chunk.owners[np.searchsorted(ends, wrong[0], side="right")])
+            what = (
+                "which its vocabulary leaves out" if not outside[wrong[0]] else f"but the largest is {self._size - 1}"
+            )
             raise TokenizerError(
-                f"{chunk.where}: row {row} has the id {chunk.ids[wrong[0]]}, but the largest id of the tokenizer "
-                f"{self._name!r} is {self._size - 1}. Pass the tokenizer that the rows were made with."
+                f"{where}: the id {chunk.ids[wrong[0]]} is not one of the tokenizer {self._name!r}, {what}. "
+                "Pass the tokenizer that the rows were made with."
             )
         for number in range(min(PER_SHARD, len(ends), SAMPLE - self._tried)):
             ids = chunk.ids[ends[number] - chunk.lengths[number] : ends[number]].tolist()

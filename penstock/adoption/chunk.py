@@ -6,6 +6,7 @@ else with no role. Views of adopted data offer this mask as `customized` and ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,25 @@ from penstock.store.files import digest
 from penstock.view.runs import Float32
 
 
+class RowPlaces(NamedTuple):
+    """Where the rows of a chunk are, for messages."""
+
+    file: str
+    first: int = 0  # row of the file, from 0
+    lines: Sequence[int] | None = None  # line numbers, in files with lines
+
+    def of(self, row: int | np.integer[Any]) -> str:
+        """The file and line (or row, from 1) of a row of the chunk."""
+        if self.lines is not None:
+            return f"{self.file}:{self.lines[int(row)]}"
+        return f"{self.file}, row {self.first + int(row) + 1}"
+
+
 class Chunk(NamedTuple):
     """Concatenated sequences; for pairs, the chosen and rejected sides alternate."""
 
-    where: str  # the file, for messages
-    first_row: int
+    places: RowPlaces
+    first_row: int  # of the source
     rows: int
     ids: Int64
     lengths: Int64  # per sequence

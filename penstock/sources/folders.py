@@ -73,10 +73,10 @@ class LocalFolder:
 def read_folder(folder: Folder, name: str) -> FolderContents:
     """List the files of a folder, sorted by name within each split."""
     if (listed := folder.path("dataset_dict.json")) is not None:
-        splits = _json(listed, name)["splits"]
+        splits = [_inside(split, name, "dataset_dict.json") for split in _listed(listed, name, "splits")]
         return FolderContents([file for split in splits for file in _saved(folder, f"{split}/", name, split)], [])
     if (state := folder.path("state.json")) is not None:
-        return FolderContents(_saved(folder, "", name, _json(state, name).get("_split") or DEFAULT_SPLIT), [])
+        return FolderContents(_saved(folder, "", name, str(_json(state, name).get("_split") or DEFAULT_SPLIT)), [])
     return _data_files(folder, name)
 
 
@@ -93,15 +93,29 @@ def _saved(folder: Folder, inside: str, name: str, split: str) -> list[FoundFile
             "Save it again: dataset.flatten_indices().save_to_disk(...)."
         )
     found: list[FoundFile] = []
-    for entry in state["_data_files"]:
-        file = folder.path(inside + entry["filename"])
+    for entry in _listed(path, shown, "_data_files"):
+        listed = _inside(entry.get("filename") if isinstance(entry, dict) else entry, shown, "state.json")
+        file = folder.path(inside + listed)
         if file is None:
-            missing = entry["filename"]
-            raise SourceError(
-                f"{shown}: {missing}, which state.json lists, is missing. Copy or save the dataset again."
-            )
-        found.append(FoundFile(file, f"{shown}/{entry['filename']}", split))
+            raise SourceError(f"{shown}: {listed}, which state.json lists, is missing. Copy or save the dataset again.")
+        found.append(FoundFile(file, f"{shown}/{listed}", split))
     return found
+
+
+def _listed(path: SourcePath, name: str, key: str) -> list[Any]:
+    """A list in a JSON file of a saved dataset."""
+    found = _json(path, name).get(key)
+    if not isinstance(found, list):
+        raise SourceError(f"{name}: {path.name} has no list {key!r}. Save the dataset again.")
+    return found
+
+
+def _inside(listed: object, name: str, by: str) -> str:
+    """A name that a saved dataset lists, if it is that of something in the dataset's folder."""
+    parts = PurePosixPath(listed).parts if isinstance(listed, str) else ()
+    if not isinstance(listed, str) or not parts or parts[0] == "/" or ".." in parts or "\0" in listed:
+        raise SourceError(f"{name}: {by} lists {listed!r}, which is not a file in this folder. Save the dataset again.")
+    return listed
 
 
 def _json(path: SourcePath, name: str) -> dict[str, Any]:
@@ -110,6 +124,8 @@ def _json(path: SourcePath, name: str) -> dict[str, Any]:
             value = orjson.loads(file.read())
     except orjson.JSONDecodeError as error:
         raise SourceError(f"{name}: {path.name} is not valid JSON: {error}. Save the dataset again.") from error
+    except OSError as error:
+        raise SourceError(f"{name}: {path.name} can't be read: {error.strerror}.") from error
     if not isinstance(value, dict):
         raise SourceError(f"{name}: {path.name} is not a JSON object. Save the dataset again.")
     return value

@@ -89,8 +89,8 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
     ("line", "options", "kind", "text"),
     [
         ({"messages": []}, {}, SourceError, "no column input_ids or tokens.*penstock prepare"),
-        ({"input_ids": [1, 2], "labels": [2, -100]}, {}, SourceError, "row 0: token 1 has the label 2"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, {}, SourceError, "row 0 has 2 ids but 1 entries of 'loss_mask'"),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, {}, SourceError, "rows.jsonl:1: token 1 has the label 2"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, {}, SourceError, "rows.jsonl:1: 2 ids but 1 entries of 'loss_mask'"),
         (
             {"input_ids": [1], "loss_mask": [1], "completion_mask": [1]},
             {},
@@ -98,7 +98,7 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
             "several masks .* Choose one with --mask",
         ),
         ({"input_ids": [1], "loss_mask": [1]}, {"mask": "labels"}, UsageError, "--mask labels: .* no such column"),
-        ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "row 0 has the id 99999, but the largest id"),
+        ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "rows.jsonl:1: the id 99999 is not one of"),
         ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "re-encode to different ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
         ({"input_ids": [1]}, {"tokeniser": "x"}, UsageError, "unknown option 'tokeniser'. Did you mean 'tokenizer'"),

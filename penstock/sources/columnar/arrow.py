@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from penstock.errors import SourceError
 from penstock.sources.columnar.messages import batch_header, unpacked_size
-from penstock.sources.columnar.rows import decode_rows, with_placeholders
+from penstock.sources.columnar.rows import decode_rows, reason_of, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
 from penstock.sources.remote.path import ObjectPath, SourcePath
 from penstock.sources.slices import Columns, Slice, SliceRows, SourceFile
@@ -92,7 +92,10 @@ def _opened(path: SourcePath, name: str, part: Slice | None = None) -> Iterator[
         with _native(path, part) as file:
             if file.read(len(FILE_MAGIC)) != FILE_MAGIC:
                 file.seek(0)
-            schema = pa.ipc.read_schema(pa.ipc.read_message(file))
+            message = pa.ipc.read_message(file)
+            if message.type != "schema":  # pyarrow would crash
+                raise pa.ArrowInvalid(f"expected a schema, found a message of type {message.type!r}")
+            schema = pa.ipc.read_schema(message)
             for field in schema:
                 encoding = _encoding(field.type)
                 if encoding is not None:
@@ -102,8 +105,8 @@ def _opened(path: SourcePath, name: str, part: Slice | None = None) -> Iterator[
                     )
             columns = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
             yield _Stream(name, file, schema, columns)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        what = f"not a readable Arrow file: {error}. It may be truncated; write it again."
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        what = f"not a readable Arrow file: {reason_of(error)}. It may be truncated; write it again."
         raise SourceError(f"{name}: {what}") from error
 
 

@@ -17,11 +17,12 @@ from blake3 import blake3
 
 from penstock.errors import SourceError
 from penstock.objects import PIECE_BYTES
-from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, with_placeholders
+from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, reason_of, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
 from penstock.sources.remote.path import ObjectPath, PieceReader, RangeReader, SourcePath
 from penstock.sources.slices import Columns, Identity, Slice, SliceRows, SourceFile, identity
 
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 RawFile = BinaryIO | PieceReader
 READ_BYTES = 1 << 20
 FOOTER_BYTES = 1 << 16  # of an object, requested at once; larger footers take a second request
@@ -34,7 +35,7 @@ MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = (
 
 def cut_parquet(file: SourceFile) -> Iterator[Slice]:
     """Yield the slices of a Parquet file."""
-    with _opened(file.path, file.name, whole=True) as parquet, file.path.open("rb") as raw:
+    with _readable(file.name), _opened(file.path, file.name, whole=True) as parquet, file.path.open("rb") as raw:
         units = (_unit(parquet, raw, group) for group in range(parquet.num_row_groups))
         yield from cut_units(file, units, _schema(parquet))
 
@@ -47,7 +48,7 @@ def trim_parquet(part: Slice, path: SourcePath, first: int, stop: int) -> Slice:
 
 def parquet_head(file: SourceFile, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Batches from the start of a file, with the values of the requested columns and placeholders for the others."""
-    with _opened(file.path, file.name, whole=True) as parquet:
+    with _readable(file.name), _opened(file.path, file.name, whole=True) as parquet:
         for group in range(parquet.num_row_groups):
             for batch in _batches(file.path, parquet, range(group, group + 1), columns, whole=True):
                 yield with_placeholders(batch, parquet.schema_arrow.names)
@@ -58,9 +59,9 @@ def read_parquet(part: Slice, path: SourcePath, max_row_bytes: int, columns: Col
     try:
         cursor = _cursor_for(part, path, columns)
         rows = decode_rows(part, cursor.take(part.skip, part.rows), max_row_bytes)
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGE as error:
         groups = f"row groups {part.unit} to {part.unit + part.units - 1}"
-        raise SourceError(f"{path}: {groups} can't be read: {error}. Write the file again.") from error
+        raise SourceError(f"{path}: {groups} can't be read: {reason_of(error)}. Write the file again.") from error
     _idle_cursors.append(cursor)
     return rows
 
@@ -117,14 +118,21 @@ def _cursor_for(part: Slice, path: SourcePath, columns: Columns) -> _Cursor:
 
 def _opened(path: SourcePath, name: str, *, whole: bool = False, **more: Any) -> pq.ParquetFile:
     """Open a file. An object is opened to read the `whole` of it, or the parts that are needed."""
-    try:
+    with _readable(name):
         # Buffered without pre-buffering, so that memory is bounded by the batch, not the row group.
         if not isinstance(path, ObjectPath):
             return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
         source = pa.PythonFile(path.open() if whole else path.open_range(), "r")
         return pq.ParquetFile(source, **{"metadata": _metadata(path, whole), **more}, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        what = f"not a readable Parquet file: {error}. It may be truncated; write it again."
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turns what damaged files raise into an error that names the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        what = f"not a readable Parquet file: {reason_of(error)}. It may be truncated; write it again."
         raise SourceError(f"{name}: {what}") from error
 
 

@@ -35,6 +35,11 @@ MAX_SLICE_BYTES = 1 << 30  # limit on the decoded rows of a slice
 LIST_TYPES = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
+def reason_of(error: BaseException) -> str:
+    """The message of an error of pyarrow, which may have several lines, as one."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
 def json_rows(batch: pa.RecordBatch) -> tuple[list[bytes], int]:
     """The rows of a batch, and the number of null fields dropped."""
     converter = _Converter()
