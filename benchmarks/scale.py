@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.grow import MATERIAL, grow, grown, material
-from penstock.build.workers.process import environment
+from penstock.build.workers.process import ONE_THREAD
+from penstock.child import environment
 from penstock.store.files import file_digest
 
 SHARE, GROWTH = 0.8, 1.1
@@ -78,7 +79,7 @@ print(json.dumps({
 def prepared(source: Path, tokenizer: Path, cache: Path, engine: str, workers: int) -> dict[str, Any]:
     """The figures of one run in a process of its own."""
     command = [sys.executable, "-c", DRIVER, *map(str, (source, tokenizer, cache, engine, workers))]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE)
+    done = subprocess.run(command, env=environment(ONE_THREAD), stdout=subprocess.PIPE)
     if done.returncode:
         raise SystemExit(f"prepare failed on {source.name} with the {engine} engine")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ STAGES = (
     "sources", "tokenizer", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train",
 )  # fmt: skip
 SHARED = (  # no stage
-    "addresses", "arguments", "arrays", "errors", "native", "notebook", "objects", "options", "other_names",
+    "addresses", "arguments", "arrays", "child", "errors", "native", "notebook", "objects", "options", "other_names",
     "printable", "transient", "yaml_keys",
 )  # fmt: skip
 MAX_MODULES, MAX_LINES = 15, 500

@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock import child
 from penstock.verify.jobs import ProbeJob
 
 GRACE = 5.0  # seconds for the probe process to report that it killed a fork
@@ -78,12 +78,12 @@ class Supervisor:
             return self._process
         self.close()
         reading, writing = os.pipe()
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        environment = child.environment({"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
         environment.setdefault("TRITON_INTERPRET", "1")  # removed below if there is a GPU
         if _has_gpu():
             environment.pop("TRITON_INTERPRET")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.verify.probe", str(writing)],
+            child.command("penstock.verify.probe", str(writing)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

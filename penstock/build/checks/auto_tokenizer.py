@@ -17,8 +17,9 @@ from typing import Any
 
 import orjson
 
+from penstock import child
 from penstock.build.options import TokenizerAs
-from penstock.build.workers.process import environment
+from penstock.build.workers.process import ONE_THREAD
 from penstock.errors import StoreError, TokenizerError
 from penstock.store.cache import Cache
 from penstock.store.files import bytes_digest, digest, file_digest, read_regular
@@ -68,9 +69,12 @@ class AutoCheck:
             self._store(compare(folder, self._model.tokenizer_json))
             return
         file = self._cache.tokenizer_path(bytes_digest(self._model.tokenizer_json))
-        command = [sys.executable, "-m", "penstock.tokenizer.auto", str(folder), str(file)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+            child.command("penstock.tokenizer.auto", str(folder), str(file)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child.environment(ONE_THREAD),
         )
 
     def poll(self, *, wait: bool = False) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-import penstock
-from penstock import errors
+from penstock import child, errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
 from penstock.sources import Slice, SourcePath, path_to_json
@@ -44,13 +40,6 @@ class Task:
 
 class DiedError(Exception):
     """The worker process died; the message says how."""
-
-
-def environment() -> dict[str, str]:
-    """Returns the environment of our subprocesses: the same code as this process, and one thread each."""
-    root = str(Path(penstock.__file__).parent.parent)
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    return {**os.environ, "PYTHONPATH": path, **ONE_THREAD}
 
 
 def died_twice(task: Task, how: str) -> WorkerError:
@@ -90,10 +79,10 @@ class Worker:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.build.worker"],
+                child.command("penstock.build.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment(),
+                env=child.environment(ONE_THREAD),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

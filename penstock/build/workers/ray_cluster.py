@@ -3,6 +3,10 @@
 A cluster that we start is for this process alone: it listens on the loopback interface, has no dashboard, sends no
 usage statistics, asks for a random token that is stored nowhere, and ends with this process. Ray runs whatever code it
 is sent, so anything less would let other users of the machine act as this one.
+
+By default Ray puts the driver's current folder, which holds data, first on the import path of every worker, and under
+`uv run` it even uploads that folder. Connections made here do neither. A script that has called `ray.init` itself keeps
+its own settings.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock import child
 from penstock.build.workers.limits import WORKER_BYTES, worker_count
 from penstock.errors import UsageError, WorkerError
 
@@ -70,12 +75,11 @@ class RayCluster:
             self._start(workers)
             return
         _check_address(given)
+        is_local = given.startswith((f"{LOOPBACK}:", "localhost:"))
         try:
-            if given.startswith((f"{LOOPBACK}:", "localhost:")):
-                with _loopback_only():
-                    self.ray.init(address=given, _node_ip_address=LOOPBACK, **_QUIET)
-            else:
-                self.ray.init(address=given, **_QUIET)
+            with _ray_settings(loopback=is_local):
+                loopback = {"_node_ip_address": LOOPBACK} if is_local else {}
+                self.ray.init(address=given, job_config=_job(), **loopback, **_QUIET)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _unreachable(given, _first_line(error)) from error
         self.slots = self._slots(workers)
@@ -86,9 +90,10 @@ class RayCluster:
             log.warning("%s", notice)
         self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR"))  # for this user only
         try:
-            with _loopback_only(), _private_environment():
+            with _ray_settings(loopback=True), _private_environment():
                 found = self.ray.init(
                     address="local",
+                    job_config=_job(),
                     num_cpus=self.slots,
                     num_gpus=0,
                     _memory=self.slots * WORKER_BYTES,
@@ -202,23 +207,42 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
+def _job() -> Any:
+    """The configuration of a job whose workers import nothing from the driver's folders."""
+    from ray.job_config import JobConfig
+
+    class PathlessJob(JobConfig):  # type: ignore[misc]
+        """Ignores the folders that `ray.init` adds."""
+
+        _py_driver_sys_path = property(lambda _: [], lambda _, __: None)
+
+    return PathlessJob()
+
+
 @contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
-    """Keeps Ray from replacing a loopback address by one that other machines can reach, as Ray does on macOS."""
+def _ray_settings(loopback: bool) -> Iterator[None]:
+    """Keeps Ray from uploading the current folder under `uv run`.
+
+    With `loopback`, also from replacing a loopback address by one that other machines can reach, as it does on macOS.
+    """
     from ray._private import ray_constants
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    off = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV", *(["ENABLE_RAY_CLUSTER"] if loopback else [])]
+    before = {name: getattr(ray_constants, name) for name in off}
     try:
+        for name in off:
+            setattr(ray_constants, name, False)
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        for name, value in before.items():
+            setattr(ray_constants, name, value)
 
 
 @contextlib.contextmanager
 def _private_environment() -> Iterator[None]:
-    """Sets the variables that a cluster inherits if it is started meanwhile: no statistics, and a token of its own."""
+    """Sets what a cluster inherits if it is started meanwhile: no statistics, its own token, a child's import path."""
     values = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    values |= {"PYTHONPATH": child.import_path(), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in (*values, "RAY_AUTH_MODE")}  # Ray sets the mode to `token`
     os.environ.update(values)
     try:

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.build.progress import SliceReport
@@ -114,7 +115,8 @@ class RayEngine:
                 work = self._work(task)
             else:
                 return bool(self._lost)
-            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(work.task.path), work.rows)
+            path = work.task.path.absolute() if isinstance(work.task.path, Path) else work.task.path
+            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(path), work.rows)
             slot.held[ref] = work
         return True
 

@@ -96,8 +96,9 @@ def _factory(spec: TargetSpec) -> Callable[..., Any]:
     name, colon, function = spec.factory.partition(":")
     if not colon:
         raise UsageError(f"--target {spec.factory}: expected module:function, such as my_module:make_trainer.")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    here, top = Path.cwd(), name.partition(".")[0]
+    if ((here / top).is_dir() or (here / f"{top}.py").is_file()) and str(here) not in sys.path:
+        sys.path.insert(0, str(here))  # otherwise the current folder may hold anything
     try:
         module = importlib.import_module(name)
     except ImportError as error:
