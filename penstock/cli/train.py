@@ -13,6 +13,7 @@ from penstock.errors import UsageError
 from penstock.look.terminal.console import Terminal
 from penstock.look.terminal.live import LiveProgress, progress_line
 from penstock.printable import printable_json
+from penstock.train.config_reader import read_config
 
 if TYPE_CHECKING:
     from penstock.train.run import TrainResult
@@ -51,6 +52,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
     messages = Terminal(stderr=True, quiet=not first)
     messages.print(f"penstock train {method}: {config}", highlight=False, markup=False)  # imports take seconds
+    read_config(config, overrides)
     try:
         import accelerate  # noqa: F401
         import transformers.utils.logging as its_logging

@@ -44,6 +44,7 @@ def verify(
 ) -> None:
     """Run a few training steps and certify each feature as engaged, not engaged or unknown."""
     from penstock.look.terminal.console import Terminal
+    from penstock.train.config_reader import read_config
     from penstock.verify import VerifyOptions, required_promises
     from penstock.verify import verify as verify_target
     from penstock.verify.table import print_certificate
@@ -57,6 +58,8 @@ def verify(
         raise UsageError(f"{config}: no such file. Pass a YAML file, or --target module:function.")
     if method not in (None, "sft", "dpo", "kto"):
         raise UsageError(f"--method {method}: expected sft, dpo or kto.")
+    if target is None and config is not None:
+        read_config(config, overrides or ())  # an invalid one is an error here, not an unknown verdict
     messages = Terminal(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     options = VerifyOptions(config, method, tuple(overrides or ()), target, time_limit, layers=layers, tokens=tokens)
     certificate = verify_target(options, lambda what: messages.print(f"verify: {what}", highlight=False))

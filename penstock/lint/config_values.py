@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.addresses import local_path
 from penstock.errors import UsageError
 
 
@@ -34,21 +33,22 @@ class KeyDifference:
 
 def read_file(path: Path) -> ConfigValues:
     """Reads the top-level keys of a YAML or JSON file."""
-    try:
-        text = local_path(path, "configuration").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}. Pass a YAML or JSON file.") from error
-    values = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}.")
-    return ConfigValues(str(path), values)
+    from penstock.config_files import load_yaml, read_text
 
-
-def _json(path: Path, text: str) -> Any:
+    text = read_text(path)
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        values = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else load_yaml(text)
+    except RecursionError as error:
+        raise UsageError(f"{path}: nested too deeply.") from error
     except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON: {error}") from error
+        raise UsageError(f"{path}: not valid {kind}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}.")
+    for key in values:
+        if not isinstance(key, str):
+            raise UsageError(f"{path}: the key {key!r} is not a string. Put it in quotes.")
+    return ConfigValues(str(path), values)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -59,17 +59,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{key} is set twice. Remove one of them")
         found[key] = value
     return found
-
-
-def _yaml(path: Path, text: str) -> Any:
-    import yaml
-
-    from penstock.yaml_keys import load_yaml
-
-    try:
-        return load_yaml(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not valid YAML: {error}") from error
 
 
 def read_command(arguments: Sequence[str]) -> ConfigValues:
@@ -100,11 +89,11 @@ def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def literal(text: str) -> Any:
     """Parses a command-line word into a value."""
-    import yaml
+    from penstock.config_files import load_yaml
 
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = load_yaml(text)
+    except ValueError:
         return text
     if isinstance(value, str):
         try:

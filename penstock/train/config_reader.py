@@ -29,7 +29,7 @@ def read_config(source: ConfigSource, overrides: Iterable[str] = ()) -> TrainCon
     elif isinstance(source, Mapping):
         values = _copied(source)
     else:
-        values = _read_yaml(local_path(source, "configuration"))
+        values = _read_yaml(source)
     for override in overrides:
         _override(values, override)
     return _validated(_normalised(train_values(values)))
@@ -71,16 +71,12 @@ def _copied(value: Any) -> Any:
     return [_copied(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    from penstock.yaml_keys import load_yaml
+def _read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    from penstock.config_files import load_yaml, read_text
 
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}. Pass the path of a YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = load_yaml(read_text(path))
+    except ValueError as error:
         raise UsageError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path}: expected sections such as model:, data: and optim:, found {type(values).__name__}.")
@@ -89,14 +85,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _override(values: dict[str, Any], override: str) -> None:
     """Applies an override such as `optim.lr=1e-5` or `data.sources.0.weight=0.3`."""
-    import yaml
+    from penstock.config_files import load_yaml
 
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise UsageError(f"{override!r}: expected section.key=value, for example optim.lr=1e-5.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = load_yaml(text)
+    except ValueError as error:
         raise UsageError(f"{override!r}: the value is not valid YAML: {error}") from error
     *parents, last = name.split(".")
     place: Any = values

@@ -44,6 +44,8 @@ PROMISES: Mapping[str, str] = {
     "data.packing": "packed rows are full",
 }
 
+ALWAYS_REQUIRED = "loss.finite"
+
 
 @dataclass(frozen=True, slots=True)
 class PackageInfo:
@@ -86,8 +88,14 @@ class Certificate:
         return next((f.verdict for f in self.findings if f.promise == promise), Verdict.UNKNOWN)
 
     def broken(self, required: Iterable[str]) -> list[str]:
-        """The required promises whose verdict is not engaged or unknown."""
-        return [promise for promise in required if self.verdict(promise) is not Verdict.ENGAGED]
+        """The required promises whose verdict is not engaged or unknown, and `loss.finite` if it was seen to fail.
+
+        No certificate can stand for a run whose loss or gradient is not finite, whatever else is required.
+        """
+        found = [promise for promise in required if self.verdict(promise) is not Verdict.ENGAGED]
+        if self.verdict(ALWAYS_REQUIRED) is Verdict.NOT_ENGAGED and ALWAYS_REQUIRED not in found:
+            found.append(ALWAYS_REQUIRED)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as JSON-compatible values."""

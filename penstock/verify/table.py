@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.look.terminal.console import Terminal
-from penstock.verify.certificate import Certificate, Verdict
+from penstock.verify.certificate import ALWAYS_REQUIRED, Certificate, Verdict
 
 _COLOURS = {Verdict.ENGAGED: "green", Verdict.NOT_ENGAGED: "red", Verdict.UNKNOWN: "yellow"}
 
@@ -28,8 +28,12 @@ def certificate_table(certificate: Certificate, broken: Iterable[str] = ()) -> R
     lines = [f"{certificate.target}{rank}", *(f"  {condition}" for condition in certificate.conditions)]
     packages = dict.fromkeys(str(package) for finding in certificate.findings for package in finding.about)
     after = [*(f"about {package}" for package in packages), *certificate.remedies]
-    after += [f"required but not engaged: {promise}" for promise in broken]
+    after += [f"required but {certificate.verdict(promise)}: {promise}{_always(promise)}" for promise in broken]
     return Group(Text("\n".join(lines)), table, Text("\n".join(after)))
+
+
+def _always(promise: str) -> str:
+    return " (required of every run: loss and gradient must be finite)" if promise == ALWAYS_REQUIRED else ""
 
 
 def print_certificate(certificate: Certificate, broken: Iterable[str] = ()) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.config_files import load_yaml
 from penstock.errors import UsageError
 from penstock.lint.config_class import ConfigClass, Key, read_config_class
 from penstock.lint.config_values import ConfigValues, differences, read_command, read_file
 from penstock.lint.linter import KeyStatus, lint, report_lines
-from penstock.yaml_keys import load_yaml
 
 
 def trl(name: str = "SFTConfig", version: str = "1.16.0") -> ConfigClass:

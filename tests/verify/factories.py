@@ -63,6 +63,14 @@ def not_a_number() -> Any:
     return model
 
 
+def overflowing() -> Any:
+    """A step whose loss is infinite."""
+    import torch
+
+    weight = torch.ones(1, requires_grad=True)
+    return lambda: (weight * float("inf")).sum().backward()
+
+
 def segfault() -> Any:
     import ctypes
 

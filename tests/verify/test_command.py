@@ -34,6 +34,22 @@ def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.M
     assert json.loads(output.read_text())["findings"][1]["verdict"] == "unknown"
 
 
+@pytest.mark.parametrize("required", [[], ["--require", "loss.finite"]])
+def test_a_loss_that_is_not_finite_exits_with_1(required: list[str]) -> None:
+    """Without `--require`, too: the command runs a real step, whose loss is infinite."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "verify", "--target", "factories:overflowing", *required],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-2000:]
+    words = "required but not engaged: loss.finite (required of every run: loss and gradient must be finite)"
+    assert done.stdout.count(words) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

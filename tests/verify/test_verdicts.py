@@ -46,6 +46,14 @@ def test_unknown_and_unexamined_promises_count_as_broken() -> None:
     assert json.loads(json.dumps(certificate.to_json()))["findings"][0]["verdict"] == "engaged"
 
 
+def test_only_a_loss_seen_to_fail_breaks_every_certificate() -> None:
+    broken = {
+        verdict: Certificate("t", (), (Finding("loss.finite", verdict, ("x",)),)).broken(())
+        for verdict in Verdict
+    }
+    assert broken == {Verdict.ENGAGED: [], Verdict.NOT_ENGAGED: ["loss.finite"], Verdict.UNKNOWN: []}
+
+
 @pytest.mark.parametrize(
     ("own", "others", "noise", "verdict"),
     [

@@ -211,7 +211,7 @@ def _job() -> Any:
     """The configuration of a job whose workers import nothing from the driver's folders."""
     from ray.job_config import JobConfig
 
-    class PathlessJob(JobConfig):  # type: ignore[misc]
+    class PathlessJob(JobConfig):
         """Ignores the folders that `ray.init` adds."""
 
         _py_driver_sys_path = property(lambda _: [], lambda _, __: None)
