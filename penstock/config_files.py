@@ -1,7 +1,7 @@
 """Reads configuration files: YAML in which no mapping repeats a key, within limits that no real configuration reaches.
 
-A few lines of YAML aliases can stand for billions of values, and nesting for a stack overflow. Size, depth and number of
-values, aliases counted each time, are checked while the document is read. Every error is one line.
+A few lines of YAML aliases can expand to billions of values, and deep nesting overflows the stack. Size, depth and the
+number of values, counting aliases each time, are checked while the document is read. Every error is one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML document; raises ValueError, with one line, if it is malformed, too large or repeats a key."""
+    """The value of a YAML document; raises ValueError in one line if it is malformed, too large or repeats a key."""
     try:
         return yaml.load(text, BoundedLoader)  # noqa: S506 (a safe loader)
     except yaml.MarkedYAMLError as error:

@@ -26,7 +26,8 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "lint/test_releases", "look/test_browser", "look/test_viewer", "dry_run/",
     "sources/test_hub_urls", "sources/test_urls", "store/test_transient",
     "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
-    "test_children", "test_config_files", "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
+    "test_children", "test_config_files",
+    "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
 
 # A busy machine is no failure: a timing is never a test.

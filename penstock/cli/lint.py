@@ -50,5 +50,5 @@ def lint(
     else:
         for line in report_lines(report):
             print(printable(line))
-    if report.refused:
+    if report.refused or report.mostly_unknown:
         raise typer.Exit(1)

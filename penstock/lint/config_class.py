@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import UsageError
+from penstock.lint.commits import commit_of
 from penstock.lint.modules import Module, module_of_file, version_of
 from penstock.lint.resolver import ClassDefinition, NameResolver
 
@@ -42,8 +43,10 @@ class ConfigClass:
     file: Path
     line: int
     keys: Mapping[str, Key]
-    read: tuple[str, ...]  # `package version file:line` of the class and each base
+    read: tuple[str, ...]  # `package version file:line` of the class and each base, with the commit of a checkout
     unresolved: tuple[str, ...] = field(default=())  # bases not found, and swallowed **kwargs
+    lineage: Mapping[str, str | None] = field(default_factory=dict)  # versions of the class and bases, by package.Class
+    commit: str | None = None  # of the class's file, in a checkout
 
     @property
     def complete(self) -> bool:
@@ -58,11 +61,12 @@ def read_config_class(spec: str, search: tuple[Path, ...] = ()) -> ConfigClass:
     keys: dict[str, Key] = {}
     read: list[str] = []
     unresolved: list[str] = []
+    lineage: dict[str, str | None] = {}
     for entry in _with_bases(found, names, unresolved):
-        version = version_of(entry.module)
-        read.append(
-            f"{_package(entry.module)} {version or '(version unknown)'} {entry.module.file}:{entry.node.lineno}"
-        )
+        package, version, commit = _package(entry.module), version_of(entry.module), commit_of(entry.module.file)
+        lineage[f"{package}.{entry.node.name}"] = version
+        place = f"{entry.module.file}:{entry.node.lineno}"
+        read.append(f"{package} {version or '(version unknown)'} {place}{f' at commit {commit}' if commit else ''}")
         keys = _fields(entry) | keys
         init = _own_init(entry)
         if init is not None:
@@ -70,10 +74,19 @@ def read_config_class(spec: str, search: tuple[Path, ...] = ()) -> ConfigClass:
             if not _forwards_kwargs(init):
                 unresolved += _swallowed(init, entry)
                 break  # keys of its bases can't be passed
-    package = _package(found.module)
-    place = (found.module.file, found.node.lineno)
+    file = found.module.file
     return ConfigClass(
-        spec, found.node.name, package, version_of(found.module), *place, keys, tuple(read), tuple(unresolved)
+        spec=spec,
+        name=found.node.name,
+        package=_package(found.module),
+        version=version_of(found.module),
+        file=file,
+        line=found.node.lineno,
+        keys=keys,
+        read=tuple(read),
+        unresolved=tuple(unresolved),
+        lineage=lineage,
+        commit=commit_of(file),
     )
 
 

@@ -109,16 +109,23 @@ def differences(file: ConfigValues, command: ConfigValues) -> list[KeyDifference
     for key in dict.fromkeys((*file.values, *command.values)):
         if key not in command.values:
             found.append(
-                KeyDifference(key, f"{file.origin} says {file.values[key]!r}; the command line does not pass it")
+                KeyDifference(key, f"{file.origin} says {_shown(file.values[key])}; the command line does not pass it")
             )
         elif key not in file.values:
             found.append(
-                KeyDifference(key, f"the command line passes {command.values[key]!r}; {file.origin} has no such key")
+                KeyDifference(
+                    key, f"the command line passes {_shown(command.values[key])}; {file.origin} has no such key"
+                )
             )
         elif not _same(file.values[key], command.values[key]):
-            stated, passed = file.values[key], command.values[key]
-            found.append(KeyDifference(key, f"{file.origin} says {stated!r}; the command line passes {passed!r}"))
+            stated, passed = _shown(file.values[key]), _shown(command.values[key])
+            found.append(KeyDifference(key, f"{file.origin} says {stated}; the command line passes {passed}"))
     return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _same(one: Any, other: Any) -> bool:

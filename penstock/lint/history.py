@@ -1,7 +1,8 @@
-"""Keys that TRL and transformers used to accept, and what replaced them.
+"""Keys that TRL, transformers and open-instruct used to accept, and what replaced them.
 
-One entry per removed key, found by comparing the fields of released wheels; the remarks come from the projects' release
-notes. `last` is the newest release examined that still had the key.
+One entry per removed key, found by comparing the fields of released wheels, or of open-instruct's commits; the remarks
+come from the projects' release notes. `last` is the newest release examined that still had the key, or the day before
+the commit that removed it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ class RemovedKey(NamedTuple):
 
 
 SFT, DPO, ARGS = "trl.SFTConfig", "trl.DPOConfig", "transformers.TrainingArguments"
+OPEN, OPEN_DPO = "open_instruct.FlatArguments", "open_instruct.ModelConfig"
+_TOKENIZER = (
+    "a key of TokenizerConfig since 2025-03-21: add --for …/open_instruct/dataset_transformation.py:TokenizerConfig"
+)
 
 REMOVED_KEYS = (
     RemovedKey(SFT, "max_seq_length", "0.19", "max_length"),
@@ -102,7 +107,30 @@ REMOVED_KEYS = (
     RemovedKey(ARGS, "group_by_length", "5.0", "train_sampling_strategy", "train_sampling_strategy: group_by_length"),
     RemovedKey(ARGS, "logging_dir", "5.10", None, "set the environment variable TENSORBOARD_LOGGING_DIR"),
     RemovedKey(ARGS, "warmup_ratio", "5.10", "warmup_steps", "a warmup_steps below 1 is a ratio"),
+    RemovedKey(OPEN, "use_flash_attn", "0.2", None, "since 2026-03-30 the attention is detected, without a key"),
+    RemovedKey(OPEN_DPO, "use_flash_attn", "0.2", "attn_implementation", "detected if it is not set"),
+    RemovedKey(OPEN_DPO, "attn_backend", "0.2", "attn_implementation", "detected if it is not set"),
+    RemovedKey(OPEN_DPO, "torch_dtype", "2025-12-16", "dtype"),
+    *(
+        RemovedKey(OPEN, key, "2025-03-20", None, _TOKENIZER)
+        for key in ("chat_template_name", "tokenizer_name", "tokenizer_revision", "use_slow_tokenizer", "add_bos")
+    ),
+    RemovedKey(OPEN, "trust_remote_code", "2025-03-20", None, _TOKENIZER),
+    RemovedKey(OPEN, "train_file", "2025-04-07", "dataset_mixer_list"),
+    RemovedKey(OPEN, "overwrite_output_dir", "2025-03-18", None),
+    RemovedKey(OPEN, "run_name", "2025-07-01", "exp_name"),
+    RemovedKey(OPEN, "reduce_loss", "2025-09-18", None, "the loss is the mean over tokens"),
+    RemovedKey(OPEN, "add_seed_and_date_to_exp_name", "0.1", None),
 )
+
+# Names that a package uses for the same thing in other classes, or that its older scripts used.
+ELSEWHERE = {
+    ("open_instruct", "chat_template"): (
+        "the older reward and online DPO scripts' name (DatasetConfig of dataset_processor.py); finetune, DPO and GRPO "
+        "have chat_template_name, a key of TokenizerConfig in dataset_transformation.py"
+    ),
+    ("open_instruct", "attn_implementation"): "a key of ModelConfig (DPO, GRPO); finetune detects the attention",
+}
 
 # Arguments of trainers that are often written into configurations by mistake.
 TRAINER_ARGUMENTS = {
@@ -135,4 +163,5 @@ def replacement(key: str, owners: set[str], accepted: set[str]) -> str | None:
         if past.remark:
             parts.append(past.remark)
         return "; ".join(parts)
-    return TRAINER_ARGUMENTS.get(key)
+    elsewhere = next((ELSEWHERE[package, key] for package in packages if (package, key) in ELSEWHERE), None)
+    return elsewhere or TRAINER_ARGUMENTS.get(key)

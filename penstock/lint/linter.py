@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.lint.config_class import ConfigClass
 from penstock.lint.config_values import ConfigValues, KeyDifference, differences
-from penstock.lint.history import ARGS, replacement
+from penstock.lint.history import replacement
 from penstock.lint.rules import NoEffect, RuleContext, find_ineffective
 
 # Keys that launchers consume before passing on the rest.
@@ -59,6 +59,12 @@ class LintReport:
         wrong = any(finding.status is KeyStatus.REFUSED for finding in self.findings)
         return wrong or bool(self.ineffective) or bool(self.differences)
 
+    @property
+    def mostly_unknown(self) -> bool:
+        """Whether too few keys could be checked for the report to mean anything."""
+        unknown = sum(finding.status is KeyStatus.UNKNOWN for finding in self.findings)
+        return 2 * unknown > len(self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-compatible values."""
         return {
@@ -70,6 +76,7 @@ class LintReport:
                     "version": entry.version,
                     "file": str(entry.file),
                     "line": entry.line,
+                    "commit": entry.commit,
                     "keys": len(entry.keys),
                     "read": list(entry.read),
                     "unresolved": list(entry.unresolved),
@@ -116,23 +123,21 @@ def _finding(key: str, value: Any, classes: Sequence[ConfigClass]) -> KeyFinding
     missing = [reason for entry in classes for reason in entry.unresolved]
     if missing:
         return KeyFinding(key, value, KeyStatus.UNKNOWN, f"not resolved: {'; '.join(missing)}", nearest, replaced)
-    names = " or ".join(f"{entry.name} of {entry.package} {entry.version or '?'}" for entry in classes)
+    names = " or ".join(f"{entry.name} of {entry.package} {entry.version or entry.commit or '?'}" for entry in classes)
     return KeyFinding(key, value, KeyStatus.REFUSED, f"no field of {names}", nearest, replaced)
 
 
 def _owners(classes: Sequence[ConfigClass]) -> set[str]:
-    """The classes whose removed keys apply: those linted, and transformers' TrainingArguments if it is a base."""
-    owners = {f"{entry.package}.{entry.name}" for entry in classes}
-    if any(line.startswith("transformers ") for entry in classes for line in entry.read):
-        owners.add(ARGS)
-    return owners
+    """The classes whose removed keys apply: those linted, and their bases."""
+    return {f"{entry.package}.{entry.name}" for entry in classes} | {o for entry in classes for o in entry.lineage}
 
 
 def report_lines(report: LintReport) -> Iterator[str]:
     """Formats a report for people: what was read, then refused, unknown, ineffective and differing keys."""
     for entry in report.classes:
-        version = entry.version or "version unknown"
-        yield f"{entry.spec}: {len(entry.keys)} keys, {entry.package} {version}"
+        known = [entry.version, f"commit {entry.commit}" if entry.commit else None]
+        origin = ", ".join(filter(None, known)) or "version unknown"
+        yield f"{entry.spec}: {len(entry.keys)} keys, {entry.package} {origin}"
         yield from (f"  read {line}" for line in entry.read)
         yield from (f"  not resolved: {reason}" for reason in entry.unresolved)
     accepted = [finding.key for finding in report.findings if finding.status is KeyStatus.ACCEPTED]
@@ -143,6 +148,8 @@ def report_lines(report: LintReport) -> Iterator[str]:
                 yield _line(finding)
     yield from (f"  no effect {effect.key}: {effect.reason}." for effect in report.ineffective)
     yield from (f"  differs   {entry.key}: {entry.reason}." for entry in report.differences)
+    if report.mostly_unknown:
+        yield "Most keys can't be checked: pass the folders of the unresolved packages with --search, or install them."
 
 
 def _line(finding: KeyFinding) -> str:

@@ -1,16 +1,19 @@
 """Rules that find accepted keys with no effect, or a different effect than their name says, given the other options.
 
 Each rule sees the values of a configuration and the defaults declared by the installed trainer, and yields a `NoEffect`
-per problem. Rules judge settings only; `penstock verify` finds out what happens at run time.
+per problem. A rule is about one trainer's class and applies to it and to classes derived from it: a field of the same
+name elsewhere may mean something else. Rules judge settings only; `penstock verify` finds out what happens at run time.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.lint.config_class import ConfigClass
+from penstock.lint.history import ARGS, DPO, SFT
 
 ISOLATING = ("flash_attention_2", "flash_attention_3", "flex_attention", "kernels-community/", "paged|flash")
 
@@ -39,13 +42,17 @@ class RuleContext:
         """Whether any of the classes accepts this key."""
         return any(key in entry.keys for entry in self.classes)
 
-    def release(self, name: str) -> tuple[int, int] | None:
-        """Major and minor version of TRL if the class `name` comes from TRL."""
+    def release(self, owner: str) -> tuple[int, int] | None:
+        """Major and minor version of the package of `owner` (`package.Class`), if that is a class here or a base."""
         for entry in self.classes:
-            if entry.package == "trl" and entry.name == name and entry.version:
-                parts = entry.version.split(".")
-                return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()) or 0)
+            numbers = re.match(r"(\d+)\.(\d+)", entry.lineage.get(owner) or "")
+            if numbers:
+                return int(numbers[1]), int(numbers[2])
         return None
+
+    def of(self, owners: Sequence[str]) -> RuleContext:
+        """The same values, with only those of the classes that are among `owners` or derive from one of them."""
+        return replace(self, classes=[entry for entry in self.classes if not entry.lineage.keys().isdisjoint(owners)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,8 @@ Rule = Callable[[RuleContext], Iterator[NoEffect]]
 
 
 def find_ineffective(settings: RuleContext) -> list[NoEffect]:
-    """Applies all rules."""
-    return [effect for rule in RULES for effect in rule(settings)]
+    """Applies each rule to the classes it was written for."""
+    return [effect for rule, owners in RULES if (own := settings.of(owners)).classes for effect in rule(own)]
 
 
 def _literal(source: str | None) -> Any:
@@ -128,7 +135,7 @@ def _liger(settings: RuleContext) -> Iterator[NoEffect]:
         yield NoEffect("liger_kernel_config", "has no effect without use_liger_kernel: true")
     if not settings.values.get("use_liger_kernel"):
         return
-    dpo, sft = settings.release("DPOConfig"), settings.release("SFTConfig")
+    dpo, sft = settings.release(DPO), settings.release(SFT)
     if dpo is not None and not (0, 28) <= dpo <= (1, 12):
         when = "from 0.28 to 1.12" if dpo > (1, 12) else "with use_liger_loss"
         yield NoEffect(
@@ -195,4 +202,11 @@ def _overridden(settings: RuleContext) -> Iterator[NoEffect]:
                 yield NoEffect(key, "has no effect with dataloader_num_workers: 0")
 
 
-RULES: tuple[Rule, ...] = (_packing, _masks, _liger, _padding_free, _dependencies, _overridden)
+RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (  # with the classes that a rule is about
+    (_packing, (SFT,)),
+    (_masks, (SFT,)),
+    (_padding_free, (SFT, DPO)),
+    (_liger, (ARGS, SFT, DPO)),
+    (_dependencies, (ARGS, SFT, DPO)),
+    (_overridden, (ARGS, SFT, DPO)),
+)

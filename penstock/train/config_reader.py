@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from penstock.addresses import check_source, local_path

@@ -233,7 +233,8 @@ def compare_losses(facts: RunFacts, plain: RunFacts) -> tuple[Verdict, str]:
         return UNKNOWN, "the loss is not finite without Liger's kernels either"
     if None in ours or None in facts["steps"]["gradients"]:
         return NOT_ENGAGED, "the loss or its gradient is not finite; without Liger's kernels it is"
-    apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None)
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in pairs)
     shown = f"losses {_numbers(ours)} with Liger's kernels, {_numbers(theirs)} without"
     return (
         ENGAGED if apart <= tolerance else NOT_ENGAGED

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli import app
 from penstock.config_files import load_yaml
 from penstock.errors import UsageError
 from penstock.lint.config_class import ConfigClass, Key, read_config_class
@@ -16,7 +20,7 @@ from penstock.lint.linter import KeyStatus, lint, report_lines
 
 def trl(name: str = "SFTConfig", version: str = "1.16.0") -> ConfigClass:
     real = read_config_class(f"trl.{name}")
-    return ConfigClass(real.spec, name, "trl", version, real.file, real.line, real.keys, real.read)
+    return replace(real, version=version, lineage={**real.lineage, f"trl.{name}": version})
 
 
 def without_effect(values: dict[str, Any], entry: ConfigClass | None = None) -> dict[str, str]:
@@ -132,3 +136,101 @@ def test_merges_may_stand_twice_and_be_overridden(tmp_path: Path) -> None:
 def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("base: &base {a: 1, b: 2}\nother: {<<: *base, a: 3}\n")
     assert read_file(tmp_path / "x.yaml").values["other"] == {"a": 3, "b": 2}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A git checkout of a trainer like open-instruct, which has fields that TRL has, too."""
+    folder = tmp_path / "checkout"
+    (folder / "open_instruct").mkdir(parents=True)
+    (folder / "open_instruct" / "__init__.py").write_text("")
+    (folder / "open_instruct" / "finetune.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass\nclass FlatArguments:\n"
+        "    packing: bool = False\n    max_steps: int = -1\n    num_train_epochs: int = 1\n"
+    )
+    for line in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--date", "2026-01-02T00:00:00Z"],
+    ):
+        subprocess.run(["git", "-C", str(folder), *line], check=True)
+    return folder
+
+
+def spec(folder: Path) -> str:
+    return f"{folder / 'open_instruct' / 'finetune.py'}:FlatArguments"
+
+
+def test_rules_belong_to_the_classes_they_were_written_for(checkout: Path) -> None:
+    """TRL's rules said that `packing` of any class needs TRL's attention settings."""
+    values = ConfigValues("x", {"packing": True, "max_steps": 5, "num_train_epochs": 3})
+    report = lint(values, [read_config_class(spec(checkout))])
+    assert report.sound, report.ineffective
+    derived = checkout / "mine.py"
+    derived.write_text(
+        "import dataclasses\nimport trl\n\n\n@dataclasses.dataclass\nclass Mine(trl.SFTConfig):\n    x: int = 1\n"
+    )
+    classes = [read_config_class(f"{derived}:Mine")]
+    assert {effect.key for effect in lint(values, classes).ineffective} == {"packing", "num_train_epochs"}
+
+
+def test_the_commit_of_a_checkout_is_named(checkout: Path) -> None:
+    head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = head.stdout[:12]
+    report = lint(ConfigValues("x", {"packing": True, "packin": 1}), [read_config_class(spec(checkout))])
+    lines = list(report_lines(report))
+    assert f"3 keys, open_instruct commit {commit} of 20" in lines[0]
+    assert f"finetune.py:5 at commit {commit} of 20" in lines[1]
+    assert f"no field of FlatArguments of open_instruct {commit} of 20" in lines[-1]
+    assert report.to_json()["classes"][0]["commit"].startswith(commit)
+    with (checkout / "open_instruct" / "finetune.py").open("a") as file:
+        file.write("    packin: int = 0\n")
+    assert (read_config_class(spec(checkout)).commit or "").startswith(f"{commit}+changes of 20")
+    subprocess.run(["git", "-C", str(checkout), "rm", "-qr", "--cached", "."], check=True)
+    commit_all = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "untrack"]
+    subprocess.run(["git", "-C", str(checkout), *commit_all], check=True)
+    assert read_config_class(spec(checkout)).commit is None
+
+
+def test_a_checkout_can_not_run_commands(checkout: Path, tmp_path: Path) -> None:
+    """git runs what a checkout's own configuration names: monitors, filters, pagers, signature checks."""
+    script = tmp_path / "evil"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    script.chmod(0o755)
+    settings = {
+        "core.fsmonitor": script, "core.pager": script, "core.editor": script, "core.sshCommand": script,
+        "filter.x.clean": script, "filter.x.smudge": script, "filter.x.process": script, "diff.external": script,
+        "gpg.program": script, "log.showSignature": "true", "core.hooksPath": tmp_path, "credential.helper": script,
+        "alias.rev-parse": f"!{script}", "alias.cat-file": f"!{script}",
+    }  # fmt: skip
+    for name, value in settings.items():
+        subprocess.run(["git", "-C", str(checkout), "config", name, str(value)], check=True)
+    (checkout / ".gitattributes").write_text("* filter=x diff=x\n")
+    with (checkout / "open_instruct" / "finetune.py").open("a") as file:
+        file.write("    packin: int = 0\n")
+    assert "+changes" in (read_config_class(spec(checkout)).commit or "")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_report_that_knows_little_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text("from missing import Base\n\n\nclass C(Base):\n    pass\n")
+    (tmp_path / "x.yaml").write_text("a: 1\nb: 2\n")
+    run = CliRunner().invoke(app, ["lint", str(tmp_path / "x.yaml"), "--for", f"{tmp_path / 'c.py'}:C"])
+    assert run.exit_code == 1
+    assert run.stdout.splitlines()[-1].startswith("Most keys can't be checked: pass the folders")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (
+            "use_flash_attn",
+            "Last seen in open_instruct 0.2 (FlatArguments); since 2026-03-30 the attention is detected",
+        ),
+        ("chat_template", "have chat_template_name, a key of TokenizerConfig"),
+        ("chat_template_name", "a key of TokenizerConfig since 2025-03-21: add --for"),
+    ],
+)
+def test_the_history_of_open_instruct(key: str, words: str, checkout: Path) -> None:
+    report = lint(ConfigValues("x", {key: True}), [read_config_class(spec(checkout))])
+    assert any(words in line for line in report_lines(report)), list(report_lines(report))

@@ -48,8 +48,7 @@ def test_unknown_and_unexamined_promises_count_as_broken() -> None:
 
 def test_only_a_loss_seen_to_fail_breaks_every_certificate() -> None:
     broken = {
-        verdict: Certificate("t", (), (Finding("loss.finite", verdict, ("x",)),)).broken(())
-        for verdict in Verdict
+        verdict: Certificate("t", (), (Finding("loss.finite", verdict, ("x",)),)).broken(()) for verdict in Verdict
     }
     assert broken == {Verdict.ENGAGED: [], Verdict.NOT_ENGAGED: ["loss.finite"], Verdict.UNKNOWN: []}
 
