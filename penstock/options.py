@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex, TypeVar
 from annotated_types import Ge
 
 from penstock.errors import UsageError
+from penstock.other_names import SYNONYMS
 
 Record = TypeVar("Record")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -110,16 +111,22 @@ def _refuse(problems: list[str], of: str) -> None:
 
 
 def _unknown_names(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    known = [entry.name for entry in fields(record)]
+    known = {entry.name: entry.metadata.get("help", "") for entry in fields(record)}
     for name in values:
         if name not in known:
-            hint = nearest(str(name), known) or f" There are: {', '.join(known)}."
+            hint = _synonym(str(name), known) or nearest(str(name), known) or f" There are: {', '.join(known)}."
             yield f"unknown option {prefix + str(name)!r}.{hint}"
     for name, inner, value in _sections(record, values, prefix):
         if isinstance(value, Mapping):
             yield from _unknown_names(inner, value, f"{name}.")
         elif value is not None and not is_dataclass(value):
             yield f"{name}={value!r}: expected a section with keys."
+
+
+def _synonym(name: str, known: Mapping[str, str]) -> str:
+    """Names our option that another tool calls so, with its help."""
+    ours = SYNONYMS.get(name, "")
+    return f" Here it is {ours!r}: {known[ours]}." if ours in known else ""
 
 
 def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:

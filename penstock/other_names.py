@@ -1,6 +1,6 @@
 """Option names of other tools: accepted where the meaning is the same, otherwise refused with a hint.
 
-Sources: TRL and transformers' TrainingArguments, `datasets`, Axolotl, LLaMA-Factory.
+Sources: TRL and transformers' TrainingArguments, `datasets`, Axolotl, LLaMA-Factory, SkyRL, open-instruct, Tinker.
 """
 
 from __future__ import annotations
@@ -23,19 +23,55 @@ PREPARE: Mapping[str, str] = {
     **dict.fromkeys(("chat_template", "chat_template_path"), "template"),
     **dict.fromkeys(("max_samples", "max_examples", "num_samples"), "limit"),
     **dict.fromkeys(("field_messages", "messages_field"), "messages_key"),
-    "cache_dir": "cache",
-    "overwrite_cache": "force",
+    **dict.fromkeys(("cache_dir", "dataset_local_cache_dir"), "cache"),
+    **dict.fromkeys(("overwrite_cache", "force_recache"), "force"),
+    **dict.fromkeys(("disable_cache", "dataset_skip_cache"), "no_cache"),
     "chat_template_kwargs": "template_vars",
 }
 PREPARE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(_LENGTH, _VIEW.format("max_length=…", "data.max_length")),
     **dict.fromkeys(
-        ("assistant_only_loss", "completion_only_loss", "train_on_inputs", "train_on_prompt", "train_on"),
+        (
+            "assistant_only_loss",
+            "completion_only_loss",
+            "train_on_inputs",
+            "train_on_prompt",
+            "train_on",
+            "train_on_what",
+        ),
         _VIEW.format("train_on=…", "data.train_on"),
     ),
     **dict.fromkeys(("packing", "sample_packing"), "is the loader's: collate='packed', or feed.collate: packed"),
     **dict.fromkeys(("seed", "shuffle"), "belongs to the loader: view.loader(seed=…), which shuffles every epoch"),
+    **dict.fromkeys(
+        ("use_cache", "use_tokenized_cache", "load_from_cache_file"),
+        "is not needed: the cache is always used. no_cache builds in a temporary folder instead, force rebuilds",
+    ),
     "streaming": "is not needed: datasets are memory-mapped, and building them takes bounded memory",
+}
+# Names for one of our options, wherever that is unknown: consulted before names that only look alike.
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(_LENGTH[1:], "max_length"),
+    **dict.fromkeys(("train_on_what", "loss_on", "loss_policy", "assistant_only_loss", "train_on_inputs"), "train_on"),
+    **dict.fromkeys(("truncation", "truncation_mode", "truncation_strategy", "excess_length_strategy"), "overlong"),
+    **dict.fromkeys(("val_set_size", "val_size", "test_size", "validation_split", "eval_fraction"), "holdout"),
+    **dict.fromkeys(
+        ("prefetch", "prefetch_factor", "dataloader_prefetch_factor", "lookahead", "num_prefetch"), "ahead"
+    ),
+    **dict.fromkeys(("train_batch_size", "global_batch_size", "total_batch_size"), "batch_size"),
+    **dict.fromkeys(("micro_batch_size", "micro_train_batch_size", "per_device_train_batch_size"), "micro_batch"),
+    **dict.fromkeys(("packing", "sample_packing", "packed", "collator", "collate_fn", "data_collator"), "collate"),
+    **dict.fromkeys(("pack_length", "packing_length", "packed_length", "max_tokens", "batch_tokens"), "capacity"),
+    **dict.fromkeys(("num_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "steps"),
+    **dict.fromkeys(("data_seed", "shuffle_seed", "random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("drop_last", "dataloader_drop_last"), "tail"),
+    **dict.fromkeys(("dp_rank", "data_parallel_rank", "process_index", "shard_index"), "rank"),
+    **dict.fromkeys(("dp_size", "dp_world_size", "num_processes", "num_replicas", "num_shards"), "world_size"),
+    **dict.fromkeys(("pad_token", "pad_token_id"), "pad_id"),
+    **dict.fromkeys(("return_tensors", "with_format", "tensor_type"), "framework"),
+    **dict.fromkeys(("num_proc", "num_workers", "dataset_num_proc"), "workers"),
+    "padding_side": "side",
 }
 FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # flags whose name differs from their option
 TRAIN: Mapping[str, str] = {

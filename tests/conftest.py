@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole docum
     "test_children", "test_config_files",
     "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
 )  # fmt: skip
+
+# Background jobs, nohup and some CI ignore SIGINT, and processes inherit it: a test could not interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure: a timing is never a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

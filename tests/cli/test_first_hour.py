@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from penstock import other_names
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.workers import limits
 from penstock.errors import SourceError, UsageError
+from penstock.export.options import ExportOptions
+from penstock.feed.settings import LoaderOptions
 from penstock.look.stats import stats
 from penstock.look.terminal.show import show
+from penstock.options import read_options
 from penstock.train.config import TrainConfig
 from penstock.train.config_reader import flat, plain, read_config
 from penstock.verify.targets.target import TargetSpec, _factory
+from penstock.view.settings import ViewSettings
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -55,6 +60,38 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     done = command("prepare", "x.jsonl", "--max-length", "512")
     assert done.returncode == 2
     assert "--max-length is decided when loading" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "ours"),
+    [
+        (LoaderOptions, "prefetch", "'ahead': Batches prefetched in the background"),
+        (LoaderOptions, "drop_last", "'tail': What to do with an incomplete last step"),
+        (LoaderOptions, "packing", "'collate': padded, packed or pairs"),
+        (ViewSettings, "train_on_what", "'train_on': Loss policy"),
+        (ViewSettings, "truncation", "'overlong': Longer rows"),
+    ],
+)
+def test_names_of_other_tools_come_before_names_that_look_alike(record: type, name: str, ours: str) -> None:
+    with pytest.raises(UsageError, match=rf"unknown option '{name}'\. Here it is {ours}"):
+        read_options(record, {name: 1}, "x")
+
+
+def test_cache_options_of_other_tools() -> None:
+    options = prepare_options({"tokenizer": "t", "force_recache": True})
+    assert options.force
+    assert prepare_options({"tokenizer": "t", "disable_cache": True}).no_cache
+    with pytest.raises(UsageError, match="'use_tokenized_cache' is not needed: the cache is always used. no_cache"):
+        prepare_options({"tokenizer": "t", "use_tokenized_cache": True})
+    with pytest.raises(UsageError, match=r"'train_on_what' is decided when loading.*ds.view\(train_on=…\)"):
+        prepare_options({"tokenizer": "t", "train_on_what": "all_assistant_messages"})
+
+
+def test_every_synonym_refers_to_an_option_and_hides_none() -> None:
+    records = (PrepareOptions, LoaderOptions, ViewSettings, ExportOptions)
+    known = {entry.name for record in records for entry in fields(record)}
+    assert set(other_names.SYNONYMS.values()) <= known
+    assert not known & other_names.SYNONYMS.keys()
 
 
 def test_every_alias_refers_to_an_existing_option() -> None:
