@@ -27,11 +27,12 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def import_path() -> str:
-    """PYTHONPATH of a child: the folder of this Penstock, however it was found, then the given entries, absolute.
+    """PYTHONPATH of a child: the given entries, absolute, and the folder of this Penstock, however that was found.
 
     Empty entries, which Python reads as the current folder, are usually an accident: `PYTHONPATH=$PYTHONPATH:/mine`.
+    The current folder stays only if this Penstock is in it.
     """
+    root = Path(penstock.__file__).parent.parent
     given = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    entries = [Path(entry) for entry in given.split(os.pathsep)]
-    folders = [Path(penstock.__file__).parent.parent, *(entry for entry in entries if entry != Path())]
-    return os.pathsep.join(str(folder.absolute()) for folder in folders)
+    named = (entry for entry in given.split(os.pathsep) if entry and (Path(entry) != Path() or Path.cwd() == root))
+    return os.pathsep.join(dict.fromkeys([*(str(Path(entry).absolute()) for entry in named), str(root)]))

@@ -135,7 +135,7 @@ def test_a_worker_of_a_running_ray_cluster(hostile: HostileFolder, tokenizer: Pa
 
 
 def test_a_child_finds_this_penstock_and_what_was_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Entries of PYTHONPATH for the current folder are dropped, the others stay, and Penstock's own comes first."""
+    """Entries of PYTHONPATH for the current folder are dropped; the others stay, and decide as in this process."""
     monkeypatch.chdir(tmp_path)
     root = str(Path(penstock.__file__).parent.parent)
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -144,7 +144,10 @@ def test_a_child_finds_this_penstock_and_what_was_meant(monkeypatch: pytest.Monk
         monkeypatch.setenv("PYTHONPATH", given)
         assert child.import_path() == root, given
     monkeypatch.setenv("PYTHONPATH", f":{tmp_path}:lib:../lib:")
-    assert child.import_path().split(os.pathsep) == [root, *(str(tmp_path / name) for name in ("", "lib", "../lib"))]
+    assert child.import_path().split(os.pathsep) == [*(str(tmp_path / name) for name in ("", "lib", "../lib")), root]
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PYTHONPATH", f".:{tmp_path}")  # here Penstock itself is in the current folder
+    assert child.import_path().split(os.pathsep) == [root, str(tmp_path)]
 
 
 def test_a_penstock_that_is_not_installed_is_found_by_its_children(
