@@ -19,8 +19,8 @@ STAGES = (
     "sources", "tokenizer", "chat", "template", "regions", "encode", "store", "build", "view", "pack", "feed", "train",
 )  # fmt: skip
 SHARED = (  # no stage
-    "addresses", "arguments", "arrays", "child", "config_files", "errors", "native", "notebook", "objects", "options",
-    "other_names", "printable", "transient",
+    "addresses", "arguments", "arrays", "child", "config_files", "errors", "literals", "native", "notebook", "objects",
+    "options", "other_names", "printable", "transient",
 )  # fmt: skip
 MAX_MODULES, MAX_LINES = 15, 500
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.chat.conversation import Conversation
+from penstock.literals import Literals
 
 
 class SpecialTextFinder:
@@ -16,16 +16,15 @@ class SpecialTextFinder:
         # One-character and whitespace tokens (such as "\n") are ordinary text that templates also print.
         found = {content for content in contents if len(content) > 1 and not content.isspace()}
         self.needles = sorted(found, key=lambda content: (-len(content.encode()), content))
-        self._pattern = re.compile("|".join(map(re.escape, self.needles))) if found else None
+        self._literals = Literals(found)
 
     def first(self, conversation: Conversation) -> str | None:
         """Returns the first needle in a conversation's text, or None."""
-        if self._pattern is None:
+        if not self._literals:
             return None
         values = [conversation.messages, conversation.tools, [text for _, text in conversation.pieces or ()]]
-        found = (match for text in _strings(values) if (match := self._pattern.search(text)))
-        match = next(found, None)
-        return match[0] if match else None
+        found = (text[slice(*span)] for text in _strings(values) if (span := self._literals.find(text)))
+        return next(found, None)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -33,6 +33,7 @@ from penstock.errors import EncoderPanic, TokenizerError
 SMALL_INPUT = 1_500_000  # bytes that the reference encodes while a fast engine would start
 GROUP_BYTES = 1 << 20  # of texts passed to the reference at once
 MAX_PIECE_BYTES = 4_000_000  # limit on text that can't be split; beyond it the reference needs gigabytes
+MAX_TOKENS_ADDED = 1000  # around a text, by the tokenizer's post-processor
 GROWTH_LIMIT = 64_000_000  # bytes of cache; reached after about 0.8 GB of ordinary text
 
 Int64 = npt.NDArray[np.int64]
@@ -64,7 +65,8 @@ class Encoder:
             raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
         self._reference.no_truncation()
         self._reference.no_padding()
-        self.prefix, self.suffix = self._special_tokens_added()
+        with convert_panics("tokenizers"):
+            self.prefix, self.suffix = self._special_tokens_added()
         # Templates write their own special tokens, and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
         self._splitter = TextSplitter(vocabulary, lambda texts: self._by_reference(texts)[0])
@@ -86,6 +88,11 @@ class Encoder:
                 raise TokenizerError("unsupported tokenizer: its post-processor changes the text's own tokens")
             if plain:
                 found.add((tuple(full[:at]), tuple(full[at + len(plain) :])))
+            if extra > MAX_TOKENS_ADDED:
+                raise TokenizerError(
+                    f"unsupported tokenizer: its post-processor adds {extra:,} tokens to a text; at most "
+                    f"{MAX_TOKENS_ADDED:,} are supported"
+                )
         if len(found) > 1:
             raise TokenizerError("unsupported tokenizer: its post-processor adds tokens that depend on the text")
         prefix, suffix = found.pop() if found else ((), ())
@@ -199,11 +206,12 @@ class Encoder:
 
     def oversized_pieces(self, texts: list[bytes]) -> dict[int, int]:
         """The texts with a piece over `MAX_PIECE_BYTES`, and the size of their longest piece."""
-        if max(map(len, texts), default=0) <= MAX_PIECE_BYTES:
+        limit = MAX_PIECE_BYTES // self._vocabulary.growth
+        if max(map(len, texts), default=0) <= limit:
             return {}
-        long = (k for k, text in enumerate(texts) if len(text) > MAX_PIECE_BYTES)
+        long = (k for k, text in enumerate(texts) if len(text) > limit)
         sizes = {k: max(map(len, self.pieces(texts[k]))) for k in long}
-        return {k: size for k, size in sizes.items() if size > MAX_PIECE_BYTES}
+        return {k: size for k, size in sizes.items() if size > limit}
 
     def reference(self, texts: list[bytes], why: Counter[str] | None = None) -> Encoded:
         """Encode with the reference engine only, long texts in pieces. Raises EncoderPanic."""
@@ -215,7 +223,7 @@ class Encoder:
         """Ids and offsets, in small groups: an encoding takes a hundred times the memory of its text."""
         found: list[UInt32] = []
         lengths: list[int] = []
-        for group in _groups(texts):
+        for group in _groups(texts, GROUP_BYTES // self._vocabulary.growth):
             with convert_panics("tokenizers"):
                 encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
             lengths += map(len, encodings)
@@ -269,12 +277,12 @@ class Encoder:
         return slow
 
 
-def _groups(texts: list[bytes]) -> Iterator[list[bytes]]:
-    """Groups of consecutive texts of about `GROUP_BYTES`."""
+def _groups(texts: list[bytes], limit: int) -> Iterator[list[bytes]]:
+    """Groups of consecutive texts of about this many bytes."""
     group: list[bytes] = []
     size = 0
     for text in texts:
-        if group and size + len(text) > GROUP_BYTES:
+        if group and size + len(text) > limit:
             yield group
             group, size = [], 0
         group.append(text)

@@ -8,7 +8,6 @@ Texts already in NFC, nearly all of them, cost nothing.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from tokenizers.normalizers import NFC
 
 from penstock.encode.code_points import Findings, is_composed, may_compose
 from penstock.encode.vocabulary import NormalizerKind, Vocabulary
+from penstock.literals import Literals
 from penstock.regions.segments import Segments
 
 
@@ -24,10 +24,10 @@ class NfcNormalizer:
     """Normalizes texts as the tokenizer will."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        contents = sorted((t.content for t in vocabulary.added if t.content), key=len, reverse=True)
+        contents = [t.content for t in vocabulary.added]
         self._active = vocabulary.normalizer is NormalizerKind.NFC and is_composed("".join(contents))
         self._normalize: Callable[[str], str] = NFC().normalize_str
-        self._added = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
+        self._added = Literals(contents)
 
     def __call__(
         self, texts: list[bytes], segments: Segments, findings: Findings
@@ -75,8 +75,9 @@ class NfcNormalizer:
 
     def _nfc(self, text: str) -> str:
         """Normalize with the reference's tables: Python's are newer, and reorder marks that the reference does not."""
-        if self._added is None:
-            return self._normalize(text)
-        pieces = self._added.split(text)
-        pieces[::2] = [self._normalize(piece) for piece in pieces[::2]]
-        return "".join(pieces)
+        pieces: list[str] = []
+        end = 0
+        for start, stop in self._added.spans(text):
+            pieces += (self._normalize(text[end:start]), text[start:stop])
+            end = stop
+        return "".join((*pieces, self._normalize(text[end:])))

@@ -9,7 +9,7 @@ be as long as the text. Both checks run when the first long text arrives.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.encode.vocabulary import Vocabulary
+from penstock.literals import Literals
 
 PIECE_BYTES = 1 << 18
 
@@ -42,22 +43,21 @@ class TextSplitter:
         """The pieces of a text, in order."""
         cuts = {0, len(text)}
         if self._added is not None:
-            cuts.update(match.start() for match in self._added.finditer(text))
+            cuts.update(start for start, _ in self._added.spans(text))
         pieces = [text[start:end] for start, end in pairwise(sorted(cuts))] or [text]
         if len(text) <= PIECE_BYTES or not self._cuts_after_letters:
             return pieces
         return [part for piece in pieces for part in _parts(piece)]
 
     @cached_property
-    def _added(self) -> re.Pattern[bytes] | None:
+    def _added(self) -> Literals[bytes] | None:
         """Matches added tokens as `tokenizers` does; None if texts can't be split before each of them."""
         tokens = [token for token in self._vocabulary.added if token.content and not token.normalized]
         if not tokens or any(token.context_sensitive for token in tokens):
             return None
-        contents = sorted((token.content.encode() for token in tokens), key=len, reverse=True)
-        pattern = re.compile(b"|".join(map(re.escape, contents)))
+        added = Literals(token.content.encode() for token in tokens)
         probes = [probe.encode() for probe in probe_texts(self._vocabulary)]
-        return pattern if self._is_safe(probes, pattern) else None
+        return added if self._is_safe(probes, lambda probe: (start for start, _ in added.spans(probe))) else None
 
     @cached_property
     def _cuts_after_letters(self) -> bool:
@@ -66,15 +66,16 @@ class TextSplitter:
         after = (" ", "  ", " \n", " \n\n", "，", " ，", "，\n", " . ", " 1", " '", " \t")
         follow = ("cd", "Word", "1", "...", "", "'s", "中", "и", "é")
         before = ("ab", "The", "don't", "x1y", "中文", "привет", "한국어", "क", "ก")
-        return self._is_safe(["".join(parts).encode() for parts in product(before, after, follow)], _CUT, after=True)
+        probes = ["".join(parts).encode() for parts in product(before, after, follow)]
+        return self._is_safe(probes, lambda probe: (match.end() for match in _CUT.finditer(probe)))
 
-    def _is_safe(self, probes: list[bytes], pattern: re.Pattern[bytes], *, after: bool = False) -> bool:
+    def _is_safe(self, probes: list[bytes], cuts: Callable[[bytes], Iterable[int]]) -> bool:
         """Whether the reference gives the same ids for probes and for their pieces."""
         probes = [*probes, b"".join(probes)]
         pieces: list[bytes] = []
         for probe in probes:
-            found = {match.end() if after else match.start() for match in pattern.finditer(probe)}
-            pieces += [probe[start:end] for start, end in pairwise(sorted({0, len(probe), *found}))] or [probe]
+            found = sorted({0, len(probe), *cuts(probe)})
+            pieces += [probe[start:end] for start, end in pairwise(found)] or [probe]
         return np.array_equal(self._encode(probes), self._encode(pieces))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy.typing as npt
 import orjson
 
 from penstock.errors import TokenizerError
+from penstock.literals import Literals
+from penstock.tokenizer.limits import check_content, check_ids, growth
 
 if TYPE_CHECKING:
     from penstock.encode.spm_pieces import TokenPieces
@@ -60,17 +63,19 @@ class Vocabulary:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         try:
-            config = orjson.loads(tokenizer_json)
-            model = config["model"]
-            vocab = model["vocab"]
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise TokenizerError(f"not a valid tokenizer.json: {error!r}") from error
+            self._read(orjson.loads(tokenizer_json))
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TokenizerError(f"not a valid tokenizer.json: {error!r:.200}") from error
+
+    def _read(self, config: dict[str, Any]) -> None:
+        model = config["model"]
+        vocab = model["vocab"]
         # Only these parts are needed later; the merges of a large tokenizer would take 30 MB.
         self._config: dict[str, Any] = {key: config.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")}
         added = config.get("added_tokens") or []
         self.added = tuple(
             AddedToken(
-                id=int(t["id"]),
+                id=t["id"],
                 content=str(t["content"]),
                 special=bool(t.get("special")),
                 normalized=bool(t.get("normalized")),
@@ -86,8 +91,11 @@ class Vocabulary:
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
         )
-        ids = [*self._tokens.values(), *(t.id for t in self.added)]
-        self.size = max(ids, default=-1) + 1
+        check_ids(chain(self._tokens.items(), ((t.content, t.id) for t in self.added)))
+        for token in self.added:
+            check_content(token.content, "the added token")
+        self.size = 1 + max((*self._tokens.values(), *(t.id for t in self.added)), default=-1)
+        self.growth = growth(self.normalizer_steps)  # characters that the normalizer may write for one
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
@@ -96,8 +104,12 @@ class Vocabulary:
 
     def id_of(self, content: str) -> int | None:
         """The id of a token, by its content."""
-        added = next((t.id for t in self.added if t.content == content), None)
+        added = self._added_ids.get(content)
         return added if added is not None else self._tokens.get(content)
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {t.content: t.id for t in reversed(self.added)}  # the first one counts
 
     @cached_property
     def special_contents(self) -> frozenset[str]:
@@ -108,7 +120,7 @@ class Vocabulary:
     def cuts(self) -> tuple[str, ...]:
         """Tokens before which a text can be cut without changing any id: matched as they stand, wherever they are."""
         plain = [t.content for t in self.added if t.special and not (t.normalized or t.context_sensitive or t.rstrip)]
-        inside = "\0".join(t.content[1:] for t in self.added)  # searched at once: there may be a thousand of them
+        inside = Literals(plain).within("\0".join(t.content[1:] for t in self.added))
         return tuple(p for p in plain if p and p not in inside)
 
     @cached_property
@@ -206,8 +218,12 @@ class Vocabulary:
 
 def _steps(node: Any, key: str) -> list[dict[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder, with sequences flattened."""
-    if not isinstance(node, dict):
-        return []
-    if node.get("type") == "Sequence":
-        return [step for part in node.get(key) or [] for step in _steps(part, key)]
-    return [node]
+    found: list[dict[str, Any]] = []
+    todo = [node]
+    while todo:  # iteratively, because sequences may be nested deeply
+        step = todo.pop()
+        if isinstance(step, dict) and step.get("type") == "Sequence":
+            todo += reversed(step.get(key) or [])
+        elif isinstance(step, dict):
+            found.append(step)
+    return found

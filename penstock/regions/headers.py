@@ -8,22 +8,22 @@ must be rendered. The header is None if it is uncertain. A look-up takes one or 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from penstock.chat.conversation import Role
+from penstock.literals import Literals
 from penstock.regions.calibrate import Observation, common_length
 
-_MARKERS = rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]"  # <|im_start|>, <think>, [INST], …
+_MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")  # <|im_start|>, <think>, [INST], …
 
 
 class Boundaries:
     """Finds where a prompt may be cut: before and after markers, and at line ends."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
-        special = sorted((re.escape(token.encode()) for token in special_tokens if token), key=len, reverse=True)
-        self._markers = re.compile(b"|".join([*special, _MARKERS]))
+        self._special = Literals(token.encode() for token in special_tokens)
 
     def shared(self, prompt: bytes, region: bytes) -> bytes | None:
         """The prefix that a region shares with a prompt, up to a boundary.
@@ -32,10 +32,25 @@ class Boundaries:
         the role's header (`<|im_start|>` of `<|im_start|>assistant`), and is some other text.
         """
         common = common_length(prompt, region)
-        edges = [edge for marker in self._markers.finditer(prompt) for edge in marker.span()]
+        edges = [edge for marker in self._markers(prompt) for edge in marker]
         edges += [line.end() for line in re.finditer(b"\n", prompt)]
         cut = max((edge for edge in edges if edge <= common), default=0)
-        return prompt[:cut] if not cut or not self._markers.sub(b"", prompt[cut:]).strip() else None
+        return prompt[:cut] if not cut or not self._without_markers(prompt[cut:]).strip() else None
+
+    def _markers(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Yields where markers begin and end. Where both fit, a special token wins."""
+        end = 0
+        while True:
+            usual, special = _MARKERS.search(text, end), self._special.find(text, end)
+            found = [span for span in (special, usual and usual.span()) if span]
+            if not found:
+                return
+            start, end = min(found, key=lambda span: span[0])
+            yield start, end
+
+    def _without_markers(self, text: bytes) -> bytes:
+        edges = [0, *(edge for marker in self._markers(text) for edge in marker), len(text)]
+        return b"".join(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

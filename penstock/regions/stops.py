@@ -23,9 +23,11 @@ def learn_end_tokens(
     """The special tokens with which a template ends an assistant's turn, and the end-of-sequence token."""
     special = {token.encode() for token in special_tokens if token}
     ends = {(eos_token or "").encode()} & special
+    lengths = sorted({len(token) for token in special}, reverse=True)
     for seen in observations:
         ending = seen.ending.rstrip()
-        ends |= {max((token for token in special if ending.endswith(token)), key=len, default=b"")} - {b""}
+        fitting = (ending[-length:] for length in lengths if ending[-length:] in special)
+        ends |= {next(fitting, b"")} - {b""}
     return tuple(sorted(ends, key=lambda token: (-len(token), token)))
 
 

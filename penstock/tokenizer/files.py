@@ -17,6 +17,7 @@ import orjson
 
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
+from penstock.tokenizer.limits import check_content
 from penstock.transient import retry_transient
 
 VOCABULARY_FILES = (
@@ -109,7 +110,7 @@ def _load(spec: str | os.PathLike[str], revision: str | None, for_auto: bool) ->
     try:
         data, notes = _completed(tokenizer.read_bytes(), config, tokens) if tokenizer.is_file() else (b"", [])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TokenizerError(f"{tokenizer}: not a valid tokenizer.json ({error})") from error
+        raise TokenizerError(f"{tokenizer}: not a valid tokenizer.json ({error!s:.200})") from error
     loadable = folder if tokenizer.name == "tokenizer.json" else None
     templates = _templates(folder, config)
     return TokenizerFiles(str(spec), data, tokens, templates, tuple(notes), loadable, end_ids=_end_ids(folder))
@@ -204,6 +205,7 @@ def _special_tokens(*layers: Mapping[str, Any]) -> dict[str, str]:
             value = layer.get(key)
             content = value.get("content") if isinstance(value, dict) else value
             if isinstance(content, str):
+                check_content(content, f"the {key}")
                 tokens[key] = content
     return {key: tokens[key] for key in NAMED_TOKENS if key in tokens}
 
@@ -233,6 +235,8 @@ def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]
     missing: dict[str, Any] = {
         e["content"]: e for e in entries if isinstance(e, dict) and e.get("content") not in known
     }
+    for content in missing:
+        check_content(content, "the added token")
     missing |= {c: {"content": c, "special": True} for c in tokens.values() if c not in known and c not in missing}
     if not missing:
         return data, []

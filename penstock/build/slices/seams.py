@@ -8,7 +8,6 @@ tokens, and are not trained. Costs a few microseconds per turn.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.arrays import Int64
 from penstock.build.slices.batch import ExampleBatch
 from penstock.chat.conversation import Part, Role
 from penstock.encode.encoder import Encoder
+from penstock.literals import Literals
 from penstock.regions.segments import Segments
 
 _MARKER_WINDOW = 64  # bytes before a seam that are searched first for the prompt's last marker
@@ -31,8 +31,7 @@ class Seams:
 
     def __init__(self, encoder: Encoder, cuts: Sequence[str]) -> None:
         self._encoder = encoder
-        markers = sorted((token.encode() for token in cuts), key=len, reverse=True)
-        self._markers = re.compile(b"|".join(map(re.escape, markers))) if markers else None
+        self._markers = Literals(token.encode() for token in cuts)
         self._known: dict[bytes, npt.NDArray[Any]] = {}
 
     def straddles(self, prompt: bytes, answer: bytes) -> bool:
@@ -60,10 +59,10 @@ class Seams:
 
     def _tail(self, prompt: bytes) -> bytes:
         """Returns the prompt from its last marker on, or all of it if it has none."""
-        if self._markers is None:
+        if not self._markers:
             return prompt
         for text in (prompt[-_MARKER_WINDOW:], prompt):
-            starts = [found.start() for found in self._markers.finditer(text)]
+            starts = [start for start, _ in self._markers.spans(text)]
             if starts:
                 return text[starts[-1] :]
         return prompt
