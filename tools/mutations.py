@@ -162,8 +162,6 @@ ROWS: Final = (
     ("        if (!truth(m, tools)) tools = none();\n", ""),
     ("needle.size <= left", "needle.size < left"),
     ("if (left < 2 || !l->needle_pairs", "if (left < 3 || !l->needle_pairs"),
-    ("if (content && !is_said(m, *content, text)) flags[i] = 0;", ""),
-    ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
     ("if (find_key(found.dict, reserved[i])) unusual(m);", ""),
     ("if (given && truth(m, *given)) unusual(m);", ""),
     ("if (weight > 3.4e38) unusual(m);", ""),
@@ -177,6 +175,12 @@ ROWS: Final = (
     ("messages->v[i].dict->message = (int32_t)i;", "messages->v[i].dict->message = 0;"),
     ("        if (join) content = joined_parts(m, content.list);\n", ""),
     ('if (find_key(message, to)) unusual(m);', ""),
+)  # fmt: skip
+SHOWN: Final = (
+    ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
+    ("if (content->tag == STRING) check_text(m, message, *content);", ""),
+    ("message->flags |= KEY_DROPPED;", ";"),
+    ("message.where = message.is_answer ? &own : &whole;", "message.where = &whole;"),
 )  # fmt: skip
 PROGRAM: Final = (
     ("const bool known = !m->lost;", "const bool known = true;"),
@@ -245,6 +249,7 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}interpreter.c", INTERPRETER),
         (f"{_NATIVE}provenance.c", PROVENANCE),
         (f"{_NATIVE}rows.c", ROWS),
+        (f"{_NATIVE}shown.c", SHOWN),
         (f"{_NATIVE}program.c", PROGRAM),
         (f"{_NATIVE}align.c", ALIGN),
         ("penstock/template/compile/compiler.py", COMPILER),

@@ -29,7 +29,7 @@ LABEL_COLUMN = "label"  # KTO: false marks an undesirable answer
 NEAR_COLUMNS = (  # names close to columns that are read; rows that have them are noted if the mapping doesn't use them
     *("message", "messages", "conversation", "conversations"),
     *("tool", "function", "functions", "available_tools", "tool_definitions"),
-    *("system_prompt", "system_message", "template_kwargs", "template_vars", "chat_template_args"),
+    *("documents", "system_prompt", "system_message", "template_kwargs", "template_vars", "chat_template_args"),
     *("weight", "weights", "loss_weight", "loss_weights", "loss_mask"),
     *("reasoning", "reasoning_content", "thinking", "chain_of_thought"),
 )

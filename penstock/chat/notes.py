@@ -18,12 +18,14 @@ class Note(StrEnum):
     """The kinds of notes, by their names in the ledger."""
 
     TOOLS_DROPPED = "tools_dropped"
+    DOCUMENTS_DROPPED = "documents_dropped"
     CALLS_DROPPED = "tool_calls_dropped"
     REASONING_DROPPED = "reasoning_dropped"
     CONTENT_DROPPED = "content_dropped"
     SYSTEM_DROPPED = "system_dropped"
     MESSAGE_DROPPED = "message_dropped"
     NAME_DROPPED = "name_dropped"
+    KEY_UNUSED = "message_key_unused"
     LABEL_FALSE = "label_false"
     COLUMN_UNUSED = "column_unused"
     SIDES_EQUAL = "sides_equal"
@@ -49,24 +51,27 @@ class Note(StrEnum):
 
 _LOSSES = (
     Note.TOOLS_DROPPED,
+    Note.DOCUMENTS_DROPPED,
     Note.CALLS_DROPPED,
     Note.REASONING_DROPPED,
     Note.CONTENT_DROPPED,
     Note.SYSTEM_DROPPED,
     Note.MESSAGE_DROPPED,
     Note.NAME_DROPPED,
+    Note.KEY_UNUSED,
     Note.LABEL_FALSE,
     Note.COLUMN_UNUSED,
 )
 
 _DESCRIPTIONS = {
     Note.TOOLS_DROPPED: ("the template never shows the tools", "use one that prints them (--template)"),
+    Note.DOCUMENTS_DROPPED: ("the template never shows the documents", "use one that prints them (--template)"),
     Note.CALLS_DROPPED: ("the template drops tool calls", "use one that prints them (--template)"),
     Note.REASONING_DROPPED: (
         "the template drops reasoning, which is not trained on",
         "--turns faithful trains answers as inference shows them, with the reasoning that the template prints there",
     ),
-    Note.CONTENT_DROPPED: ("the template drops an answer", "use one that prints it (--template)"),
+    Note.CONTENT_DROPPED: ("the template drops an answer, or a part of one", "use one that prints it (--template)"),
     Note.SYSTEM_DROPPED: ("the template drops the system prompt", "use one that prints it (--template)"),
     Note.MESSAGE_DROPPED: (
         "the template drops a message of another role",
@@ -76,6 +81,10 @@ _DESCRIPTIONS = {
         "the template drops the name of a speaker",
         "use one that prints it (--template), or put it into the content",
     ),
+    Note.KEY_UNUSED: (
+        "a message has text under a key that the template does not use",
+        "rename it (reasoning is read from `reasoning_content`), put it into the content, or remove it",
+    ),
     Note.LABEL_FALSE: (
         "the column 'label' is false or 0, as of bad answers in KTO data, and is not used",
         "remove these rows, or train on the labels with --format kto",
@@ -83,7 +92,7 @@ _DESCRIPTIONS = {
     Note.COLUMN_UNUSED: (
         "a column that looks meant is not used",
         "name it (--messages-key, --tools-key, --system-key, --variables-key), put weights and reasoning into the "
-        "messages, or remove it",
+        "messages and documents into chat_template_kwargs, or remove it",
     ),
     Note.SIDES_EQUAL: ("both sides of a pair have the same tokens, so it teaches nothing", "remove these rows"),
     Note.ARGUMENTS_PARSED: (

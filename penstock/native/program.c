@@ -87,7 +87,7 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     TEXT(role_key), TEXT(content_key), TEXT(inverse_weight_key);
     NAMES(media), NAMES(weight_keys), NAMES(text_for_null), NAMES(text_for_missing), NAMES(no_part), NAMES(no_parts);
     NAMES(no_text), NAMES(near), NAMES(needles);
-    l->roles = typed(m, v, "roles", DICT);
+    l->roles = typed(m, v, "roles", DICT), l->used_keys = typed(m, v, "used_keys", DICT);
     FLAG(object_arguments), FLAG(string_arguments), FLAG(wrapped_calls), FLAG(typed_calls), FLAG(no_empty_calls);
     FLAG(null_with_calls), FLAG(wrapped_tools), FLAG(bare_tools);
     l->adapts_calls = l->object_arguments || l->string_arguments || l->wrapped_calls || l->typed_calls ||
@@ -323,7 +323,8 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
         APPEND(m, b->pieces, (int32_t)(p.start - m->text_start));
         APPEND(m, b->pieces, (int32_t)(p.end - m->text_start));
     }
-    const uint8_t notes = c->notes | (tools_are_shown(m, c) ? 0 : TOOLS_DROPPED);
+    const uint8_t notes = c->notes | (tools_are_shown(m, c) ? 0 : TOOLS_DROPPED) |
+                          (documents_are_shown(m, c) ? 0 : DOCUMENTS_DROPPED);
     b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1 | notes << 2);
     b->needles[row] = c->needle;
     b->counts[row] = (int32_t)n;

@@ -5,9 +5,6 @@
 
 /* ---- names */
 
-static Value key_of(const char *name, size_t n) { return keyed(of_string(name, n)); }
-#define NAME(literal) key_of(literal, sizeof(literal) - 1)
-
 static Value *get(const Dict *d, Value name) { return name.size ? find_key(d, name) : NULL; }
 
 static bool is_among(Value names, Value name) {
@@ -31,8 +28,7 @@ static uint8_t role_number(Value role) {
     return IS(role, "system") ? 1 : IS(role, "user") ? 2 : IS(role, "assistant") ? 3 : IS(role, "tool") ? 4 : 5;
 }
 
-/* A copy of text that belongs to a message, or to none (-1). */
-static Value owned(Machine *m, Value text, int32_t message) {
+Value owned(Machine *m, Value text, int32_t message) {
     char *copy = arena(m, text.size + 1);
     memcpy(copy, text.s, text.size);
     add_origin(m, copy, text.size, message, false);
@@ -574,7 +570,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     json_begin(m, row, n);
     const Value parsed = json_row(m);
     if (parsed.tag != DICT) unusual(m);
-    *c = (Conversation){.needle = -1};
+    *c = (Conversation){.layout = l, .needle = -1};
     if (l->reading == READ_CONVERSATION) {
         read_conversation(m, parsed.dict, c);
     } else {
@@ -609,188 +605,4 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
     }
     m->roles = c->roles;
     m->message_count = (int32_t)messages->n;
-}
-
-/* ---- how messages appear in the text */
-
-static size_t occurrences(Machine *m, Value text, Value wanted) {
-    size_t count = 0;
-    charge(m, text.size);
-    const char *p = text.s, *end = p + text.size;
-    for (const char *q; (q = find(m, p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
-    return count;
-}
-
-static Value name_of(Value call) { /* name of the called function, or empty */
-    const Value *inner = find_key(call.dict, NAME("function"));
-    const Value function = inner ? *inner : call;
-    const Value *name = function.tag == DICT ? find_key(function.dict, NAME("name")) : NULL;
-    return name && name->tag == STRING ? *name : LITERAL("");
-}
-
-static bool is_escaped(Value name) { /* whether JSON may escape it: control or non-ASCII characters */
-    for (uint32_t i = 0; i < name.size; i++)
-        if ((signed char)name.s[i] < 0x20 || name.s[i] == 0x7f || name.s[i] == '"' || name.s[i] == '\\') return true;
-    return false;
-}
-
-static bool is_printed(Machine *m, Value name, size_t times, Value text) {
-    if (occurrences(m, text, name) >= times) return true;
-    if (!is_escaped(name)) return false;
-    for (int ascii = 0; ascii < 2; ascii++) { /* as templates that print JSON escape it */
-        const JsonStyle style = {.ascii = ascii};
-        const size_t mark = m->out.n;
-        put_json(m, name, &style, 0);
-        const Value quoted = take_output(m, mark);
-        if (occurrences(m, text, of_string(quoted.s + 1, quoted.size - 2)) >= times) return true;
-    }
-    return false;
-}
-
-static bool are_printed(Machine *m, Value calls, Value text) {
-    if (calls.tag != LIST) return true;
-    for (uint32_t i = 0; i < calls.list->n; i++)
-        if (calls.list->v[i].tag == DICT && is_escaped(name_of(calls.list->v[i])))
-            text = owned(m, text, -1); /* escaping names writes to the output, which may move it */
-    for (uint32_t i = 0; i < calls.list->n; i++) {
-        if (calls.list->v[i].tag != DICT) continue;
-        const Value name = name_of(calls.list->v[i]);
-        size_t times = 0;
-        charge(m, 16 * (size_t)calls.list->n);
-        for (uint32_t k = 0; k < calls.list->n; k++)
-            times += calls.list->v[k].tag == DICT && !compare_text(name_of(calls.list->v[k]), name);
-        if (name.size && !is_printed(m, name, times, text)) return false;
-    }
-    return true;
-}
-
-static bool is_said(Machine *m, Value content, Value text) { /* without the reasoning in it */
-    if (content.tag != STRING) return true;
-    const Value think = LITERAL("</think>");
-    const char *p = content.s, *end = p + content.size;
-    for (const char *q; (q = find(m, p, (size_t)(end - p), think.s, think.size));) p = q + think.size;
-    const Value words = strip(m, of_string(p, (size_t)(end - p)), NULL, true, true);
-    charge(m, (size_t)content.size + text.size);
-    return !words.size || find(m, text.s, text.size, words.s, words.size) != NULL;
-}
-
-/* The assistant's reasoning, stripped: from its own key, or from the content before the last </think>. */
-static Value reasoning_of(Machine *m, const Dict *message) {
-    const Value *given = find_key(message, NAME("reasoning_content")); /* see `alias_reasoning` */
-    if (given && given->tag != NONE)
-        return given->tag == STRING ? strip(m, *given, NULL, true, true) : LITERAL("");
-    const Value *content = find_key(message, NAME("content")), think = LITERAL("</think>"), begin = LITERAL("<think>");
-    if (!content || content->tag != STRING) return LITERAL("");
-    const char *start = content->s, *end = NULL, *stop = content->s + content->size;
-    charge(m, 2 * (size_t)content->size);
-    for (const char *p = start; (p = find(m, p, (size_t)(stop - p), think.s, think.size)); p += think.size) end = p;
-    if (!end) return LITERAL("");
-    for (const char *p = start; (p = find(m, p, (size_t)(end - p), begin.s, begin.size));) start = p += begin.size;
-    return strip(m, of_string(start, (size_t)(end - start)), NULL, true, true);
-}
-
-/* Everything a message printed; the whole text if regions are unknown. */
-static Value printed_by(Machine *m, int32_t message, size_t first, size_t count) {
-    if (count == 1) {
-        const Piece p = m->pieces.at[first];
-        return of_string(m->out.at + p.start, p.end - p.start);
-    }
-    size_t size = 0;
-    charge(m, 8 * m->pieces.n);
-    for (size_t i = 0; i < m->pieces.n; i++)
-        if (m->pieces.at[i].message == message) size += m->pieces.at[i].end - m->pieces.at[i].start;
-    char *text = arena(m, size + 1), *p = text;
-    for (size_t i = 0; i < m->pieces.n && count; i++) {
-        const Piece piece = m->pieces.at[i];
-        if (piece.message != message) continue;
-        memcpy(p, m->out.at + piece.start, piece.end - piece.start);
-        p += piece.end - piece.start;
-    }
-    return of_string(text, size);
-}
-
-void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags) {
-    const uint32_t n = c->messages.list->n;
-    size_t *first = arena(m, (n + 1) * sizeof(size_t)), *count = arena(m, (n + 1) * sizeof(size_t));
-    memset(count, 0, (n + 1) * sizeof(size_t));
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const int32_t message = m->pieces.at[i].message;
-        if (!count[message]++) first[message] = i;
-    }
-    const size_t size = m->out.n - m->text_start;
-    for (uint32_t i = from; i < to; i++) {
-        const Dict *d = c->messages.list->v[i].dict;
-        const Value *calls = find_key(d, NAME("tool_calls")), *content = find_key(d, NAME("content"));
-        const Value *former = calls && truth(m, *calls) ? NULL : find_key(d, NAME("function_call"));
-        const bool is_former = former && truth(m, *former), has_calls = is_former || (calls && truth(m, *calls));
-        const bool is_silent = known && !count[i] && c->roles[i] != 3, speaks = c->roles[i] == 3 || c->roles[i] == 1;
-        const Value *name = c->roles[i] == 4 ? NULL : find_key(d, NAME("name")); /* of a tool: its call names it */
-        const bool named = name && name->tag == STRING && name->size;
-        flags[i] = CONTENT_PRINTED;
-        if (!has_calls && !speaks && !named && !is_silent) continue;
-        const bool whole = !known || is_silent;
-        const Value text = whole ? of_string(m->out.at + m->text_start, size) : printed_by(m, (int32_t)i, first[i], count[i]);
-        if (content && !is_said(m, *content, text)) flags[i] = 0;
-        const Value reasoning = c->roles[i] == 3 ? reasoning_of(m, d) : LITERAL("");
-        if (reasoning.size) {
-            charge(m, text.size);
-            const bool printed = find(m, text.s, text.size, reasoning.s, reasoning.size) != NULL;
-            flags[i] |= HAS_REASONING | (printed ? REASONING_PRINTED : 0);
-        }
-        if (named) {
-            const size_t said = content && content->tag == STRING ? occurrences(m, *content, *name) : 0;
-            if (occurrences(m, text, *name) <= said) flags[i] |= NAME_DROPPED;
-        }
-        if (has_calls) {
-            const Value list = is_former ? of_list(m, 1, PLAIN_LIST) : *calls;
-            if (is_former) list.list->v[0] = *former;
-            flags[i] |= HAS_CALLS | (are_printed(m, list, text) ? CALLS_PRINTED : 0);
-        }
-    }
-}
-
-/* Whether the text has some words this often, as they are or as JSON escapes them. Spelling writes to the output, which
- * may move, so the text is copied before. */
-static bool is_shown(Machine *m, Value words, size_t times, Value *text, bool *copied) {
-    if (times == 1) {
-        const char *found = find(m, text->s, text->size, words.s, words.size);
-        charge(m, found ? (size_t)(found - text->s) : text->size);
-        if (found) return true;
-    }
-    if (times == 1 && !is_escaped(words)) return false;
-    if (!*copied && is_escaped(words)) {
-        *text = owned(m, *text, -1);
-        *copied = true;
-    }
-    return is_printed(m, words, times, *text);
-}
-
-static size_t times_called(const Conversation *c, Value name) {
-    size_t times = 0;
-    for (uint32_t i = 0; i < c->messages.list->n; i++) {
-        const Value *calls = find_key(c->messages.list->v[i].dict, NAME("tool_calls"));
-        for (uint32_t k = 0; calls && calls->tag == LIST && k < calls->list->n; k++)
-            times += calls->list->v[k].tag == DICT && !compare_text(name_of(calls->list->v[k]), name);
-    }
-    return times;
-}
-
-/* A tool is shown by its name and the first line of its description; without one, by its name beside its calls. */
-bool tools_are_shown(Machine *m, const Conversation *c) {
-    if (c->tools.tag != LIST) return true;
-    Value text = of_string(m->out.at + m->text_start, m->out.n - m->text_start);
-    bool copied = false;
-    for (uint32_t i = 0; i < c->tools.list->n; i++) {
-        const Value name = name_of(c->tools.list->v[i]), *inner = find_key(c->tools.list->v[i].dict, NAME("function"));
-        const Value function = inner ? *inner : c->tools.list->v[i];
-        const Value *about = function.tag == DICT ? find_key(function.dict, NAME("description")) : NULL;
-        Value line = about && about->tag == STRING ? strip(m, *about, NULL, true, true) : LITERAL("");
-        const char *end = line.size ? memchr(line.s, '\n', line.size) : NULL;
-        if (end) line = strip(m, of_string(line.s, (size_t)(end - line.s)), NULL, true, true);
-        if (!name.size) continue;
-        charge(m, 16 * (size_t)c->messages.list->n);
-        if (!is_shown(m, name, line.size ? 1 : times_called(c, name) + 1, &text, &copied)) return false;
-        if (line.size && !is_shown(m, line, 1, &text, &copied)) return false;
-    }
-    return true;
 }

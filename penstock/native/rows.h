@@ -19,6 +19,7 @@ typedef struct Layout {
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
     Value near; /* columns that look meant, though the mapping does not use them */
+    Value used_keys; /* keys of messages that the template names, or that have a check of their own */
     Value needles;                                                     /* texts to look for in messages */
     uint8_t needle_starts[256]; /* the distinct first bytes of needles */
     uint32_t needle_start_count;
@@ -27,7 +28,11 @@ typedef struct Layout {
 
 static inline uint16_t byte_pair(const char *p) { return (uint16_t)((uint8_t)p[0] << 8 | (uint8_t)p[1]); }
 
+static inline Value key_of(const char *name, size_t n) { return keyed(of_string(name, n)); }
+#define NAME(literal) key_of(literal, sizeof(literal) - 1)
+
 typedef struct Conversation {
+    const Layout *layout;
     Value messages, tools;
     const Dict *variables;
     uint8_t *roles;  /* one per message, as penstock.chat.conversation.Role */
@@ -36,21 +41,29 @@ typedef struct Conversation {
     uint8_t notes;   /* what is noted about the row: the bits below */
 } Conversation;
 
-enum { LABEL_FALSE = 1, ARGUMENTS_PARSED = 2, ARGUMENTS_DUMPED = 4, COLUMN_UNUSED = 8, TOOLS_DROPPED = 16 };
+enum { LABEL_FALSE = 1, ARGUMENTS_PARSED = 2, ARGUMENTS_DUMPED = 4, COLUMN_UNUSED = 8, TOOLS_DROPPED = 16, DOCUMENTS_DROPPED = 32 };
 enum {
     HAS_CALLS = 1,
     CALLS_PRINTED = 2,
     CONTENT_PRINTED = 4,
     HAS_REASONING = 8,
     REASONING_PRINTED = 16,
-    NAME_DROPPED = 32
+    NAME_DROPPED = 32,
+    KEY_DROPPED = 64
 };
 
 /* Reads a row; gives up on anything unusual, which the Python reader then handles. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
+/* A copy of text that belongs to a message, or to none (-1). */
+Value owned(Machine *m, Value text, int32_t message);
+
+/* ---- shown.c */
+
 /* What became of the messages from:to in the rendered text (the flags above). */
 void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags);
 /* Whether the rendered text shows every tool. */
 bool tools_are_shown(Machine *m, const Conversation *c);
+/* Whether the rendered text shows every document. */
+bool documents_are_shown(Machine *m, const Conversation *c);
 
 #endif

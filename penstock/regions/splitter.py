@@ -80,7 +80,7 @@ class Splitter:
         """Cut a batch into segments; also returns errors for rows that must be refused."""
         pieces = _pieces(rendered)
         segments = self._segments(rendered, pieces, self._tagged)
-        errors, dropped = find_dropped(rendered, pieces, segments)
+        errors, dropped = find_dropped(rendered)
         return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
 
     def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
@@ -99,7 +99,7 @@ class Splitter:
         found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
-        errors, dropped = find_dropped(rendered, pieces, segments)
+        errors, dropped = find_dropped(rendered)
         of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
         segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
         return segments, {int(chains.rows[example]): error for example, error in errors.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from penstock.chat.conversation import Conversation, Role, role_number
 from penstock.chat.notes import Note
 from penstock.errors import RowError
-from penstock.template.flags import flags_of, shows_tools
+from penstock.template.flags import Shown, flags_of, shows_documents, shows_tools
 from penstock.template.jinja.tracer import Trace
 from penstock.template.ownership import Piece
 from penstock.template.rendered import MessageFlag, Rendered
@@ -20,9 +20,9 @@ from penstock.template.rendered import MessageFlag, Rendered
 class BatchCollector:
     """The rows of a batch that have been rendered so far."""
 
-    def __init__(self, conversations: Sequence[Conversation]) -> None:
+    def __init__(self, conversations: Sequence[Conversation], used_keys: Collection[str]) -> None:
         self.reference: Counter[str] = Counter()
-        self._conversations = conversations
+        self._conversations, self._used_keys = conversations, used_keys
         self._texts: list[bytes] = []
         self._size = 0
         self._ends: list[int] = []
@@ -33,7 +33,7 @@ class BatchCollector:
         self._roles: list[Role] = []
         self._flags: list[int] = []
         self._errors: dict[int, RowError] = {}
-        self._tools_dropped: list[int] = []  # rows whose text does not show their tools
+        self._notes: dict[Note, list[int]] = {}
 
     def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
         """Add a row; `trace` is None if its regions are unknown."""
@@ -50,9 +50,11 @@ class BatchCollector:
         for message, own in zip(conversation.messages, printed, strict=True):
             role = role_number(message.get("role"))
             whole = trace is None or (role is not Role.ASSISTANT and not own)
-            self._add_message(role, flags_of(message, data if whole else own))
+            self._add_message(role, flags_of(message, Shown(data if whole else own, data), self._used_keys))
         if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
-            self._tools_dropped.append(len(self._ends))
+            self._notes.setdefault(Note.TOOLS_DROPPED, []).append(len(self._ends))
+        if conversation.variables and not shows_documents(conversation.variables, data):
+            self._notes.setdefault(Note.DOCUMENTS_DROPPED, []).append(len(self._ends))
         self._add_row(data, trace is not None, pieces, spans)
 
     def add_pieces(self, pieces: Iterable[tuple[Role, str]]) -> None:
@@ -106,7 +108,7 @@ class BatchCollector:
             message_roles=np.array(self._roles, np.uint8),
             message_flags=np.array(self._flags, np.uint8),
             conversation=self._conversations.__getitem__,
-            notes={Note.TOOLS_DROPPED: np.array(self._tools_dropped, np.int64)} if self._tools_dropped else {},
+            notes={note: np.array(rows, np.int64) for note, rows in self._notes.items()},
             errors=self._errors,
             reference=self.reference,
         )

@@ -1,14 +1,24 @@
-"""Checks whether a message's content, reasoning, name and tool calls appear in the text it printed."""
+"""Checks whether a message's content, reasoning, name, tool calls and other keys appear in the text it printed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from enum import IntFlag
-from typing import Any
+from typing import Any, NamedTuple
+
+from jinja2 import nodes
 
 from penstock.chat.conversation import Message
 from penstock.chat.formats import REASONING_KEYS
+
+_REASONING_DETAILS = "reasoning_details"  # OpenRouter's, beside the same reasoning under another name
+_CHECKED_KEYS = (  # keys of messages with a check of their own, and keys that are not text for a model
+    *("role", "content", "name", "tool_calls", "function_call", *REASONING_KEYS),
+    *("id", "tool_call_id", "timestamp"),
+)
+_TAG = re.compile("</?think>")
 
 
 class MessageFlag(IntFlag):
@@ -19,31 +29,52 @@ class MessageFlag(IntFlag):
     HAS_REASONING = 8  # an assistant message has reasoning, in its own field or in its content …
     REASONING_PRINTED = 16  # … and its text contains it, stripped
     NAME_DROPPED = 32  # the message has a speaker's name, which its text does not contain
-    CONTENT_PRINTED = 4  # its content (after `</think>`, stripped) is in its text, or is not a string
+    CONTENT_PRINTED = 4  # its content (of an assistant without the reasoning) is in the text, or there is none
+    KEY_DROPPED = 64  # another key has text that the template neither names nor prints
 
 
-def flags_of(message: Message, text: bytes) -> MessageFlag:
-    """The flags of a message that printed this text."""
+class Shown(NamedTuple):
+    """The text that a message printed (the whole text if regions are unknown), and the whole text."""
+
+    own: bytes
+    whole: bytes
+
+
+def flags_of(message: Message, shown: Shown, keys: Collection[str]) -> MessageFlag:
+    """The flags of a message, given the keys that the template uses.
+
+    The text of an assistant must appear in what the message printed, that of others anywhere.
+    """
     flags = MessageFlag(0)
+    is_answer = message.get("role") == "assistant"
     calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else None)
     if calls:
         flags |= MessageFlag.HAS_CALLS
-        if _prints_calls(calls, text):
+        if _prints_calls(calls, shown.own):
             flags |= MessageFlag.CALLS_PRINTED
-    if _prints_content(message.get("content"), text):
+    said, reasoning = _texts(message)
+    if all(_appears(words, shown.own if is_answer else shown.whole) for words in said):
         flags |= MessageFlag.CONTENT_PRINTED
-    reasoning = _reasoning(message) if message.get("role") == "assistant" else ""
     if reasoning:
         flags |= MessageFlag.HAS_REASONING
-        if reasoning.encode(errors="replace") in text:
+        if all(words.encode(errors="replace") in shown.own for words in reasoning):
             flags |= MessageFlag.REASONING_PRINTED
     name = message.get("name")
     if isinstance(name, str) and name and message.get("role") != "tool":  # a tool result is named by its call
         content = message.get("content")
         in_content = content.count(name) if isinstance(content, str) else 0
-        if text.count(name.encode(errors="replace")) <= in_content:
+        if shown.own.count(name.encode(errors="replace")) <= in_content:
             flags |= MessageFlag.NAME_DROPPED
+    if not all(_appears(_longest_text(value), shown.whole) for value in _others(message, keys)):
+        flags |= MessageFlag.KEY_DROPPED
     return flags
+
+
+def used_keys(tree: nodes.Template) -> tuple[str, ...]:
+    """The keys of messages that a template may use (every name and string in its expressions), usual ones first."""
+    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return (*_CHECKED_KEYS, *sorted(names.difference(_CHECKED_KEYS)))
 
 
 def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: bytes) -> bool:
@@ -62,25 +93,58 @@ def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: byte
     return True
 
 
+def shows_documents(variables: dict[str, Any] | None, text: bytes) -> bool:
+    """Whether a text shows the longest string of each document in a row's template variables."""
+    documents = (variables or {}).get("documents")
+    listed = documents if isinstance(documents, list) else [documents]
+    return all(_appears(_longest_text(document), text) for document in listed)
+
+
 def _calls(messages: Sequence[Message]) -> Iterator[Any]:
     for message in messages:
         calls = message.get("tool_calls")
         yield from calls if isinstance(calls, list) else ()
 
 
-def _reasoning(message: Message) -> str:
-    """The reasoning of an assistant: from its own field, or from its content before the last `</think>`."""
-    given = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
-    if given is not None:
-        return given.strip() if isinstance(given, str) else ""
+def _texts(message: Message) -> tuple[list[str], list[str]]:
+    """The content of a message, and an assistant's reasoning: from its own field, and before each `</think>`."""
     content = message.get("content")
-    before = content.rpartition("</think>")[0] if isinstance(content, str) else ""
-    return before.rpartition("<think>")[2].strip()
+    parts = content if isinstance(content, list) else [content]
+    found = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    texts = [text for text in found if isinstance(text, str)]
+    if message.get("role") != "assistant":
+        return texts, []
+    said: list[str] = []
+    reasoning = [given] if isinstance(given := _given_reasoning(message), str) else []
+    for text in texts:
+        for chunk, tag in zip(_TAG.split(text), [*_TAG.findall(text), ""], strict=True):
+            (reasoning if tag == "</think>" else said).append(chunk)
+    return said, [words for chunk in reasoning if (words := chunk.strip())]
 
 
-def _prints_content(content: Any, text: bytes) -> bool:
-    """Whether the text contains the content without its reasoning."""
-    return not isinstance(content, str) or content.rpartition("</think>")[2].strip().encode(errors="replace") in text
+def _given_reasoning(message: Message) -> Any:
+    return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+
+
+def _others(message: Message, keys: Collection[str]) -> Iterator[Any]:
+    """The values under keys that neither the template nor a check of ours looks at."""
+    for key, value in message.items():
+        if key not in keys and not (key == _REASONING_DETAILS and _given_reasoning(message) is not None):
+            yield value
+
+
+def _longest_text(value: Any) -> str:
+    """The longest string in a value (in bytes; the first of several), or an empty one."""
+    longest, size, todo = "", 0, [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str) and len(item.encode(errors="replace")) > size:
+            longest, size = item, len(item.encode(errors="replace"))
+        elif isinstance(item, dict):
+            todo += reversed(item.values())
+        elif isinstance(item, list):
+            todo += reversed(item)
+    return longest
 
 
 def _prints_calls(calls: Any, text: bytes) -> bool:
@@ -95,7 +159,14 @@ def _name(call: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
+def _appears(words: str, text: bytes) -> bool:
+    """Whether words, stripped, occur in a text."""
+    return _occurs(words.strip(), 1, text)
+
+
 def _occurs(name: str, times: int, text: bytes) -> bool:
     """Whether a name occurs at least this many times, verbatim or escaped as JSON."""
-    spellings = (name, json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1])
+    if text.count(name.encode(errors="replace")) >= times:
+        return True
+    spellings = (json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1])
     return any(text.count(spelling.encode(errors="replace")) >= times for spelling in spellings)

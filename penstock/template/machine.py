@@ -21,6 +21,7 @@ from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.native import RenderedBatch, native
 from penstock.template.compile.bytecode import NotCompiled
 from penstock.template.compile.compiler import Compiler
+from penstock.template.flags import used_keys
 
 _CONVERSATION, _MESSAGES, _ANSWER = range(3)
 _READINGS = {
@@ -47,7 +48,7 @@ class Machine:
         now = datetime.datetime(date.year, date.month, date.day)
         assembled = Compiler(variables, now.strftime).compile(tree).assemble()
         try:
-            self._program = native.Program(*assembled, dict(layout))
+            self._program = native.Program(*assembled, {**layout, "used_keys": dict.fromkeys(used_keys(tree), "")})
         except ValueError as error:
             raise NotCompiled(str(error)) from None
 
@@ -127,6 +128,7 @@ def _layout(reading: int, needs: Needs, needles: Sequence[str]) -> dict[str, Any
         "reading": reading,
         "inverse_weight_key": INVERSE_WEIGHT_KEY,
         "needles": list(needles),
+        "used_keys": {},  # the template decides them
         **{name: sorted(getattr(needs, name)) for name in wanted},
         **{name: getattr(needs, name) for name in flags},
     }

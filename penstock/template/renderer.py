@@ -37,6 +37,7 @@ _NOTES = {  # bits of `RenderedBatch.known`
     Note.ARGUMENTS_DUMPED: 16,
     Note.COLUMN_UNUSED: 32,
     Note.TOOLS_DROPPED: 64,
+    Note.DOCUMENTS_DROPPED: 128,
 }
 _NOT_JSON = "values that JSON can't hold"
 

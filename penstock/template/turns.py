@@ -7,7 +7,7 @@ turns are described by the prefix they share with the root. `penstock.native` ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.chat.conversation import Conversation
-from penstock.template.flags import flags_of
+from penstock.template.flags import Shown, flags_of
 
 Table = npt.NDArray[np.int32]
 FIELDS = 9
@@ -124,7 +124,9 @@ class _Both(NamedTuple):
 _NOTHING = TracedText(b"", None, [])
 
 
-def reference_turns(conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced) -> Turns:
+def reference_turns(
+    conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced, used_keys: Collection[str]
+) -> Turns:
     """The turns of conversations by the reference; None for those that have none."""
     table: list[tuple[int, ...]] = []
     pieces: list[tuple[int, int, int, int]] = []
@@ -162,7 +164,8 @@ def reference_turns(conversations: Sequence[Conversation | None], prompt: Prompt
                     data.append(turn.turn[cut:])
                 own = [shown.data[start:end] for message, start, end in shown.pieces or () if message == turn.message]
                 printed = b"".join(own) if shown.pieces is not None else shown.data
-                flags = int(flags_of(conversation.messages[turn.message], printed))
+                texts = Shown(printed, shown.data)
+                flags = int(flags_of(conversation.messages[turn.message], texts, used_keys))
             shared = _common(turn.prompt, turn.turn)
             if not state & (REFUSED | TurnState.CONTINUES):
                 data.append(turn.prompt[shared:])

@@ -213,6 +213,76 @@ def test_a_template_without_a_branch_for_a_role(
         ps.prepare(write_rows(rows), tokenizer=tokenizer, **options, on_dropped="error")
 
 
+# The template prints a separator in place of messages of other roles, and only the last part of an answer.
+SEPARATES = (
+    "{% if documents and documents[0].text %}{{ documents[0].text }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}User: {{ m.content }}{% elif m.role == 'assistant' %}Falcon: "
+    "{{ m.content.split('</think>')[-1] }}{% if m.citations %} ({{ m.citations | length }}){% endif %}<|im_end|>"
+    "{% elif m.role == 'tool' %}{{ m.content | tojson }}{% endif %}{% if not loop.last %}\n\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}\n\nFalcon: {% endif %}"
+)
+
+
+def saying(*messages: tuple[str, Any] | dict[str, Any], **more: Any) -> dict[str, Any]:
+    given = [m if isinstance(m, dict) else {"role": m[0], "content": m[1]} for m in messages]
+    return {"messages": given, **more}
+
+
+def answer(content: str = "an answer", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+ASK, PARTS = ("user", "ask"), [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+LOST: list[tuple[str, dict[str, Any]]] = [
+    ("", saying(ASK, answer())),
+    ("system_dropped", saying(("system", "Be brief."), ASK, answer())),
+    ("system_dropped", saying(("system", PARTS), ASK, answer())),
+    ("system_dropped", saying(ASK, answer(), ("system", "Be brief."), ASK, answer())),
+    ("message_dropped", saying(("developer", "Be brief."), ASK, answer())),
+    ("", saying(ASK, answer("Wait."), ("tool", 'It is "sunny".\n'), answer())),  # printed as JSON
+    ("reasoning_dropped", saying(ASK, answer("<think>hm</think>Yes."))),
+    ("reasoning_dropped", saying(ASK, answer("<think>hm</think><think>so</think>Yes."))),
+    ("content_dropped reasoning_dropped", saying(ASK, answer("Well. <think>hm</think>Yes."))),
+    ("", saying(ASK, answer(citations=["used by the template"]))),
+    ("message_key_unused", saying(ASK, answer(reasoning_details=[{"type": "reasoning.text", "text": "Hm, well."}]))),
+    ("reasoning_dropped", saying(ASK, answer(reasoning="Hm.", reasoning_details=[{"text": "Hm."}]))),
+    ("message_key_unused", saying({"role": "user", "content": "ask", "attachments": [{"text": "a file"}]}, answer())),
+    ("", saying(ASK, answer(attachments=[], turn=3, id="x1", refusal=None, repeated=["answer"]))),
+    ("column_unused", saying(ASK, answer(), documents=[{"text": "a document"}])),
+    ("", saying(ASK, answer(), chat_template_kwargs={"documents": [{"text": "a document"}]})),
+    ("documents_dropped", saying(ASK, answer(), chat_template_kwargs={"documents": [{"contents": "a document"}]})),
+]
+
+
+@pytest.mark.parametrize("turns", ["conversation", "faithful"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_text_that_does_not_appear_is_noted_whatever_else_appears(
+    fast: bool, turns: str, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(SEPARATES)
+    options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast, "turns": turns}
+    ds = ps.prepare(write_rows([row for _, row in LOST]), tokenizer=tokenizer, **options)
+    rows = {note: set(ds.columns(0).rows[ds.noted(note)].tolist()) for note in ds.ledger["notes"]}
+    found = [" ".join(sorted(note for note in rows if row in rows[note])) for row in range(len(LOST))]
+    assert found == [notes for notes, _ in LOST]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_messages_are_found_in_rows_without_regions(
+    fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"  # builds its text in a variable, whose blocks have no owner
+    template.write_text(
+        "{% set t %}{% for m in messages if m.role != 'system' %}{% generation %}{{ m.role }}: {{ m.content }}\n"
+        "{% endgeneration %}{% endfor %}{% endset %}{{ t }}"
+    )
+    rows = [saying(("system", "Be brief."), ASK, answer('ü\n"x"')), saying(ASK, answer())]
+    options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast}
+    ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, **options)
+    assert ds.noted("system_dropped").tolist() == [0] and "message_dropped" not in ds.ledger["notes"]
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_calls_of_the_former_api_are_not_dropped(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     row = chat("")

@@ -19,6 +19,7 @@ from penstock.chat.conversation import Conversation, Message
 from penstock.chat.formats import REASONING_KEYS
 from penstock.errors import RowError, TemplateError
 from penstock.template.batch import BatchCollector
+from penstock.template.flags import used_keys
 from penstock.template.jinja.extensions import is_generation
 from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.jinja.tracer import Trace, Tracer
@@ -42,6 +43,7 @@ class Reference:
         self._sandbox = Sandbox(date)
         tree = self._sandbox.parse_template(template)
         self.has_generation = any(map(is_generation, tree.find_all(nodes.CallBlock)))
+        self._used_keys = frozenset(used_keys(tree))
         self._template = self._sandbox.build(tree)
 
     def parse(self, template: str) -> nodes.Template:
@@ -68,7 +70,7 @@ class Reference:
 
     def render(self, conversations: Sequence[Conversation], why: str = "the reference was asked for") -> Rendered:
         """Renders a batch and records which message printed which bytes. `why` is the reason to count for each row."""
-        batch = BatchCollector(conversations)
+        batch = BatchCollector(conversations, self._used_keys)
         for conversation in conversations:
             if conversation.pieces is not None:
                 batch.add_pieces(conversation.pieces)
@@ -105,7 +107,7 @@ class Reference:
             spans = zip(found.span_starts.tolist(), found.span_ends.tolist(), strict=True)
             return TracedText(found.data, list(pieces) if found.known[0] else None, list(spans))
 
-        return reference_turns(conversations, prompt, traced)
+        return reference_turns(conversations, prompt, traced, self._used_keys)
 
     def _context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None
