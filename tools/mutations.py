@@ -162,7 +162,7 @@ ROWS: Final = (
     ("        if (!truth(m, tools)) tools = none();\n", ""),
     ("needle.size <= left", "needle.size < left"),
     ("if (left < 2 || !l->needle_pairs", "if (left < 3 || !l->needle_pairs"),
-    ("if (find_key(found.dict, reserved[i])) unusual(m);", ""),
+    ("if (is_among(l->reserved, found.dict->e[i].key)) unusual(m);", ""),
     ("if (given && truth(m, *given)) unusual(m);", ""),
     ("if (weight > 3.4e38) unusual(m);", ""),
     ("if (!(weight >= 0)) unusual(m);", ""),

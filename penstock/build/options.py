@@ -144,7 +144,8 @@ class PrepareOptions(FormatOptions):
         panel=TEMPLATE,
     )
     stop: StopMode = option(
-        "What ends an assistant's turn: template, or next-marker for templates that print no end token",
+        "What ends an assistant's turn: template, next-marker for templates that print no end token, or append, which "
+        "also adds it to the last answer of a row",
         StopMode.TEMPLATE,
         panel=TEMPLATE,
     )
@@ -213,7 +214,7 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
         raise UsageError(f"--workers {options.workers}: expected a number from 1 on, or auto")
     for name in RESERVED_VARIABLES:
         if name in options.template_vars:
-            raise UsageError(f"--template-var {name}: every row decides it for itself. Remove the option")
+            raise UsageError(f"--template-var {name}: it is not a template variable. Remove the option")
     if options.ray_address is not None and options.engine is not EngineKind.RAY:
         raise UsageError(f"--ray-address {options.ray_address}: it is only used with --engine ray")
     return options

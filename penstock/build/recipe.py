@@ -47,6 +47,7 @@ class Recipe:
     tokenizer_as: TokenizerAs = TokenizerAs.FILE
     turns: TurnsMode = TurnsMode.CONVERSATION
     arguments: Arguments = Arguments.AUTO
+    appends_stops: bool = False  # the last answer of a row gets the stop that inference would see
 
     def as_json(self) -> dict[str, Any]:
         """Returns the recipe as the manifest stores it and the digest covers it."""
@@ -70,6 +71,7 @@ class Recipe:
             **({"tokenizer_as": "auto"} if self.tokenizer_as is TokenizerAs.AUTO else {}),
             **({"turns": "faithful"} if self.turns is TurnsMode.FAITHFUL else {}),
             **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
+            **({"stop": "append"} if self.appends_stops else {}),
         }
 
     @cached_property
@@ -96,6 +98,7 @@ class Recipe:
             tokenizer_as=TokenizerAs(value.get("tokenizer_as", "file")),
             turns=TurnsMode(value.get("turns", "conversation")),
             arguments=Arguments(value.get("arguments", "auto")),
+            appends_stops=value.get("stop") == "append",
         )
 
 
@@ -129,6 +132,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: Tokenize
         tokenizer_as=options.tokenizer_as or TokenizerAs.FILE,
         turns=_turns(options, mapping, templates),
         arguments=options.arguments if templates else Arguments.AUTO,
+        appends_stops=options.stop is StopMode.APPEND and bool(templates),
     )
 
 
@@ -140,10 +144,10 @@ def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str,
         raise UsageError(
             "--turns faithful: the rows are preference pairs, of which only the last answers count. Leave it out."
         )
-    if options.stop is StopMode.NEXT_MARKER:
+    if options.stop is not StopMode.TEMPLATE:
         raise UsageError(
-            "--turns faithful and --stop next-marker exclude each other: no marker follows the turn that inference is "
-            "asked for. Use a template that prints its own end token."
+            f"--turns faithful and --stop {options.stop} exclude each other: no marker follows the turn that inference "
+            "is asked for. Use a template that prints its own end token."
         )
     return options.turns
 
@@ -153,7 +157,7 @@ def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
         return ()
     if not model.end_ids:
         raise UsageError(
-            f"--stop next-marker: the tokenizer {model.name!r} comes without the model's end-of-sequence ids. "
+            f"--stop {options.stop}: the tokenizer {model.name!r} comes without the model's end-of-sequence ids. "
             "Put the model's generation_config.json beside tokenizer.json."
         )
     return tuple(sorted(set(model.end_ids)))

@@ -13,7 +13,11 @@ from penstock.chat.formats import MEDIA_COLUMNS, Mapping
 from penstock.chat.json_rows import describe_type, parse_text
 from penstock.errors import RowError
 
-RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+RESERVED_VARIABLES = (  # what the row decides, and arguments that apply_chat_template doesn't pass to a template
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "conversation", "chat_template"),
+    *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+)
 _TEXTS_KEPT = 64
 _TOOL = 'Tools are a list such as [{"type": "function", "function": {"name": "f", "parameters": {…}}}], or its JSON'
 
@@ -117,6 +121,8 @@ class ChatColumns:
         for name in RESERVED_VARIABLES:
             if name in value:
                 raise RowError(
-                    "bad_variables", f"column {column!r} sets {name!r}, which the row itself decides", "Remove it"
+                    "bad_variables",
+                    f"column {column!r} sets {name!r}, which is not a template variable",
+                    "Remove it",
                 )
         return value

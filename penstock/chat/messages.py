@@ -18,7 +18,11 @@ from penstock.errors import RowError
 
 _MEDIA = ("image", "audio", "video")
 _LARGEST_WEIGHT = 3.4e38  # they are stored as 32-bit floats
-_USUAL_TARGETS = {"ai": "assistant", "bot": "assistant", "model": "assistant", "human": "user", "function": "tool"}
+_USUAL_TARGETS = {
+    **dict.fromkeys(("ai", "bot", "model", "chatbot", "agent"), "assistant"),
+    **dict.fromkeys(("human", "customer", "question"), "user"),
+    **dict.fromkeys(("function", "ipython", "environment", "observation", "result", "code_output"), "tool"),
+}
 
 
 class NormalizedMessages(NamedTuple):
@@ -111,10 +115,11 @@ class MessageReader:
             )
         if type(role) is not str:
             raise RowError("unknown_role", f"the role of {where} is {describe_type(role)}; expected {self._expected}")
+        likely = _likely(role)
         raise RowError(
             "unknown_role",
             f"role {role!r} is unknown; expected {self._expected}",
-            f"Map it with --role {role}={_likely(role)}",
+            f"Map it with --role {role}={likely}" if likely else f"Say which of them it is with --role {role}=…",
         )
 
     def _renamed(self, message: Message, where: str) -> Message:
@@ -154,10 +159,10 @@ def _shown(value: object) -> str:
     return repr(value) if type(value) in (int, float, str) else describe_type(value)
 
 
-def _likely(role: str) -> str:
-    """Guesses the meaning of an unknown role name, for the error's remedy."""
+def _likely(role: str) -> str | None:
+    """Guesses the meaning of an unknown role name, for the error's remedy. A wrong guess would be trained on."""
     near = get_close_matches(role, ROLES, 1, 0.75)
-    return near[0] if near else _USUAL_TARGETS.get(role, "assistant")
+    return near[0] if near else _USUAL_TARGETS.get(role.lower())
 
 
 def check_message(message: Message, where: str, weight_keys: Collection[str] = ()) -> None:

@@ -35,6 +35,7 @@ class Note(StrEnum):
     EOS_APPENDED = "eos_appended"
     NO_EOS = "no_eos"
     NO_STOP = "no_stop"
+    STOP_APPENDED = "stop_appended"
     HEADER_UNKNOWN = "header_unknown"
     SPAN_UNOWNED = "span_unowned"
     TRAILING_MESSAGES = "trailing_messages"
@@ -112,7 +113,11 @@ _DESCRIPTIONS = {
         "plain text ends without an end-of-sequence token, since the tokenizer names none",
         "put the model's tokenizer_config.json beside it",
     ),
-    Note.NO_STOP: ("an answer ends without a stop token", "see --stop next-marker"),
+    Note.NO_STOP: ("an answer ends without a stop token", "see --stop next-marker and --stop append"),
+    Note.STOP_APPENDED: (
+        "the stop token that inference would see was appended to the last answer",
+        "--stop next-marker leaves it out",
+    ),
     Note.HEADER_UNKNOWN: (
         "the start of an answer is not certain, so regions are unknown",
         "use another template, or leave the rows out of views (regions_unknown='drop')",

@@ -54,7 +54,7 @@ _FLAGS = {
         "It is uncertain which message each token belongs to, so only all_tokens can serve these rows.",
     ),
 }
-_INFORMATIVE = {Note.EOS_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note.ARGUMENTS_DUMPED}
+_INFORMATIVE = {Note.EOS_APPENDED, Note.STOP_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note.ARGUMENTS_DUMPED}
 
 
 def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:

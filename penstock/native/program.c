@@ -86,7 +86,7 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     TEXT(messages), TEXT(tools), TEXT(system), TEXT(variables), TEXT(query), TEXT(input), TEXT(response), TEXT(history);
     TEXT(role_key), TEXT(content_key), TEXT(inverse_weight_key);
     NAMES(media), NAMES(weight_keys), NAMES(text_for_null), NAMES(text_for_missing), NAMES(no_part), NAMES(no_parts);
-    NAMES(no_text), NAMES(near), NAMES(needles);
+    NAMES(no_text), NAMES(near), NAMES(needles), NAMES(reserved);
     l->roles = typed(m, v, "roles", DICT), l->used_keys = typed(m, v, "used_keys", DICT);
     FLAG(object_arguments), FLAG(string_arguments), FLAG(wrapped_calls), FLAG(typed_calls), FLAG(no_empty_calls);
     FLAG(null_with_calls), FLAG(wrapped_tools), FLAG(bare_tools);

@@ -398,9 +398,8 @@ static const Dict *read_variables(Machine *m, const Layout *l, const Dict *row) 
     if (found.tag == STRING && strip(m, found, NULL, true, true).size) found = json_text(m, found, -1);
     if (found.tag == STRING || !truth(m, found)) return NULL;
     if (found.tag != DICT) unusual(m);
-    const Value reserved[] = {NAME("messages"), NAME("tools"), NAME("add_generation_prompt")};
-    for (int i = 0; i < 3; i++)
-        if (find_key(found.dict, reserved[i])) unusual(m);
+    for (uint32_t i = 0; i < found.dict->n; i++)
+        if (is_among(l->reserved, found.dict->e[i].key)) unusual(m);
     return found.dict;
 }
 

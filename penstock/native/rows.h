@@ -19,7 +19,8 @@ typedef struct Layout {
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
     Value near; /* columns that look meant, though the mapping does not use them */
-    Value used_keys; /* keys of messages that the template names, or that have a check of their own */
+    Value reserved; /* names that a row's template variables may not have */
+    Value used_keys; /* keys of messages -> "" if they have a check of their own, "named" if the template may use them */
     Value needles;                                                     /* texts to look for in messages */
     uint8_t needle_starts[256]; /* the distinct first bytes of needles */
     uint32_t needle_start_count;

@@ -189,14 +189,21 @@ static Value longest_text(Machine *m, Value v, Value longest, int depth) {
     return longest;
 }
 
-/* Keys that neither the template nor a check of ours looks at. */
+static bool is_one_word(Value text) {
+    return !memchr(text.s, ' ', text.size) && !memchr(text.s, '\t', text.size) && !memchr(text.s, '\n', text.size);
+}
+
+/* Keys without a check of their own. A single word under a name that the template knows is a switch, not text. */
 static void check_other_keys(Machine *m, const Layout *l, Message *message, const Shown *whole) {
     for (uint32_t i = 0; i < message->dict->n; i++) {
         const Entry *e = &message->dict->e[i];
-        if (find_key(l->used_keys.dict, e->key)) continue;
+        const Value *use = find_key(l->used_keys.dict, e->key);
+        if (use && !use->size) continue;
         const Value *reasoning = find_key(message->dict, NAME("reasoning_content")); /* aliased */
         if (IS(e->key, "reasoning_details") && reasoning && reasoning->tag != NONE) continue;
-        if (!appears(m, longest_text(m, e->value, LITERAL(""), 0), message->near, whole)) message->flags |= KEY_DROPPED;
+        const Value words = strip(m, longest_text(m, e->value, LITERAL(""), 0), NULL, true, true);
+        if (use && is_one_word(words)) continue;
+        if (!appears(m, words, message->near, whole)) message->flags |= KEY_DROPPED;
     }
 }
 

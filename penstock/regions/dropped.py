@@ -11,6 +11,7 @@ import numpy as np
 from penstock.chat.conversation import Role
 from penstock.chat.notes import Note, NotedRows
 from penstock.errors import RowError
+from penstock.template.flags import shows_arguments
 from penstock.template.rendered import MessageFlag, Rendered
 
 
@@ -25,7 +26,8 @@ def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
     errors: dict[int, RowError] = {}
     for number in np.flatnonzero(calls_dropped).tolist():
         row = int(rows[number])
-        errors.setdefault(row, _calls_dropped(number - int(rendered.message_offsets[row])))
+        if row not in errors:
+            errors[row] = _calls_dropped(rendered, row, number - int(rendered.message_offsets[row]))
     missing = (flags & MessageFlag.CONTENT_PRINTED) == 0
     reasoning = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
     found = {
@@ -39,10 +41,14 @@ def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
     return errors, {note: np.unique(rows[where]) for note, where in found.items() if where.any()}
 
 
-def _calls_dropped(index: int) -> RowError:
+def _calls_dropped(rendered: Rendered, row: int, index: int) -> RowError:
+    start, end = int(rendered.text_ends[row - 1]) if row else 0, int(rendered.text_ends[row])
+    shown = shows_arguments(rendered.conversation(row).messages[index], rendered.data[start:end])
     return RowError(
         "tool_calls_dropped",
-        f"the chat template drops the tool calls of message {index}",
+        f"the chat template prints the arguments, but not the name, of a tool call of message {index}"
+        if shown
+        else f"the chat template drops the tool calls of message {index}",
         "Use a template that prints tool calls (--template), give a `function_call` as `tool_calls`, or remove "
         "the calls from the row",
     )

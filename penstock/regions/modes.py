@@ -24,3 +24,4 @@ class StopMode(StrEnum):
 
     TEMPLATE = "template"  # the end token that the template prints in the turn, if any
     NEXT_MARKER = "next-marker"  # if there is none, the token after the turn, if that is an end token of the model
+    APPEND = "append"  # as next-marker, and a last answer that nothing follows gets the token that would follow it

@@ -14,29 +14,35 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.arrays import UInt8
-from penstock.chat.conversation import Part, Role
+from penstock.chat.conversation import Message, Part, Role
 from penstock.chat.notes import Note, joined_notes
 from penstock.errors import RowError
-from penstock.regions.calibrate import Engine, observe, render_probes
+from penstock.regions.calibrate import Engine, ProbeRenders, observe, render_probes
 from penstock.regions.chain_labels import PromptEnds, labelled, with_answers
 from penstock.regions.chains import Chains
 from penstock.regions.cuts import Pieces, run_lengths, to_segments
 from penstock.regions.dropped import find_dropped
 from penstock.regions.headers import learn_headers
+from penstock.regions.last_stops import LastStops, token_after_every_answer
 from penstock.regions.modes import RegionsMode as RegionsMode
 from penstock.regions.segments import Segments
 from penstock.regions.stops import StopFinder, learn_end_tokens, stops_answers
 from penstock.regions.structure import HeaderFinder, structural_cuts
 from penstock.regions.tagged import tagged_cuts
-from penstock.template.rendered import Rendered
+from penstock.template.rendered import MessageFlag, Rendered
 
 _NO_STOP = (
     "the template prints no stop token after a plain answer: the model can't learn to stop; "
-    "--stop next-marker trains the token after the turn where the model's own end-of-sequence ids name it"
+    "--stop next-marker trains the token after the turn where the model's own end-of-sequence ids name it, "
+    "--stop append also ends the last answer of a row with it"
 )
-_NO_HEADERS = (
-    "the template's assistant headers can't be told from what the assistant writes "
-    "(it has no generation prompt, or refuses plain conversations): regions are unknown"
+_STOP_OUTSIDE = (
+    "the template prints {} after every answer, but not as a part of it, so it is not trained and the model can't "
+    "learn to stop; --stop next-marker trains it if it is one of the model's own end-of-sequence ids"
+)
+_NOTHING_TO_APPEND = (
+    "--stop append: none of the model's own end-of-sequence tokens follows the answers of this template, so none is "
+    "appended"
 )
 
 
@@ -53,6 +59,8 @@ class Splitter:
         eos_token: str | None,
         mode: RegionsMode,
         next_markers: Iterable[str] = (),
+        appends_stops: bool = False,
+        why_unknown: str = "",
     ) -> None:
         self._tagged = mode is RegionsMode.AUTO and engine.has_generation
         probes = render_probes(engine)
@@ -64,11 +72,15 @@ class Splitter:
         end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
         self._stops = StopFinder(end_tokens)
         warnings = []
-        if not headers.prompts and not self._tagged:
-            warnings.append(_NO_HEADERS)
+        if why_unknown or (not headers.prompts and not self._tagged):
+            warnings.append(f"regions are unknown: {why_unknown or _why_no_headers(engine, probes)}")
         self._next_markers = [marker.encode() for marker in next_markers]
         if observations and not self._next_markers and not stops_answers(observations, end_tokens):
-            warnings.append(_NO_STOP)
+            outside = token_after_every_answer(probes, special_tokens)
+            warnings.append(_STOP_OUTSIDE.format(outside) if outside else _NO_STOP)
+        self.last_stops = LastStops(probes, self._next_markers) if appends_stops and not self._tagged else None
+        if appends_stops and not self.last_stops:
+            warnings.append(_NOTHING_TO_APPEND)
         self.warnings = (*warnings, *(self._disagreements(probes.rendered) if self._tagged else ()))
 
     @property
@@ -122,10 +134,35 @@ class Splitter:
         structure = _byte_parts(self._segments(rendered, pieces, tagged=False))
         author = _byte_parts(self._segments(rendered, pieces, tagged=True))
         trained = (author == Part.BODY) | (author == Part.STOP)
+        visible = np.frombuffer(rendered.data, np.uint8) > ord(" ")
+        calling = (rendered.message_flags & MessageFlag.HAS_CALLS) > 0
+        of_calls = np.zeros(len(visible), np.bool_)
+        for start, end in zip(
+            pieces.starts[calling[pieces.numbers]], pieces.ends[calling[pieces.numbers]], strict=True
+        ):
+            of_calls[start:end] = True
+        if (~trained & visible & of_calls & (structure == Part.BODY)).any():
+            yield "the template's {% generation %} tags leave tool calls out; --regions structure trains them"
         if (trained & (structure == Part.HEADER)).any():
             yield "the template's {% generation %} tags train a header; --regions structure leaves it out"
         if (~trained & (structure == Part.STOP)).any():
             yield "the template's {% generation %} tags leave the stop token out; --regions structure trains it"
+
+
+def _why_no_headers(engine: Engine, probes: ProbeRenders) -> str:
+    """Why a template's headers can't be found."""
+    asked: list[Message] = [{"role": "user", "content": "q"}]
+    try:
+        without, prompt = engine.plain(asked), engine.plain(asked, add_generation_prompt=True)
+    except RowError as error:
+        return f"{error.reason}, as it does with every conversation that Penstock tried"
+    if not probes.conversations:
+        return "the template refuses every conversation that Penstock tried"
+    if without == prompt:
+        return "the template has no generation prompt, so headers can't be told from what the assistant writes"
+    return (
+        "the template does not begin answers with its generation prompt, so their headers can't be told from the text"
+    )
 
 
 def _pieces(rendered: Rendered) -> Pieces:

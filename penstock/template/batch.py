@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -20,7 +20,7 @@ from penstock.template.rendered import MessageFlag, Rendered
 class BatchCollector:
     """The rows of a batch that have been rendered so far."""
 
-    def __init__(self, conversations: Sequence[Conversation], used_keys: Collection[str]) -> None:
+    def __init__(self, conversations: Sequence[Conversation], used_keys: Mapping[str, str]) -> None:
         self.reference: Counter[str] = Counter()
         self._conversations, self._used_keys = conversations, used_keys
         self._texts: list[bytes] = []

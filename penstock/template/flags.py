@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class MessageFlag(IntFlag):
     REASONING_PRINTED = 16  # … and its text contains it, stripped
     NAME_DROPPED = 32  # the message has a speaker's name, which its text does not contain
     CONTENT_PRINTED = 4  # its content (of an assistant without the reasoning) is in the text, or there is none
-    KEY_DROPPED = 64  # another key has text that the template neither names nor prints
+    KEY_DROPPED = 64  # another key has text that is not in the text
 
 
 class Shown(NamedTuple):
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
     whole: bytes
 
 
-def flags_of(message: Message, shown: Shown, keys: Collection[str]) -> MessageFlag:
+def flags_of(message: Message, shown: Shown, keys: Mapping[str, str]) -> MessageFlag:
     """The flags of a message, given the keys that the template uses.
 
     The text of an assistant must appear in what the message printed, that of others anywhere.
@@ -65,16 +65,19 @@ def flags_of(message: Message, shown: Shown, keys: Collection[str]) -> MessageFl
         in_content = content.count(name) if isinstance(content, str) else 0
         if shown.own.count(name.encode(errors="replace")) <= in_content:
             flags |= MessageFlag.NAME_DROPPED
-    if not all(_appears(_longest_text(value), shown.whole) for value in _others(message, keys)):
+    if not all(_appears(words, shown.whole) for words in _others(message, keys)):
         flags |= MessageFlag.KEY_DROPPED
     return flags
 
 
-def used_keys(tree: nodes.Template) -> tuple[str, ...]:
-    """The keys of messages that a template may use (every name and string in its expressions), usual ones first."""
+def used_keys(tree: nodes.Template) -> dict[str, str]:
+    """The keys of messages with a check of their own, and those that a template may use: all names in its expressions.
+
+    The latter have the value "named". They come last, because the usual keys are looked up one after the other.
+    """
     names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
     names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return (*_CHECKED_KEYS, *sorted(names.difference(_CHECKED_KEYS)))
+    return dict.fromkeys(_CHECKED_KEYS, "") | dict.fromkeys(sorted(names.difference(_CHECKED_KEYS)), "named")
 
 
 def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: bytes) -> bool:
@@ -91,6 +94,16 @@ def shows_tools(tools: list[Any] | None, messages: Sequence[Message], text: byte
         if name and not (_occurs(name, calls + 1, text) and (not line or _occurs(line, 1, text))):
             return False
     return True
+
+
+def shows_arguments(message: Message, text: bytes) -> bool:
+    """Whether a text shows the longest string in the arguments of each call."""
+    calls = message.get("tool_calls")
+    functions = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
+    words = [_longest_text(function.get("arguments")) for function in functions if isinstance(function, dict)]
+    return bool(words) and all(words) and all(_appears(one, text) for one in words)
 
 
 def shows_documents(variables: dict[str, Any] | None, text: bytes) -> bool:
@@ -126,11 +139,15 @@ def _given_reasoning(message: Message) -> Any:
     return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
 
 
-def _others(message: Message, keys: Collection[str]) -> Iterator[Any]:
-    """The values under keys that neither the template nor a check of ours looks at."""
+def _others(message: Message, keys: Mapping[str, str]) -> Iterator[str]:
+    """The longest text under each other key. A word under a name that the template knows is a switch, not text."""
     for key, value in message.items():
-        if key not in keys and not (key == _REASONING_DETAILS and _given_reasoning(message) is not None):
-            yield value
+        use = keys.get(key)
+        if use == "" or (key == _REASONING_DETAILS and _given_reasoning(message) is not None):
+            continue
+        words = _longest_text(value).strip()
+        if use is None or any(blank in words for blank in " \t\n"):
+            yield words
 
 
 def _longest_text(value: Any) -> str:

@@ -16,6 +16,7 @@ from jinja2 import nodes
 
 from penstock.chat.adapt_probes import Needs
 from penstock.chat.conversation import Conversation
+from penstock.chat.extra_columns import RESERVED_VARIABLES
 from penstock.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, Format
 from penstock.chat.formats import Mapping as ColumnMapping
 from penstock.native import RenderedBatch, native
@@ -48,7 +49,7 @@ class Machine:
         now = datetime.datetime(date.year, date.month, date.day)
         assembled = Compiler(variables, now.strftime).compile(tree).assemble()
         try:
-            self._program = native.Program(*assembled, {**layout, "used_keys": dict.fromkeys(used_keys(tree), "")})
+            self._program = native.Program(*assembled, {**layout, "used_keys": used_keys(tree)})
         except ValueError as error:
             raise NotCompiled(str(error)) from None
 
@@ -129,6 +130,7 @@ def _layout(reading: int, needs: Needs, needles: Sequence[str]) -> dict[str, Any
         "inverse_weight_key": INVERSE_WEIGHT_KEY,
         "needles": list(needles),
         "used_keys": {},  # the template decides them
+        "reserved": list(RESERVED_VARIABLES),
         **{name: sorted(getattr(needs, name)) for name in wanted},
         **{name: getattr(needs, name) for name in flags},
     }

@@ -55,7 +55,7 @@ def first_region_error(rendered: Rendered, conversations: Sequence[Conversation]
             owner = next((m for m, start, end in pieces if start <= word.start() < end), None)
             speaker = int(word[1])
             if owner is None and speakers[speaker]:
-                return f"probe {number}: text of an assistant outside of the messages"
+                return f"text of an assistant appears outside of the messages (built-in conversation {number})"
             if owner not in (None, speaker) and (speakers[speaker] or (owner is not None and speakers[owner])):
-                return f"probe {number}: text of message {speaker} inside message {owner}"
+                return f"text of message {speaker} appears inside message {owner} (built-in conversation {number})"
     return ""

@@ -80,6 +80,7 @@ class TemplateRenderer:
         self.plain = self.reference.plain
         self.adapter = Adapter(self.plain, arguments_as_given=arguments_as_given)
         self.special_text = SpecialTextFinder({*special_text, *_turn_markers(self.plain, added_tokens)})
+        self.last_stops: Callable[[Rendered], Rendered] | None = None  # appends stops, if the recipe asks for them
         self._rows: Machine | None = None
         self._conversations: Machine | None = None
         self.why_reference = "the fast engine is switched off"
@@ -151,7 +152,8 @@ class TemplateRenderer:
             kept = np.flatnonzero((status == _RENDERED) | (status == _REFUSED)).tolist()
             texts = [texts[number] for number in kept]
             rendered = _select(rendered, kept)
-        return RenderedRows(self._hide_uncertain_regions(rendered), kept, texts, left, fresh)
+        rendered = self._finished(rendered)
+        return RenderedRows(rendered, kept, rendered.texts if self.last_stops else texts, left, fresh)
 
     # ---- conversations
 
@@ -159,11 +161,14 @@ class TemplateRenderer:
         """Render conversations that have been adapted to the template."""
         rendered = None if self._conversations is None else self._render_machine(self._conversations, conversations)
         if rendered is None:
-            rendered = self.render_reference(conversations)
-        return self._hide_uncertain_regions(rendered)
+            return self.render_reference(conversations)
+        return self._finished(rendered)
 
     def render_reference(self, conversations: Sequence[Conversation], why: str = "") -> Rendered:
         """Render conversations with the reference only."""
+        return self._finished(self._render_reference(conversations, why))
+
+    def _render_reference(self, conversations: Sequence[Conversation], why: str) -> Rendered:
         rendered = self.reference.render(conversations, why or self.why_reference or "the reference was asked for")
         special = {k: t for k, c in enumerate(conversations) if (t := self.special_text.first(c)) is not None}
         for k in rendered.errors:
@@ -171,9 +176,7 @@ class TemplateRenderer:
         if self._with_turns:
             usual = [None if k in rendered.errors or c.pieces is not None else c for k, c in enumerate(conversations)]
             rendered = replace(rendered, turns=self.reference.turns(usual))
-        return self._hide_uncertain_regions(
-            replace(rendered, special=special, **_conversation_fields(conversations, rendered))
-        )
+        return replace(rendered, special=special, **_conversation_fields(conversations, rendered))
 
     def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
@@ -183,7 +186,7 @@ class TemplateRenderer:
         if not left:
             return replace(rendered, **_conversation_fields(conversations, rendered))
         why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
-        served = self.render_reference([conversations[k] for k in left], "counted below")
+        served = self._render_reference([conversations[k] for k in left], "counted below")
         counted = Counter(
             why[k] for n, k in enumerate(left) if n not in served.errors and conversations[k].pieces is None
         )
@@ -194,8 +197,11 @@ class TemplateRenderer:
 
     # ---- records
 
-    def _hide_uncertain_regions(self, rendered: Rendered) -> Rendered:
-        return rendered.without_regions() if self.why_unknown else rendered
+    def _finished(self, rendered: Rendered) -> Rendered:
+        """Hides uncertain regions, and appends stops."""
+        if self.why_unknown:
+            return rendered.without_regions()
+        return self.last_stops(rendered) if self.last_stops else rendered
 
     def _rendered(self, batch: RenderedBatch, conversation: Callable[[int], Conversation]) -> Rendered:
         """Converts the machine's arrays; rows that were not rendered have an empty text."""

@@ -7,7 +7,7 @@ turns are described by the prefix they share with the root. `penstock.native` ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple
@@ -125,7 +125,7 @@ _NOTHING = TracedText(b"", None, [])
 
 
 def reference_turns(
-    conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced, used_keys: Collection[str]
+    conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced, used_keys: Mapping[str, str]
 ) -> Turns:
     """The turns of conversations by the reference; None for those that have none."""
     table: list[tuple[int, ...]] = []

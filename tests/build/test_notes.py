@@ -243,7 +243,8 @@ LOST: list[tuple[str, dict[str, Any]]] = [
     ("reasoning_dropped", saying(ASK, answer("<think>hm</think>Yes."))),
     ("reasoning_dropped", saying(ASK, answer("<think>hm</think><think>so</think>Yes."))),
     ("content_dropped reasoning_dropped", saying(ASK, answer("Well. <think>hm</think>Yes."))),
-    ("", saying(ASK, answer(citations=["used by the template"]))),
+    ("", saying(ASK, answer(citations=["switch"]))),  # a word under a key that the template names
+    ("message_key_unused", saying(ASK, answer(citations=["printed as a number"]))),
     ("message_key_unused", saying(ASK, answer(reasoning_details=[{"type": "reasoning.text", "text": "Hm, well."}]))),
     ("reasoning_dropped", saying(ASK, answer(reasoning="Hm.", reasoning_details=[{"text": "Hm."}]))),
     ("message_key_unused", saying({"role": "user", "content": "ask", "attachments": [{"text": "a file"}]}, answer())),

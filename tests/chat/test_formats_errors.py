@@ -104,6 +104,17 @@ MESSAGES: list[tuple[object, str, str]] = [
         "role 'human' is unknown; expected system, user, assistant or tool. Map it with --role human=user",
     ),
     (
+        [HI, {"role": "ipython", "content": "4"}],
+        "unknown_role",
+        "role 'ipython' is unknown; expected system, user, assistant or tool. Map it with --role ipython=tool",
+    ),
+    (
+        [HI, {"role": "narrator", "content": "Night falls."}],
+        "unknown_role",
+        "role 'narrator' is unknown; expected system, user, assistant or tool. "
+        "Say which of them it is with --role narrator=…",
+    ),
+    (
         [{"role": "Asistant", "content": "Hi"}],
         "unknown_role",
         "role 'Asistant' is unknown; expected system, user, assistant or tool. Map it with --role Asistant=assistant",
@@ -264,7 +275,13 @@ MORE: list[tuple[str, dict[str, Any], str, str]] = [
         "messages",
         {"messages": [HI, HO], "chat_template_kwargs": {"tools": []}},
         "bad_variables",
-        "column 'chat_template_kwargs' sets 'tools', which the row itself decides. Remove it",
+        "column 'chat_template_kwargs' sets 'tools', which is not a template variable. Remove it",
+    ),
+    (
+        "messages",
+        {"messages": [HI, HO], "chat_template_kwargs": {"enable_thinking": True, "max_length": 9}},
+        "bad_variables",
+        "column 'chat_template_kwargs' sets 'max_length', which is not a template variable. Remove it",
     ),
     (
         "sharegpt",

@@ -209,6 +209,48 @@ def test_every_tool_call_must_be_printed() -> None:
     assert first_only.split([user("look hear"), calls("look", "hear"), user("q")]).error is not None
 
 
+def test_the_name_of_a_call_may_be_all_that_is_dropped() -> None:
+    nameless = CHATML.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}",
+    )
+    error = recipe(nameless).split([user("q"), calls("look"), user("q")]).error
+    assert error is not None and "prints the arguments, but not the name, of a tool call of message 1" in error.reason
+    error = recipe(CHATML).split([user("q"), calls("look"), user("q")]).error
+    assert error is not None and "drops the tool calls of message 1" in error.reason
+
+
+def test_a_stop_outside_of_the_turn_is_named() -> None:
+    jamba = (
+        "{% for m in messages %}{% if not loop.first %}<|eom|>{% endif %}<|bom|>{{ m.role }}: {{ m.content }}"
+        "{% endfor %}<|eom|>{% if add_generation_prompt %}<|bom|>assistant: {% endif %}"
+    )
+    (warning,) = recipe(jamba).splitter.warnings
+    assert "prints <|eom|> after every answer, but not as a part of it" in warning
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "the template has no generation prompt"),
+        ("{{ raise_exception('not for chats') }}", "refused the conversation: not for chats, as it does with every"),
+    ],
+)
+def test_unknown_regions_have_their_reason(template: str, reason: str) -> None:
+    warning = recipe(template).splitter.warnings[0]
+    assert warning.startswith("regions are unknown: ") and reason in warning
+
+
+def test_tags_that_leave_tool_calls_out_are_named() -> None:
+    tagged = CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
+        "{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}",
+    )
+    warnings = recipe(tagged, RegionsMode.AUTO).splitter.warnings
+    assert "leave tool calls out; --regions structure trains them" in warnings[0]
+
+
 def test_dropped_content_is_noted() -> None:
     drops_content = recipe(
         CHATML.replace("{{ m.content }}", "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}")

@@ -141,7 +141,10 @@ class Rendering:
             eos_token=recipe.special_tokens.get("eos_token"),
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
+            appends_stops=recipe.appends_stops,
+            why_unknown=self.renderer.why_unknown,
         )
+        self.renderer.last_stops = self.splitter.last_stops
         cuts = [token for token in vocabulary.cuts if token in template or token in recipe.special_tokens.values()]
         self.seams = Seams(encoder, cuts)
         self.arranger = Arranger(self.splitter.boundaries, cuts, self.seams.straddles, may_tear=vocabulary.byte_level)

@@ -43,7 +43,7 @@ class Reference:
         self._sandbox = Sandbox(date)
         tree = self._sandbox.parse_template(template)
         self.has_generation = any(map(is_generation, tree.find_all(nodes.CallBlock)))
-        self._used_keys = frozenset(used_keys(tree))
+        self._used_keys = used_keys(tree)
         self._template = self._sandbox.build(tree)
 
     def parse(self, template: str) -> nodes.Template:
