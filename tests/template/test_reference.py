@@ -237,7 +237,11 @@ def test_flags_report_whether_calls_and_content_are_printed() -> None:
     assert flags(silent, *chat) == [NONE, CALLS, NONE]
     assert flags(loud, *chat) == [CONTENT, CALLS | PRINTED | CONTENT, CONTENT]
     assert flags(once, user(0), twice) == [CONTENT, CALLS | CONTENT]
-    assert flags(silent, user(0, content=None), assistant(1, content=""), user(2, content=["x"])) == [CONTENT] * 3
+    assert flags(silent, user(0, content=None), assistant(1, content=""), user(2, content=["x"])) == [
+        CONTENT,
+        CONTENT,
+        NONE,
+    ]
 
 
 def test_content_is_compared_without_its_reasoning() -> None:
