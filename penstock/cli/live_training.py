@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.look.terminal.live import PLAIN_EVERY, amount, duration
+from penstock.build.progress import Progress
+from penstock.look.terminal.live import PLAIN_EVERY, amount, duration, progress_line
+from penstock.train.objectives.reference import Scored
 from penstock.train.output.metrics import EvalReport, Report, StepReport
 
 
@@ -65,6 +67,15 @@ def step_line(report: StepReport, left: float) -> str:
         f"{duration(left)} left",
     ]
     return " · ".join(parts)
+
+
+def preparing_line(progress: Progress | Scored) -> str:
+    """One line with the progress of a build, or of scoring with the reference model."""
+    if isinstance(progress, Progress):
+        return progress_line(progress)
+    rate = progress.pairs / max(progress.seconds, 1e-9)
+    left = f" · {duration((progress.total - progress.pairs) / rate)} left" if progress.pairs else ""
+    return f"reference: {progress.pairs:,} of {progress.total:,} pairs scored · {rate:.1f} pairs/s{left}"
 
 
 def eval_line(report: EvalReport) -> str:

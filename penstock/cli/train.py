@@ -11,7 +11,7 @@ import typer
 
 from penstock.errors import UsageError
 from penstock.look.terminal.console import Terminal
-from penstock.look.terminal.live import LiveProgress, progress_line
+from penstock.look.terminal.live import LiveProgress
 from penstock.printable import printable_json
 from penstock.train.config_reader import read_config
 
@@ -58,7 +58,7 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
         import transformers.utils.logging as its_logging
     except ImportError as error:
         raise UsageError(f"training needs more packages ({error}): pip install 'penstock[train]'") from error
-    from penstock.cli.live_training import LiveTraining
+    from penstock.cli.live_training import LiveTraining, preparing_line
     from penstock.train.run import train as run
     from penstock.train.validation import Method
     from penstock.verify.first_steps import first_steps
@@ -70,8 +70,16 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
         messages.print(text, highlight=False, markup=False, soft_wrap=True)
 
     watched = first_steps(method, config, overrides)
-    with watched, LiveTraining(messages) as live, LiveProgress(messages, progress_line) as preparing:
-        outcome = run(Method(method), config, overrides, on_progress=preparing, on_report=live, on_status=status)
+    with watched, LiveTraining(messages) as live, LiveProgress(messages, preparing_line) as preparing:
+        outcome = run(
+            Method(method),
+            config,
+            overrides,
+            on_progress=preparing,
+            on_scored=preparing,
+            on_report=live,
+            on_status=status,
+        )
     if first:
         _finish(outcome, json)
     if outcome.signal:

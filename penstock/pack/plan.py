@@ -84,10 +84,23 @@ class Plan:
     def at(self, step: int) -> StepRows:
         """The rows of a global step."""
         epoch, local = self.locate(step)
+        return StepRows(step, epoch, *self.take(epoch, self._positions(epoch, local, 1)))
+
+    def visited(self, first: int, last: int) -> Int64:
+        """The items of the global steps first:last, sorted, each once."""
+        seen = np.zeros(len(self._served), np.bool_)
+        while first < last and not seen.all():
+            epoch, local = self.locate(first)
+            steps = min(self.steps_in(epoch) - local, last - first)
+            seen[self.take(epoch, self._positions(epoch, local, steps)).items] = True
+            first += steps
+        return np.flatnonzero(seen)
+
+    def _positions(self, epoch: int, local: int, steps: int) -> Int64:
+        """The positions in an epoch that some of its steps take."""
         size, count = self.settings.batch_size, self._rows_in(epoch)
-        positions = np.arange(local * size, (local + 1) * size)
-        positions = positions % count if self.settings.tail is Tail.WRAP else positions[positions < count]
-        return StepRows(step, epoch, *self.take(epoch, positions))
+        positions = np.arange(local * size, (local + steps) * size)
+        return positions % count if self.settings.tail is Tail.WRAP else positions[positions < count]
 
     def take(self, epoch: int, positions: Int64) -> RowItems:
         """The rows at these positions of an epoch, regardless of the tail setting."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from penstock.arrays import Int64
 from penstock.feed.settings import Collate
 from penstock.store.dataset import StoredDataset
 from penstock.train.config import ReferenceMode, TrainConfig
@@ -25,6 +26,7 @@ from penstock.train.objectives.reference import (
     CachedReferences,
     FrozenReference,
     LiveReferences,
+    OnScored,
     ReferenceStore,
 )
 from penstock.train.schedule import make_optimizer
@@ -34,15 +36,22 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+Items = Callable[[], Int64]  # numbers of items, which take a moment to find
+
+
 class Assembly(NamedTuple):
     """A model prepared for (distributed) training, with its optimiser and objective."""
 
     policy: Policy
     optimizer: Any
-    objectives: Callable[[Served], Objective]  # the objective over a view or mixture
+    objectives: Callable[
+        [Served, Items], Objective
+    ]  # the objective over a view or mixture, of which `Items` are visited
 
 
-def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accelerator) -> Assembly:
+def assemble(
+    method: Method, config: TrainConfig, data: Data, accelerator: Accelerator, on_scored: OnScored = lambda _: None
+) -> Assembly:
     """Loads, checks and prepares the model. Random weights and adapters depend on torch's seed."""
     device = accelerator.device
     plain = load_model(config, device, fuse_loss=method is Method.SFT)
@@ -59,14 +68,14 @@ def assemble(method: Method, config: TrainConfig, data: Data, accelerator: Accel
         _check_packing(policy)
     if method is Method.SFT:
         fused = config.liger.enabled and config.liger.fused_loss
-        return Assembly(policy, optimizer, lambda served: Sft(policy, config.loss.mean, fused, Groups(served)))
+        return Assembly(policy, optimizer, lambda served, _: Sft(policy, config.loss.mean, fused, Groups(served)))
     reference = frozen or (AdapterReference(policy, adapted) if config.lora.rank else FrozenReference(model, plain))
     if method is Method.KTO:
         limit = config.data.max_length
         return Assembly(
-            policy, optimizer, lambda served: Kto(policy, reference, config.kto, accelerator, limit, Groups(served))
+            policy, optimizer, lambda served, _: Kto(policy, reference, config.kto, accelerator, limit, Groups(served))
         )
-    return Assembly(policy, optimizer, _dpo(config, policy, reference, name, accelerator))
+    return Assembly(policy, optimizer, _dpo(config, policy, reference, name, accelerator, on_scored))
 
 
 def _dpo(
@@ -75,19 +84,20 @@ def _dpo(
     reference: AdapterReference | FrozenReference,
     name: str,
     accelerator: Accelerator,
-) -> Callable[[Served], Objective]:
+    on_scored: OnScored,
+) -> Callable[[Served, Items], Objective]:
     """Returns a factory of DPO objectives; cached references are loaded or computed when it is called."""
     chosen, live = config.dpo, LiveReferences(policy, reference)
     if config.liger.enabled and config.liger.fused_loss:
-        return lambda _: FusedDpo(policy, reference, chosen.beta)
+        return lambda *_: FusedDpo(policy, reference, chosen.beta)
     if chosen.reference is ReferenceMode.LIVE:
-        return lambda served: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
+        return lambda served, _: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
     identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
     rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
-    store = ReferenceStore(accelerator, live, identity, rows)
+    store = ReferenceStore(accelerator, live, identity, rows, config.output, on_scored)
 
-    def objective(served: Served) -> Objective:
-        references = CachedReferences(store.values(served), policy.device)
+    def objective(served: Served, items: Items) -> Objective:
+        references = CachedReferences(store.values(served, items()), policy.device)
         return Dpo(policy, references, chosen.beta, chosen.label_smoothing, Groups(served))
 
     return objective

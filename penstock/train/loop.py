@@ -94,6 +94,13 @@ class Trainer:
         every = self.config.checkpoint.every
         return every is not None and done % every == 0
 
+    def close(self) -> None:
+        """Plots the losses, and closes the metrics and the trackers."""
+        try:
+            self.metrics.close()
+        finally:
+            self.tracking.close()
+
     def _emit(self, report: Report) -> None:
         self.metrics.add(report)
         self.tracking.add(report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from penstock.train.loop import OnReport, Trainer
+    from penstock.train.objectives.reference import OnScored, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class TrainResult:
 def train_sft(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
     """Runs supervised fine-tuning from a YAML file, a mapping or a `TrainConfig`, with overrides like `optim.lr=1e-5`.
 
-    Callbacks: `on_progress` is called while data is prepared, `on_report` after every step and evaluation.
+    Callbacks: `on_progress` is called while data is prepared, `on_scored` while the reference model scores pairs,
+    `on_report` after every step and evaluation.
     """
     return train(Method.SFT, config, overrides, **callbacks)
 
@@ -81,6 +83,7 @@ def train(
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
     on_status: OnStatus = lambda _: None,
+    on_scored: OnScored = lambda _: None,
 ) -> TrainResult:
     """Trains with the given method; called by `train_sft`, `train_dpo` and `train_kto`."""
     chosen = read_config(config, overrides)
@@ -91,7 +94,7 @@ def train(
         data = open_data(chosen, on_progress, on_status)
         _check_data(chosen, method, data)
         on_status(f"model: loading {chosen.model.path or chosen.model.init}")
-        return _trained(method, chosen, data, signals, on_report, on_status)
+        return _trained(method, chosen, data, signals, on_report, on_status, on_scored)
 
 
 def _check_output(output: Path) -> None:
@@ -125,7 +128,13 @@ def _check_data(config: TrainConfig, method: Method, data: Data) -> None:
 
 
 def _trained(
-    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport | None, on_status: OnStatus
+    method: Method,
+    config: TrainConfig,
+    data: Data,
+    signals: Signals,
+    on_report: OnReport | None,
+    on_status: OnStatus,
+    on_scored: OnScored,
 ) -> TrainResult:
     from penstock.train.output.final_model import save_model
 
@@ -137,15 +146,22 @@ def _trained(
         if on_report is not None:
             on_report(entry)
 
-    trainer = _ready(method, config, data, signals, report)
+    def scored(progress: Scored) -> None:
+        if not progress.pairs:
+            on_status(f"reference: scoring the {progress.total:,} pairs that this run visits and no run has scored yet")
+        on_scored(progress)
+
+    trainer = _ready(method, config, data, signals, report, scored)
     done = trainer.resume()
     on_status(_described(trainer, done))
     with _explained(config.output):
         try:
             done = trainer.fit(done)
-        finally:
-            trainer.metrics.close()
-            trainer.tracking.close()
+        except BaseException:
+            with suppress(OSError):  # on a full disk, too: the first error is the one to report
+                trainer.close()
+            raise
+        trainer.close()
         finished = done == trainer.loader.steps
         path = save_model(trainer.accelerator, trainer.policy.model, config, data.train) if finished else None
     stopped = 0 if finished else signals.received
@@ -177,7 +193,9 @@ def _explained(output: Path) -> Iterator[None]:
         ) from error
 
 
-def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport) -> Trainer:
+def _ready(
+    method: Method, config: TrainConfig, data: Data, signals: Signals, on_report: OnReport, on_scored: OnScored
+) -> Trainer:
     """Loads, checks and prepares everything for (distributed) training."""
     from accelerate.utils import set_seed
 
@@ -192,14 +210,16 @@ def _ready(method: Method, config: TrainConfig, data: Data, signals: Signals, on
     loader = _loader(config, data.train, accelerator)
     warmup_steps(config.optim, loader.steps or 1)
     checkpoints = Checkpoints(accelerator, config)
-    checkpoints.last()  # raises before the model is loaded if the run can't resume
+    saved = checkpoints.last()  # raises before the model is loaded if the run can't resume
+    done, steps = 0 if saved is None else saved.step, loader.steps or 0
     set_seed(config.seed)
-    policy, optimizer, objectives = assemble(method, config, data, accelerator)
+    policy, optimizer, objectives = assemble(method, config, data, accelerator, on_scored)
     evaluator = None
-    if data.held_out is not None:
+    if data.held_out is not None and done < steps:
         held_out = _loader(config, data.held_out, accelerator, evaluates=True)
-        evaluator = Evaluator(accelerator, policy, objectives(data.held_out), held_out)
-    objective = objectives(data.train)
+        judge = objectives(data.held_out, lambda: held_out.plan.visited(0, held_out.steps or 0))
+        evaluator = Evaluator(accelerator, policy, judge, held_out)
+    objective = objectives(data.train, lambda: loader.plan.visited(done, steps))
     set_seed(config.seed + accelerator.process_index)  # same initial weights on all ranks, different dropout
     return Trainer(
         config=config,

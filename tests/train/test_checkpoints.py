@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,40 @@ def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> N
     assert "Traceback" not in child.stderr
     assert not list(checkpoints(values).iterdir())
     assert train_sft(values).steps == 4
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many KiB."""
+    folder, mounted = tmp_path / "disk", []
+
+    def mount(size: int) -> Path:
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "penstock-test", str(folder)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount a tmpfs")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)  # a traceback may hold a file open
+
+
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [(100, "step-00000001"), (600, "step-00000001"), (1300, "step-00000002"), (2250, "model")],
+    ids=["weights", "optimiser", "second checkpoint", "final model"],
+)
+def test_full_disk(size: int, what: str, config: Config, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(size)
+    values = {**config(feed={"steps": 2}, checkpoint={"every": 1}), "output": str(disk / "run")}
+    with pytest.raises(TrainError, match=rf"{what} can't be written: the disk is full\. Once this is fixed"):
+        train_sft(values)
+    assert not [path for path in disk.rglob("*") if "writing" in path.name or "removing" in path.name]
+    subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+    assert train_sft(values).steps == 2
+    assert len(losses(values)) == 2
 
 
 # -- two processes ------------------------------------------------------------------------------------------------

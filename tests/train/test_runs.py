@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from penstock.train.objectives.reference import Scored
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, losses, metrics
 
@@ -75,6 +77,51 @@ def test_cached_references_equal_live_ones_and_are_reused(config: Config, cache:
     assert kept == {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
     train_dpo(config("dpo", "other", data={"max_length": 96}, seed=1, feed={"steps": 1}))  # other random weights
     assert len(list(cache.glob("datasets/*/reference/*.npy"))) == len(kept) + 1
+
+
+def scored_pairs(folder: Path) -> list[np.ndarray[Any, Any]]:
+    """Which pairs of each stored file have values."""
+    return [~np.isnan(np.load(path)).any(axis=1) for path in sorted(folder.rglob("*.npy"))]
+
+
+def test_only_visited_pairs_are_scored(config: Config, tmp_path: Path) -> None:
+    own = {"prepare": {"cache": str(tmp_path / "cache")}}
+    seen: list[Scored] = []
+    short = config("dpo", "short", data=own, feed={"batch_size": 4, "steps": 3})
+    train_dpo(short, on_scored=seen.append)
+    assert (seen[0].pairs, seen[-1].pairs, seen[-1].total) == (0, 12, 12)
+    (shared,) = scored_pairs(tmp_path / "cache" / "datasets")
+    (kept,) = scored_pairs(tmp_path / "short" / "reference")
+    assert shared.sum() == kept.sum() == 12 < len(shared)
+    before = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
+    whole = config("dpo", "whole", data=own, feed={"batch_size": 16, "steps": None, "epochs": 1})
+    train_dpo(whole, on_scored=seen.append)
+    assert (seen[-1].pairs, seen[-1].total) == (len(shared) - 12,) * 2  # those that the first run has not scored
+    after = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
+    assert not np.isnan(after).any()
+    assert np.array_equal(after[shared], before[shared])  # never replaced: other runs may use them
+
+
+def test_references_of_a_resumed_run_are_those_it_began_with(config: Config, tmp_path: Path) -> None:
+    def values(name: str) -> dict[str, Any]:
+        own = {"prepare": {"cache": str(tmp_path / f"cache-{name}")}}
+        return config("dpo", name, data=own, feed={"batch_size": 6, "steps": 6}, checkpoint={"every": 2})
+
+    def fail(report: Any) -> None:
+        if report.step == 5:
+            raise KeyboardInterrupt
+
+    train_dpo(values("uninterrupted"))
+    with pytest.raises(KeyboardInterrupt):
+        train_dpo(values("resumed"), on_report=fail)
+    (stored,) = (tmp_path / "cache-resumed" / "datasets").rglob("*.npy")
+    np.save(stored, np.load(stored) * np.float32(1.0001))  # as if another run had stored others meanwhile
+    seen: list[Scored] = []
+    train_dpo(values("resumed"), on_scored=seen.append)
+    assert not seen
+    assert losses(values("resumed")) == losses(values("uninterrupted"))
+    train_dpo(values("resumed"), "checkpoint.resume=anyway", "feed.steps=7", on_scored=seen.append)
+    assert 0 < seen[-1].total <= 6  # the pairs of the additional step
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])

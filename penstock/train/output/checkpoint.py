@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 VERSION = 2
 SEED_STRIDE = 1_000_003  # between the seeds of one rank at successive steps; more than there are ranks
+LEAST_FREE = 1 << 16  # bytes; a disk with fewer is full
 _NAME = re.compile(r"step-\d{8,}")
 # Keys that may change when a run resumes: they affect when and where things happen, not what is computed.
 FREE = (
@@ -106,7 +107,7 @@ class Checkpoints:
         """Writes the checkpoint of a completed step; call it on all ranks."""
         target = self.folder / f"step-{step:08}"
         temporary = self.folder / f".writing-{step:08}"
-        with _explained(target):
+        with written_whole(target, temporary):
             if self._accelerator.is_main_process:
                 self._clean()
                 temporary.mkdir(parents=True)
@@ -225,22 +226,32 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(target: Path) -> Iterator[None]:
-    """Turns OS, torch and safetensors errors while saving into one that states the remedy."""
+def written_whole(target: Path, temporary: Path) -> Iterator[None]:
+    """Removes a folder that can't be written whole, and turns the error into one that states the remedy."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        # torch raises a RuntimeError of its archive writer, and doesn't say that the disk is full.
+        if isinstance(error, RuntimeError) and not re.search("PytorchStreamWriter|inline_container", str(error)):
             raise
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        shutil.rmtree(target.with_name(f".writing-{target.name.removeprefix('step-')}"), ignore_errors=True)
-        why = "the disk is full" if full or "No space left" in str(error) else str(error)
+        why = "the disk is full" if _is_full(error, temporary.parent) else str(error)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise TrainError(
             f"{target} can't be written: {why}. Once this is fixed, run the same command again: it resumes from the "
             "previous checkpoint."
         ) from error
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if "No space left" in str(error):
+        return True
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free < LEAST_FREE
+    return False
 
 
 def _refuse_changes(saved: Checkpoint, config: TrainConfig) -> None:

@@ -16,7 +16,7 @@ from penstock.store.dataset import StoredDataset
 from penstock.tokenizer.auto import PLAIN_CLASSES, compare
 from penstock.train.config import TrainConfig
 from penstock.train.data import Served, tokenizer_of, views_of
-from penstock.train.output.checkpoint import sync_tree
+from penstock.train.output.checkpoint import sync_tree, written_whole
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,9 +31,10 @@ def save_model(accelerator: Accelerator, model: Any, config: TrainConfig, served
         plain = accelerator.unwrap_model(model)
         if config.lora.rank and config.lora.merge:
             plain, weights = plain.merge_and_unload(), None
-        plain.save_pretrained(temporary, state_dict=weights)
-        _save_tokenizer(temporary, config, served)
-        sync_tree(temporary)
+        with written_whole(target, temporary):
+            plain.save_pretrained(temporary, state_dict=weights)
+            _save_tokenizer(temporary, config, served)
+            sync_tree(temporary)
         if target.exists():
             replaced = config.output / ".replaced-model"
             shutil.rmtree(replaced, ignore_errors=True)

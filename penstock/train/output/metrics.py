@@ -10,6 +10,7 @@ file equals that of an uninterrupted run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -111,7 +112,7 @@ class MetricsWriter:
         lines = read_metrics(self._path)
         train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
         evaluations = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
-        self._plot.write_text(loss_plot(train, evaluations, self._title), encoding="utf-8")
+        write_whole(self._plot, loss_plot(train, evaluations, self._title).encode())
 
     def close(self) -> None:
         """Plots the losses and closes the event file."""
@@ -147,6 +148,16 @@ def _drop_after(path: Path, done: int) -> None:
     if damaged:
         log.warning("%s: dropped %d damaged lines", path, damaged)
     kept = [line for line in read_metrics(path) if line["step"] <= done]
-    temporary = path.with_suffix(".writing")
-    temporary.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in kept))
-    temporary.replace(path)
+    write_whole(path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file under a temporary name and renames it; leaves nothing behind if that fails."""
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
