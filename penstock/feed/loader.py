@@ -5,11 +5,13 @@ computed.
 
 Iteration starts at the first batch, or at the position set by `load_state_dict` or `seek`. A state names the next batch
 to serve; batches that were prefetched but not served do not count. Each iterator owns one thread, which stops when the
-iterator is exhausted, closed or garbage collected. Memory: 5 bytes a row when packed, none when padded (mixtures: 4).
+iterator is exhausted, closed or garbage collected, and serves one thread at a time. Memory: 5 bytes a row when packed,
+none when padded (mixtures: 4).
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -140,13 +142,14 @@ class _Producer:
 
 
 class Feed:
-    """One iteration over a loader's batches."""
+    """One iteration over a loader's batches, for one thread at a time."""
 
     def __init__(self, loader: Loader, first: int) -> None:
         self._loader = loader
         self._last = len(loader)
         self._micros = loader.micros
         self._next = first
+        self._busy = threading.Lock()
         self._downloads = None
         if loader._download_bytes:
             self._downloads = Downloads(loader._assemble.shards, first, self._last, loader._download_bytes)
@@ -156,6 +159,17 @@ class Feed:
         return self
 
     def __next__(self) -> Batch:
+        if not self._busy.acquire(blocking=False):
+            raise FeedError(
+                "two threads called next() on one iterator of a loader at the same time. Let one thread take the "
+                "batches and hand them on, or give each thread its own iter(loader)."
+            )
+        try:
+            return self._take()
+        finally:
+            self._busy.release()
+
+    def _take(self) -> Batch:
         index = self._next
         if index >= self._last:
             self.close()

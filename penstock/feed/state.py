@@ -47,7 +47,9 @@ def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
 
 def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSettings, micros: int) -> tuple[int, int]:
     """The step and micro-batch to resume at. Raises if the state belongs to another run."""
-    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state or ())
+    if not isinstance(state, Mapping):
+        raise FeedError(f"not a loader state: {state!r:.80} is no mapping. Use what `state_dict()` returned.")
+    missing = {"version", *_MISMATCHES, "step", "micro", "world_size", "micros"} - set(state)
     if missing:
         raise FeedError(f"not a loader state: {', '.join(sorted(missing))} missing. Use `state_dict()`.")
     if state["version"] != _VERSION:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from penstock.arrays import Int64
@@ -39,16 +40,22 @@ class MapRows(Dataset[Feature]):
         """One row per example; with a capacity, packed rows, which `set_epoch` packs differently."""
         if served.is_preference:
             raise UsageError("a view of preference pairs has no rows of single examples. Use view.loader().")
-        self.served, self.capacity, self.seed, self.epoch = served, capacity, seed, 0
+        self.served, self.capacity, self.seed = served, capacity, seed
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # workers that persist see it change
         self._plan = Plan(served, PlanSettings(1, capacity, seed=seed, shuffle=capacity is not None))
         self._gather = Gatherer(served)
 
     def __len__(self) -> int:
         return self._plan.steps_in(self.epoch)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the plan that is served."""
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Serve this epoch of the plan."""
-        self.epoch = epoch
+        """Serve this epoch of the plan, in this process and in its DataLoader workers; call it between epochs."""
+        self._epoch.fill_(epoch)
 
     def __getitem__(self, row: int) -> Feature:
         return self.__getitems__([row])[0]
@@ -79,8 +86,14 @@ class MapRows(Dataset[Feature]):
             feature["seq_lengths"] = lengths.tolist()
         return feature
 
-    def __reduce__(self) -> tuple[type[MapRows], tuple[Served, int | None, int], dict[str, int]]:
-        return MapRows, (self.served, self.capacity, self.seed), {"epoch": self.epoch}
+    def __reduce__(self) -> tuple[type[MapRows], tuple[Served, int | None, int], torch.Tensor]:
+        return MapRows, (self.served, self.capacity, self.seed), self._epoch
+
+    def __setstate__(self, epoch: torch.Tensor) -> None:
+        self._epoch = epoch.share_memory_()
+
+    def __deepcopy__(self, memo: object) -> MapRows:
+        return self  # `datasets` copies what it transforms with; copies serve the same epoch
 
 
 class Collator:

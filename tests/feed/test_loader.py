@@ -6,6 +6,7 @@ import gc
 import json
 import pickle
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -214,7 +215,12 @@ def test_states_of_other_runs_are_refused() -> None:
             Loader(served, **options).load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(FeedError, match="not a loader state: dataset"):
         Loader(served, batch_size=4).load_state_dict({"step": 3})
-    for damaged in ({"micro": 7}, {"step": "3"}, {"step": -1}, {"micros": "2"}):
+    for wrong in (5, None, "state", [state], b"", 0.5):
+        with pytest.raises(
+            FeedError, match=r"not a loader state: .* is no mapping. Use what `state_dict\(\)` returned"
+        ):
+            Loader(served, batch_size=4).load_state_dict(wrong)  # type: ignore[arg-type]
+    for damaged in ({"micro": 7}, {"step": "3"}, {"step": -1}, {"micros": "2"}, {"step": None}, {"micro": True}):
         with pytest.raises(FeedError, match="the state is damaged"):
             Loader(served, batch_size=4).load_state_dict({**state, **damaged})
     with pytest.raises(FeedError, match="version 2"):
@@ -276,6 +282,30 @@ def break_at(run: Loader, index: int) -> None:
         return make(at)
 
     run._assemble = type("Breaks", (), {"__call__": staticmethod(assemble), "micros": 1, "plan": run.plan})()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_iterator_shared_by_threads_is_refused(ahead: int) -> None:
+    run = Loader(view(), batch_size=4, ahead=ahead)
+    make, begun, go = run._assemble.__call__, threading.Event(), threading.Event()
+
+    def assemble(at: int) -> Batch:
+        begun.set()
+        assert go.wait(60)
+        return make(at)
+
+    run._assemble = type("Waits", (), {"__call__": staticmethod(assemble), "micros": 1, "plan": run.plan})()  # type: ignore[assignment]
+    feed, steps = iter(run), []
+    other = threading.Thread(target=lambda: steps.append(next(feed).step))
+    other.start()
+    assert begun.wait(60)
+    while not feed._busy.locked():  # with a prefetching thread, the batch is begun before it is asked for
+        time.sleep(0.001)
+    with pytest.raises(FeedError, match=r"two threads called next\(\) on one iterator.*its own iter\(loader\)"):
+        next(feed)
+    go.set()
+    other.join()
+    assert steps == [0] and [batch.step for batch in feed] == list(range(1, len(run)))  # the iterator lost nothing
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 8])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +197,42 @@ def test_map_rows_hold_every_example_once(capacity: int | None) -> None:
         before = [rows[row]["seq_lengths"] for row in range(len(rows))]
         rows.set_epoch(1)
         assert sorted(map(sorted, before)) == sorted(sorted(rows[row]["seq_lengths"]) for row in range(len(rows)))
+
+
+def _ids(feature: dict[str, Any]) -> list[int]:
+    ids: list[int] = feature["input_ids"].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_epochs_reach_workers_that_persist(start: str, copied: bool) -> None:
+    rows = MapRows(view(), 100)
+    rows = pickle.loads(pickle.dumps(rows)) if copied else rows
+    load = datasets.DataLoader(
+        rows,
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=start,
+        collate_fn=_ids,
+    )
+    for epoch in (0, 3, 1):
+        rows.set_epoch(epoch)
+        expected = MapRows(view(), 100)
+        expected.set_epoch(epoch)
+        assert list(load) == [expected[row]["input_ids"].tolist() for row in range(len(expected))]
+
+
+def test_epochs_reach_a_dataset_of_hugging_face() -> None:
+    pytest.importorskip("datasets")
+    rows = MapRows(view(), 100)
+    wrapped = deepcopy(hf_dataset(rows))
+    before = [wrapped[row]["input_ids"].tolist() for row in range(len(rows))]
+    rows.set_epoch(1)
+    after = [wrapped[row]["input_ids"].tolist() for row in range(len(rows))]
+    assert after != before
+    assert after == [rows[row]["input_ids"].tolist() for row in range(len(rows))]
 
 
 def test_map_rows_of_a_mixture_and_of_pairs() -> None:
