@@ -158,16 +158,30 @@ def test_the_examples_of_sources_run(workplace: Path) -> None:
 
 
 def test_the_recipes_for_trl_run(workplace: Path) -> None:
-    (workplace / "tiny").mkdir()
-    config = {"model_type": "llama", "vocab_size": 1024, "hidden_size": 16, "intermediate_size": 32}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    (workplace / "tiny" / "config.json").write_text(json.dumps(config))
     variables = environment(workplace)
     for code in blocks(ROOT / "docs" / "coming-from-trl.md", "python"):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=workplace, env=variables, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_page_on_kto_runs(workplace: Path) -> None:
+    variables, shown = environment(workplace), []
+    page = (ROOT / "docs" / "kto.md").read_text()
+    for language, code in re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        command = ["bash", "-euc", code] if language == "bash" else [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=workplace, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        shown.append(done.stdout)
+    assert "[1 0 1 0]" in shown[1]
+    assert (workplace / "runs" / "kto" / "model" / "model.safetensors").is_file()
+
+
+def test_datasets_are_never_named_by_a_glob() -> None:
+    """A glob matches two datasets as soon as there are two; `latest` names one."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert "b3-*" not in page.read_text(), page.name
 
 
 def test_the_example_of_look_runs(workplace: Path) -> None:

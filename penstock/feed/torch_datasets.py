@@ -41,7 +41,8 @@ class MapRows(Dataset[Feature]):
         if served.is_preference:
             raise UsageError("a view of preference pairs has no rows of single examples. Use view.loader().")
         self.served, self.capacity, self.seed = served, capacity, seed
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # workers that persist see it change
+        self._epoch = torch.zeros(1, dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that persist see it change
         self._plan = Plan(served, PlanSettings(1, capacity, seed=seed, shuffle=capacity is not None))
         self._gather = Gatherer(served)
 
@@ -90,7 +91,8 @@ class MapRows(Dataset[Feature]):
         return MapRows, (self.served, self.capacity, self.seed), self._epoch
 
     def __setstate__(self, epoch: torch.Tensor) -> None:
-        self._epoch = epoch.share_memory_()
+        self._epoch = epoch
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: object) -> MapRows:
         return self  # `datasets` copies what it transforms with; copies serve the same epoch
