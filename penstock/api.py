@@ -23,6 +23,7 @@ from penstock.notebook import html
 from penstock.options import with_signature
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.view import mixture, view
+from penstock.view.examples import default_policy
 from penstock.view.settings import ViewSettings, view_settings
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class View(view.BaseView):
 class Mixture(mixture.BaseMixture):
     """Several views combined, with a share of each per epoch."""
 
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Statistics of the rows that its members serve, each member counted once, whatever its passes."""
+        return _stats(self, capacity)
+
+    def _repr_html_(self) -> str | None:
+        return html(self)
+
     @with_signature(LoaderOptions)
     def loader(self, **options: Unpack[LoaderArguments]) -> Loader:
         """Iterate over batches of this mixture, prefetched in the background and resumable at any step."""
@@ -91,7 +99,7 @@ class Mixture(mixture.BaseMixture):
         return _to_hf(self, capacity)
 
 
-def _stats(counted: View | Dataset, capacity: int | None) -> Stats:
+def _stats(counted: View | Mixture | Dataset, capacity: int | None) -> Stats:
     from penstock.look.stats import stats
 
     return stats(counted, capacity)
@@ -121,10 +129,10 @@ class Dataset(StoredDataset):
     @with_signature(ViewSettings)
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """Apply a loss policy, a maximum length and a hold-out, without encoding anything again."""
-        return View(self, view_settings(options)).filled()
+        return View(self, view_settings({"train_on": default_policy(self), **options})).filled()
 
     def stats(self, capacity: int | None = None) -> Stats:
-        """Statistics of all rows, with the trained tokens of `all_assistant_messages`."""
+        """Statistics of all rows, with the trained tokens of the default view."""
         return _stats(self, capacity)
 
     def _repr_html_(self) -> str | None:

@@ -29,14 +29,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(
-    text: str, default: Any = None, *, panel: str = "", flag: str = "", expects: str = "", also: str = ""
+    text: str,
+    default: Any = None,
+    *,
+    panel: str = "",
+    flag: str = "",
+    expects: str = "",
+    also: str = "",
+    choices: Iterable[str] = (),
 ) -> Any:
     """A field of a record of options.
 
     `panel` groups flags in a command's help. `flag` names the flag where it differs from the field. `expects` says what
     to give instead of a wrong value where the type alone does not. `also` is another type that callers may give.
+    `choices` are the values that a shell completes, unless the type is an enumeration.
     """
-    metadata = {"help": text, "panel": panel, "flag": flag, "expects": expects, "also": also}
+    metadata = {"help": text, "panel": panel, "flag": flag, "expects": expects, "also": also, "choices": list(choices)}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -78,7 +78,7 @@ def label_of(value: object) -> bool | None:
 class FormatOptions:
     """Options that describe the rows. None means that it is detected from the columns."""
 
-    format: str = option("Row format: auto, " + ", ".join(Format), "auto")
+    format: str = option("Row format: auto, " + ", ".join(Format), "auto", choices=("auto", *Format))
     messages_key: str | None = option("Column with the list of messages", panel=COLUMNS)
     tools_key: str | None = option("Column with the tools", panel=COLUMNS)
     system_key: str | None = option("Column with the system prompt", panel=COLUMNS)

@@ -32,4 +32,4 @@ def adopt(
     for warning in adopted.warnings:
         console.print(Text.assemble(("warning ", "yellow"), warning))
     console.print(f"\n{dataset.path}", highlight=False, soft_wrap=True, markup=False)
-    console.print("\nthe rows' own loss mask is train_on='customized'", style="dim")
+    console.print("\nviews train the rows' own loss mask (train_on='customized')", style="dim")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from penstock.cli.flags import with_flags
+from penstock.cli.flags import completion_of, dataset_keys, with_flags
 from penstock.errors import UsageError
 from penstock.export.formats import format_names
 from penstock.export.options import ExportOptions
@@ -24,15 +25,24 @@ if TYPE_CHECKING:
 Datasets = Annotated[
     list[str],
     typer.Argument(
-        metavar="DATASET…", help="Datasets by folder or key; several, or DATASET@PASSES, are mixed", show_default=False
+        metavar="DATASET…", help="Datasets by folder or key; several, or DATASET@PASSES, are mixed", show_default=False,
+        autocompletion=dataset_keys,
     ),
-]
+]  # fmt: skip
+
+
+FORMAT = typer.Option(
+    "--to",
+    help=f"Format: {', '.join(format_names())}",
+    show_default=False,
+    autocompletion=completion_of(format_names()),
+)
 
 
 @with_flags(ExportOptions)
 def export(
     datasets: Datasets,
-    to: Annotated[str, typer.Option("--to", help=f"Format: {', '.join(format_names())}", show_default=False)],
+    to: Annotated[str, FORMAT],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write", show_default=False)],
     cache: Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
@@ -45,7 +55,7 @@ def export(
 
     find_format(to)  # report a wrong name before reading anything
     options = read_options(ExportOptions, given, "export")
-    served = _served(datasets, options, cache)
+    served = _served(datasets, options, cache, "train_on" in given)
     with LiveProgress(Terminal(stderr=True), progress_line) as live:
         exported = run(
             served,
@@ -64,25 +74,28 @@ def export(
         summary(Terminal(), exported)
 
 
-def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
+def _served(datasets: list[str], options: ExportOptions, cache: str | None, chosen: bool) -> View | Mixture:
     from penstock.api import View, mix, open_
+    from penstock.view.examples import default_policy
 
     parts: dict[str, tuple[View, float]] = {}
     for text in datasets:
-        where, _, passes = text.rpartition("@") if "@" in text else (text, "", "1")
-        number = _passes(text, passes)
+        where, number = with_passes(text)
         dataset = open_(where, cache=cache)
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        parts[name] = View(dataset, options.view).scanned(), number
+        settings = options.view if chosen else replace(options.view, train_on=default_policy(dataset))
+        parts[name] = View(dataset, settings).scanned(), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 
 
-def _passes(text: str, passes: str) -> float:
+def with_passes(text: str) -> tuple[str, float]:
+    """A dataset and its passes per epoch, from DATASET@PASSES; 1 unless given."""
+    where, _, passes = text.rpartition("@") if "@" in text else (text, "", "1")
     try:
-        return float(passes)
+        return where, float(passes)
     except ValueError:
         raise UsageError(f"{text}: {passes!r} is not a number of passes. Write DATASET@0.3, for example.") from None
 

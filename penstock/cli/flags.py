@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,10 +63,37 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     flag = flag_of(option)
     names = [f"{flag}/--no-{flag.removeprefix('--')}"] if kind is bool and default is True else [flag]
     panel = option.metadata.get("panel") or None
+    choices = option.metadata.get("choices") or _choices(hint)
+    complete = completion_of(choices) if choices else None
     annotation = Annotated[
-        kind | None, typer.Option(*names, help=escape(text), show_default=False, rich_help_panel=panel)
+        kind | None,
+        typer.Option(*names, help=escape(text), show_default=False, rich_help_panel=panel, autocompletion=complete),
     ]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _choices(hint: Any) -> list[str]:
+    """The values of a closed choice, for the shell's completion."""
+    kinds = typing.get_args(hint) or (hint,)
+    return [member.value for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum) for member in kind]
+
+
+def completion_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes one of these values."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [str(choice) for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+def dataset_keys(incomplete: str) -> list[str]:
+    """Completes a dataset: `latest`, keys in the default cache, or folders."""
+    from penstock.store.cache import default_cache
+
+    keys = ["latest", *(path.name for path in sorted(Path(default_cache(), "datasets").glob("*")))]
+    folders = [str(path) for path in Path().glob(f"{glob.escape(incomplete)}*/") if incomplete]
+    return [key for key in keys if key.startswith(incomplete)] + folders
 
 
 def _value(hint: Any, value: Any) -> Any:

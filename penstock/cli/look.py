@@ -6,7 +6,7 @@ import os
 import secrets
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,24 +14,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.flags import with_flags
+from penstock.cli.export import with_passes
+from penstock.cli.flags import dataset_keys, with_flags
 from penstock.errors import SourceError, UsageError
 from penstock.look.options import LookOptions, look_options, open_to_look
 from penstock.printable import printable_json
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset, View
+    from penstock.api import Dataset, Mixture, View
     from penstock.build.turns_preview import TurnsCompared
     from penstock.look.terminal.console import Terminal
 
-Where = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache")]
+Where = Annotated[
+    str,
+    typer.Argument(metavar="DATASET", help="A dataset's folder, or its key in the cache", autocompletion=dataset_keys),
+]
+Several = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATASET…", help="Datasets by folder or key; several, or DATASET@PASSES, are mixed",
+        show_default=False, autocompletion=dataset_keys,
+    ),
+]  # fmt: skip
 Cached = Annotated[str | None, typer.Option("--cache", help="Cache in which to look up keys")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")]
 
 
 @with_flags(LookOptions, leave_out=("capacity",))
 def show(
-    dataset: Where,
+    datasets: Several,
     row: Annotated[int, typer.Option(help="Number of the example or pair, from 0")] = 0,
     noted: Annotated[
         str | None,
@@ -50,26 +61,30 @@ def show(
     from penstock.look.terminal.turns import show_turns
 
     console = Terminal()
-    opened, view = _opened(dataset, cache, look_options(given), console)
-    items = range(len(view)) if noted is None else _noted(opened, view, noted, console)
+    opened, view = _opened(datasets, cache, given, console)
+    items: Sequence[int] = range(len(view))
+    if noted is not None:
+        items = _noted(opened, _one(view, "--noted"), noted, console)
     if not 0 <= row < len(items):
         kind = "rows" if noted is None else f"rows with the note {noted}"
-        raise UsageError(f"--row {row}: the view has {len(items):,} {kind}, numbered from 0")
+        raise UsageError(f"--row {row}: there are {len(items):,} {kind}, numbered from 0")
     table = opened.vocabulary.token_bytes
     print_item = show_turns if turns else show_item
     print_item(view, items[row], lambda token: table[token], console)
 
 
 @with_flags(LookOptions)
-def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
+def stats(datasets: Several, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
     """Print statistics: rows, tokens, trained shares, lengths, roles, duplicates."""
+    from penstock.api import Mixture
     from penstock.look.stats import stats as count
     from penstock.look.terminal.console import Terminal
     from penstock.look.terminal.stats_table import stats_table
 
-    console, options = Terminal(stderr=json), look_options(given)
-    opened, view = _opened(dataset, cache, options, console)
-    counted = replace(count(view, options.capacity), turns=_turns(opened, console))
+    console = Terminal(stderr=json)
+    opened, view = _opened(datasets, cache, given, console)
+    turns = None if isinstance(view, Mixture) else _turns(opened, console)
+    counted = replace(count(view, look_options(given).capacity), turns=turns)
     if json:
         print(printable_json(counted.to_json()))
     else:
@@ -78,7 +93,7 @@ def stats(dataset: Where, cache: Cached = None, json: Json = False, *, given: di
 
 @with_flags(LookOptions)
 def report(
-    dataset: Where,
+    datasets: Several,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write")] = Path("report.html"),
     run: Annotated[
         Path | None, typer.Option("--run", help="A training run's folder; adds its curves and certificate")
@@ -87,16 +102,16 @@ def report(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Write a report on a dataset as one self-contained HTML file."""
+    """Write a report on a dataset, or on a mixture, as one self-contained HTML file."""
     from penstock.look.report import report as make
     from penstock.look.report import write_report
     from penstock.look.runs_folder import training_run
     from penstock.look.terminal.console import Terminal
 
-    console, options = Terminal(), look_options(given)
+    console = Terminal()
     training = None if run is None else training_run(run)
-    _, view = _opened(dataset, cache, options, console)
-    write_report(make(view, capacity=options.capacity, run=training), output)
+    _, view = _opened(datasets, cache, given, console)
+    write_report(make(view, capacity=look_options(given).capacity, run=training), output)
     console.print(f"{output.absolute()}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -119,9 +134,8 @@ def view(
     except ImportError as error:
         raise UsageError(f"the viewer needs {error.name}: pip install 'penstock[look]'") from error
 
-    session = Session(
-        open_(dataset, cache=cache), look_options(given), open_(against, cache=cache) if against else None
-    )
+    opened = open_(dataset, cache=cache)
+    session = Session(opened, _options(opened, given), open_(against, cache=cache) if against else None)
     try:
         listening = listen(port)
     except OSError as error:
@@ -196,8 +210,37 @@ def _turns(dataset: Dataset, console: Terminal) -> TurnsCompared | None:
         return None
 
 
-def _opened(where: str, cache: str | None, options: LookOptions, console: Terminal) -> tuple[Dataset, View]:
-    from penstock.api import open_
+def _options(dataset: Dataset, given: dict[str, Any]) -> LookOptions:
+    from penstock.view.examples import default_policy
 
-    opened = open_(where, cache=cache)
-    return opened, open_to_look(opened, options, lambda text: console.print(text, style="yellow", soft_wrap=True))
+    return look_options({"train_on": default_policy(dataset), **given})
+
+
+def _opened(
+    datasets: list[str], cache: str | None, given: dict[str, Any], console: Terminal
+) -> tuple[Dataset, View | Mixture]:
+    """The first dataset, and a view of it or a mixture of several."""
+    from penstock.api import mix, open_
+
+    look_options(given)  # reports a wrong option before anything is read
+    opened: list[Dataset] = []
+    members: dict[str, tuple[View, float]] = {}
+    for text in datasets:
+        where, passes = with_passes(text)
+        dataset = open_(where, cache=cache)
+        name = dataset.key[:11]
+        if name in members:
+            raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
+        view = open_to_look(dataset, _options(dataset, given), lambda said: console.print(said, style="yellow"))
+        opened.append(dataset)
+        members[name] = (view, passes)
+    ((first, passes), *others) = members.values()
+    return opened[0], first if not others and passes == 1 else mix(members)
+
+
+def _one(view: View | Mixture, flag: str) -> View:
+    from penstock.api import View
+
+    if not isinstance(view, View):
+        raise UsageError(f"{flag} needs one dataset, not a mixture")
+    return view

@@ -83,4 +83,5 @@ def summary(console: Console, outcome: Outcome) -> None:
     console.print(table, highlight=False)
     console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
     console.print("\nimport penstock as ps", style="dim")
-    console.print(f'view = ps.open("{dataset.address}").view(max_length=4096)', style="dim", soft_wrap=True)
+    limit = "max_length=4096" if dataset.ledger["lengths"].get("max", 0) > 4096 else ""
+    console.print(f'view = ps.open("{dataset.address}").view({limit})', style="dim", soft_wrap=True)

@@ -65,7 +65,10 @@ class Assembler:
             arrays, counts = self._collated(found, len(cell) - len(own), len(cell))
         if not self._settings.loss_weights:
             del arrays["loss_weights"]
-        return Batch(step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, self._served)
+        members = self._gather.members(items)
+        return Batch(
+            step, rows.epoch, micro, self.micros, arrays, items, found.places, counts, weight, members, self._served
+        )  # fmt: skip
 
     @property
     def download_bytes(self) -> int:

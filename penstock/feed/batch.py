@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.arrays import Int64
@@ -22,7 +22,7 @@ class Counts(NamedTuple):
     filler_rows: int  # rows without loss that complete a batch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Batch:
     """One rank's micro-batch of a global step: number `micro` of the step's `micros`."""
 
@@ -32,16 +32,18 @@ class Batch:
     micros: int
     tensors: Mapping[str, Any]  # name -> numpy array or torch tensor; max_length_q and _k are plain integers
     items: Int64  # numbers of the sequences (or pairs) in the view or mixture
-    places: Int64 = field(repr=False)  # source and row of each
+    places: Int64  # source and row of each
     counts: Counts
     step_weight: float  # total loss weight of the step over all micro-batches and ranks; the mean loss divides by it
-
-    served: Served | None = field(default=None, repr=False)  # for notebooks, which show text; never pickled
+    members: tuple[str, ...] = ()  # in a mixture, the member that each comes from
+    served: Served | None = None  # for notebooks, which show text; never pickled
 
     @property
     def rows(self) -> tuple[RowLocation, ...]:
-        """The source and row of each sequence (or pair), counted from 0."""
-        return tuple(RowLocation(source, row) for source, row in self.places.tolist())
+        """The source and row of each sequence (or pair), counted from 0, and its member in a mixture."""
+        members = self.members or ("",) * len(self.places)
+        located = zip(self.places.tolist(), members, strict=True)
+        return tuple(RowLocation(source, row, name) for (source, row), name in located)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -58,9 +60,15 @@ class Batch:
         """Whether the optimizer steps after this batch."""
         return self.micro == self.micros - 1
 
+    def __repr__(self) -> str:
+        shapes = {name: getattr(tensor, "shape", tensor) for name, tensor in self.tensors.items()}
+        tensors = ", ".join(f"{name} {tuple(s) if hasattr(s, '__iter__') else s}" for name, s in shapes.items())
+        micro = f", micro={self.micro} of {self.micros}" if self.micros > 1 else ""
+        return f"Batch(step={self.step}, epoch={self.epoch}{micro}, {self.counts}, tensors: {tensors})"
+
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
         kept = (self.step, self.epoch, self.micro, self.micros, self.tensors, self.items, self.places, self.counts)
-        return Batch, (*kept, self.step_weight)
+        return Batch, (*kept, self.step_weight, self.members)
 
     def _repr_html_(self) -> str | None:
         return html(self)

@@ -77,13 +77,18 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
 
 def _of_loss(stats: Stats, settings: ViewSettings) -> list[Advice]:
     found = []
-    if stats.rows_without_trained_token:
-        text = f"train_on={settings.train_on} trains none of their tokens, so they are not served."
-        found.append(
-            Advice(
-                Level.LOSS, "Rows with nothing trained", text, stats.rows_without_trained_token, (), "nothing_trained"
-            )
+    if stats.untrained.rows:
+        text = (
+            f"train_on={settings.train_on} trains none of their tokens, so they are not served: "
+            "they have no such message, or it has the weight 0."
         )
+        found.append(Advice(Level.LOSS, "Rows with nothing trained", text, *stats.untrained, "nothing_trained"))
+    if stats.beyond.rows:
+        text = (
+            f"All of their trained tokens are beyond max_length={settings.max_length}, so they are not served. "
+            "Raise max_length, or use overlong=truncate_left."
+        )
+        found.append(Advice(Level.LOSS, "Answers beyond max_length", text, *stats.beyond, "nothing_trained"))
     rejected = stats.build.get("rejected", {})
     if rejected:
         reasons = ", ".join(f"{count:,} {kind}" for kind, count in rejected.items())

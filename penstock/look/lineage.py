@@ -6,12 +6,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import orjson
 
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import read_regular
+from penstock.view.mixture import BaseMixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Lineage:
 def lineage(dataset: StoredDataset) -> Lineage:
     """Read the provenance from the manifest and the notes stored with the shards."""
     recipe, notes = dataset.recipe, dataset.notes
-    files = [str(file.get("name", "")) for file in notes.get("files", []) if isinstance(file, dict)]
+    files = file_names(dataset)
     mapping = recipe.get("mapping") or {}
     facts = {
         "dataset": dataset.key,
@@ -46,12 +48,33 @@ def lineage(dataset: StoredDataset) -> Lineage:
     }
     return Lineage(
         dataset.key,
-        files[0] if len(files) == 1 else f"{len(files)} sources" if files else dataset.key[:15],
+        _name(files) or dataset.key[:15],
         tuple((name, text) for name, text in facts.items() if text),
         tuple(_engines(dataset)),
         recipe.get("templates") or {},
         tuple(_rejected(dataset)),
     )
+
+
+def mixture_lineage(mixture: BaseMixture) -> Lineage:
+    """The members of a mixture, in place of one dataset's provenance."""
+    facts = []
+    for name, share in mixture.shares.items():
+        amount = f"{share.per_epoch:,} of {len(share.view):,} items per epoch, train_on {share.view.settings.train_on}"
+        dataset = share.view.dataset
+        files = file_names(dataset) if isinstance(dataset, StoredDataset) else []
+        facts.append((name, ", ".join(filter(None, (amount, _name(files), dataset.key)))))
+    return Lineage(mixture.digest, f"Mixture of {', '.join(mixture.shares)}", tuple(facts), (), {}, ())
+
+
+def file_names(dataset: StoredDataset) -> list[str]:
+    """The names of the source files, as they were given."""
+    return [str(file.get("name", "")) for file in dataset.notes.get("files", []) if isinstance(file, dict)]
+
+
+def _name(files: list[str]) -> str:
+    """A title: one file's own name, without its folder, or the number of files."""
+    return PurePath(files[0]).name if len(files) == 1 else f"{len(files)} sources" if files else ""
 
 
 def _plain(value: Any) -> str:
@@ -73,7 +96,9 @@ def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
             for stage, why in note.get("engines", {}).items():
                 reasons.update({f"{stage}: {reason}": int(count) for reason, count in why.items()})
     found = [("encoder", ", ".join(name for name in encoders if name))]
-    found += [("by the reference", f"{count:,} rows, {reason}") for reason, count in reasons.most_common(5)]
+    found += [
+        ("rendered or encoded more slowly", f"{count:,} rows, {reason}") for reason, count in reasons.most_common(5)
+    ]
     if checked:
         differed = f", {mismatches:,} differed and were redone" if mismatches else ", all equal"
         found.append(("spot check", f"{checked:,} rows compared with the reference engines{differed}"))

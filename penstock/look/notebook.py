@@ -15,11 +15,10 @@ from penstock.errors import PenstockError
 from penstock.feed.batch import Batch
 from penstock.look.html import render
 from penstock.look.stats import Stats
-from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides_of
-from penstock.look.visible import visible_text
+from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides_of, token_texts
 from penstock.store.dataset import StoredDataset
 from penstock.view.example import Example, Pair
-from penstock.view.mixture import BaseMixture
+from penstock.view.mixture import BaseMixture, Share
 from penstock.view.view import BaseView
 
 _MOST: Final = 1500  # tokens of a sequence
@@ -36,6 +35,8 @@ def html_of(shown: object) -> str | None:
                 return _batch(shown)
             case BaseView():
                 return _view(shown)
+            case BaseMixture():
+                return render("notebook_mixture.html", mixture=shown, ledger=shown.ledger, label=_member)
             case StoredDataset():
                 return render("notebook_dataset.html", dataset=shown, ledger=shown.ledger)
     except (PenstockError, OSError):
@@ -63,6 +64,11 @@ def _view(view: BaseView) -> str:
     return render("notebook_view.html", view=view, settings=view.settings, ledger=view.ledger)
 
 
+def _member(share: Share) -> str:
+    each = f"{len(share.view):,} items, {share.per_epoch:,} of them per epoch"
+    return f"{each} · train_on {share.view.settings.train_on} · dataset {share.view.dataset.key[:15]}…"
+
+
 def _batch(batch: Batch) -> str:
     items = []
     if isinstance(batch.served, BaseView | BaseMixture):
@@ -76,9 +82,5 @@ def _batch(batch: Batch) -> str:
 
 def _run(run: TokenRun, table: TokenBytes) -> Markup:
     """Tokens with their ids as titles. Both are safe: ids are numbers, and text is escaped."""
-    return Markup("".join(_token(token, table) for token in run.ids))  # noqa: S704
-
-
-def _token(token: int, table: TokenBytes) -> str:
-    text = visible_text(table[token]) if 0 <= token < len(table) else f"⟨{token}⟩"
-    return f'<span title="{token}">{escape(text)}</span>'
+    texts = zip(run.ids, token_texts(run.ids, table), strict=True)
+    return Markup("".join(f'<span title="{token}">{escape(text or f"⟨{token}⟩")}</span>' for token, text in texts))  # noqa: S704

@@ -1,8 +1,8 @@
-"""Statistics of a dataset or a view: the source of every figure in reports, the viewer and notebooks.
+"""Statistics of a dataset, a view or a mixture: the source of every figure in reports, the viewer and notebooks.
 
-For a dataset, all rows are counted, with the trained tokens of `all_assistant_messages`; for a view, the rows it
-serves, after truncation. A pair counts as one row and two sequences. The cost is a few passes over the segments, and
-one packing per capacity compared: about three seconds for a million rows.
+For a dataset, all rows are counted, with the trained tokens of its default view; for a view, the rows it serves, after
+truncation; for a mixture, those of its members, each once. A pair counts as one row and two sequences. The cost is a
+few passes over the segments, and one packing per capacity compared: about three seconds for a million rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from penstock.chat.conversation import Role
 from penstock.look.fill import Fill, Limit, fills, limits
 from penstock.look.survey import Flag, Survey, columns_of, repeated, served, survey, whole
 from penstock.store.dataset import StoredDataset
-from penstock.view.examples import Examples, place_of
-from penstock.view.index.shard import Rows, row_hashes
+from penstock.view.examples import Examples, default_policy, place_of
+from penstock.view.index.holdout import Holdout
+from penstock.view.index.shard import Rows, each_row_once, row_hashes
 from penstock.view.ledger import Ledger, Reason
+from penstock.view.mixture import BaseMixture
 from penstock.view.settings import Overlong, UnknownRegions, ViewSettings
 from penstock.view.view import BaseView
 
@@ -71,8 +73,16 @@ class SourceCounts(NamedTuple):
     trained: int
 
 
+class Member(NamedTuple):
+    """A member of a mixture: the sequences (or pairs) that it has, and those of an epoch."""
+
+    name: str
+    items: int
+    per_epoch: int
+
+
 class Named(NamedTuple):
-    """A notable row, by its number in the dataset."""
+    """A notable row, by its number in the dataset; in a mixture, counted over the datasets of all members."""
 
     row: int
     tokens: int
@@ -95,7 +105,7 @@ class Flagged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Statistics of a dataset or a view."""
+    """Statistics of a dataset, a view or a mixture."""
 
     rows: int
     sequences: int
@@ -124,6 +134,10 @@ class Stats:
     build: Mapping[str, Any] = field(default_factory=dict)  # rows in, kept and rejected, and notes
     cut_rows: int = 0  # rows over the maximum length
     cut_tokens: int = 0  # tokens that truncation removes from them
+    untrained: Flagged = Flagged(0, ())  # rows of a view that are not served: the policy trains none of their tokens
+    beyond: Flagged = Flagged(0, ())  # rows that are not served: all that is trained is beyond max_length
+    desirable: int | None = None  # sequences labelled as good; None: the data has no labels (KTO)
+    members: tuple[Member, ...] = ()  # of a mixture
     turns: TurnsCompared | None = None  # both modes of `--turns` on the first rows; only `penstock stats` looks at it
 
     def to_json(self) -> dict[str, object]:
@@ -131,8 +145,9 @@ class Stats:
         plain: dict[str, object] = {**asdict(self), "ledger": self.ledger.to_json()}
         for name in ("histogram", "fine_histogram", "full_histogram", "message_histogram"):
             plain[name] = [entry._asdict() for entry in getattr(self, name)]
-        for name in ("sources", "limits", "packing", "longest", "emptiest", "copies"):
+        for name in ("sources", "limits", "packing", "longest", "emptiest", "copies", "members"):
             plain[name] = [entry._asdict() for entry in getattr(self, name)]
+        plain |= {"untrained": self.untrained._asdict(), "beyond": self.beyond._asdict()}
         plain["flags"] = {name: entry._asdict() for name, entry in self.flags.items()}
         return plain
 
@@ -152,23 +167,24 @@ class _Shard(NamedTuple):
     hashed: Int64  # the rows of the hashes
     unknown: int
     sizes: Int64
+    desirable: int | None  # sequences
 
 
-def stats(target: Examples | BaseView, capacity: int | None = None) -> Stats:
-    """Statistics of all rows of a dataset, or of those a view serves; `capacity` is added to the usual ones."""
-    if isinstance(target, BaseView):
-        view, shards = target, list(_of_view(target))
-        left_out = view.ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
-    else:
-        view, left_out = BaseView(target, ViewSettings(regions_unknown=UnknownRegions.DROP)), 0
-        shards = list(_of_dataset(target))
+def stats(target: Examples | BaseView | BaseMixture, capacity: int | None = None) -> Stats:
+    """Statistics of all rows of a dataset, or of those that are served; `capacity` is added to the usual ones."""
+    views, shards = _counted(target)
+    settings, ledger = views[0].settings, sum((view.ledger for view in views), Ledger())
+    left_out = 0 if _is_dataset(target) else ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
     seen = [shard.seen for shard in shards]
     lengths, trained = _joined([one.lengths for one in seen]), _joined([one.trained for one in seen])
     messages = _joined([one.messages[one.flags & Flag.REGIONS_UNKNOWN == 0] for one in seen])
     hashes, hashed = np.concatenate([_NO_HASH, *(s.hashes for s in shards)]), _joined([s.hashed for s in shards])
     rows, again = _joined([shard.rows for shard in shards]), repeated(hashes)
-    sizes, settings = _joined([shard.sizes for shard in shards]), view.settings
-    tokens, all_trained = int(lengths.sum()), view.ledger.trained
+    sizes, labels = _joined([shard.sizes for shard in shards]), [s.desirable for s in shards if s.desirable is not None]
+    tokens, all_trained = int(lengths.sum()), ledger.trained
+    cut = [] if _is_dataset(target) else [_cut(view) for view in views]
+    untrained, beyond = _not_trained(views)
+    names = dict(enumerate(target.shares)) if isinstance(target, BaseMixture) else source_names(views[0].dataset)
     return Stats(
         rows=len(hashes),
         sequences=len(lengths),
@@ -180,24 +196,82 @@ def stats(target: Examples | BaseView, capacity: int | None = None) -> Stats:
         histogram=_histogram(lengths),
         tokens_by_role=_by_role([one.tokens_by_role for one in seen]),
         trained_by_role=_by_role([one.trained_by_role for one in seen]),
-        rows_without_trained_token=view.ledger.dropped_rows.get(Reason.NO_TRAINED_TOKEN, 0),
+        rows_without_trained_token=ledger.dropped_rows.get(Reason.NO_TRAINED_TOKEN, 0),
         rows_with_unknown_regions=left_out + sum(shard.unknown for shard in shards),
         duplicate_rows=int(np.count_nonzero(again)),
-        cut_rows=_cut(target)[0],
-        cut_tokens=_cut(target)[1],
+        cut_rows=sum(rows for rows, _ in cut),
+        cut_tokens=sum(tokens for _, tokens in cut),
         fine_histogram=_fine(lengths),
         full_histogram=_fine(sizes),
         message_histogram=_of_messages(messages),
-        sources=_sources(view.dataset, shards),
+        sources=_sources(names, shards),
         limits=limits(sizes, settings.max_length),
-        packing=() if view.is_preference else fills(lengths, capacity or settings.max_length),
+        packing=() if views[0].is_preference else fills(lengths, capacity or settings.max_length),
         longest=_named(rows, lengths, trained, np.argsort(-lengths, kind="stable")[:_FEW]),
         emptiest=_named(rows, lengths, trained, np.argsort(trained / np.maximum(lengths, 1), kind="stable")[:_FEW]),
         copies=_copies(hashes, hashed, again),
         flags=_flags(rows, np.concatenate([_NO_FLAG, *(one.flags for one in seen)])),
-        ledger=view.ledger,
-        build=_build(view.dataset),
+        ledger=ledger,
+        build=_build([view.dataset for view in views]),
+        untrained=untrained,
+        beyond=beyond,
+        desirable=sum(labels) if labels else None,
+        members=_members(target) if isinstance(target, BaseMixture) else (),
     )
+
+
+def _is_dataset(target: Examples | BaseView | BaseMixture) -> bool:
+    return not isinstance(target, BaseView | BaseMixture)
+
+
+def _counted(target: Examples | BaseView | BaseMixture) -> tuple[list[BaseView], list[_Shard]]:
+    """The views behind the target, and their shards; in a mixture, rows are counted over all members' datasets."""
+    if isinstance(target, BaseView):
+        return [target], list(_of_view(target))
+    if not isinstance(target, BaseMixture):
+        settings = ViewSettings(train_on=default_policy(target), regions_unknown=UnknownRegions.DROP)
+        return [BaseView(target, settings)], list(_of_dataset(target))
+    views, shards, before = [share.view for share in target.shares.values()], list[_Shard](), 0
+    for member, view in enumerate(views):
+        for shard in _of_view(view):
+            shards.append(shard._replace(source=member, rows=shard.rows + before, hashed=shard.hashed + before))
+        before += len(view.dataset)
+    return views, shards
+
+
+def _not_trained(views: list[BaseView]) -> tuple[Flagged, Flagged]:
+    """The rows with no trained token that are not served: those the policy never trains, and those that are cut off."""
+    found, before = ([_NONE], [_NONE]), 0
+    for view in views:
+        if view.ledger.dropped_rows.get(Reason.NO_TRAINED_TOKEN):
+            for kind, rows in enumerate(_without_trained_token(view)):
+                found[kind].append(rows + before)
+        before += len(view.dataset)
+    mute, cut = (np.concatenate(rows) for rows in found)
+    return Flagged(len(mute), tuple(mute[:_FEW].tolist())), Flagged(len(cut), tuple(cut[:_FEW].tolist()))
+
+
+def _without_trained_token(view: BaseView) -> tuple[Int64, Int64]:
+    dataset, settings = view.dataset, view.settings
+    shards = range(len(dataset.shard_examples))
+    holdout = Holdout(settings, (each_row_once(dataset.structure(shard)) for shard in shards))
+    mute, cut, before = [_NONE], [_NONE], 0
+    for shard in shards:
+        rows = Rows.of(columns_of(dataset, shard))
+        missing = holdout.shows(row_hashes(rows.columns)) & ~(rows.unknown & settings.train_on.needs_regions)
+        own = np.searchsorted(view.numbers, (before, before + len(missing)))
+        missing[view.numbers[own[0] : own[1]] - before] = False
+        if settings.overlong is Overlong.DROP and settings.max_length is not None:
+            missing &= rows.longest <= settings.max_length
+        trained = survey(rows, whole(rows), settings.train_on).trained.reshape(len(missing), -1).min(axis=1)
+        mute.append(np.flatnonzero(missing & (trained == 0)) + before)
+        cut.append(np.flatnonzero(missing & (trained > 0)) + before)
+        before += len(missing)
+    return np.concatenate(mute), np.concatenate(cut)
+
+
+def _members(mixture: BaseMixture) -> tuple[Member, ...]:
+    return tuple(Member(name, len(share.view), share.per_epoch) for name, share in mixture.shares.items())
 
 
 _NONE: Final = np.empty(0, np.int64)
@@ -210,7 +284,7 @@ def _joined(arrays: list[Int64]) -> Int64:
 
 
 def _of_dataset(dataset: Examples) -> Iterator[_Shard]:
-    sides, before, policy = 2 if dataset.is_preference else 1, 0, ViewSettings().train_on
+    sides, before, policy = 2 if dataset.is_preference else 1, 0, default_policy(dataset)
     for shard in range(len(dataset.shard_examples)):
         rows = Rows.of(columns_of(dataset, shard))
         numbers = np.arange(len(rows.unknown)) + before
@@ -237,8 +311,9 @@ def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Surv
     if rows.columns.prefixes is not None:  # examples of the same row are not duplicates
         first = np.diff(rows.columns.rows[local].astype(np.int64), prepend=-1) != 0
         own, local = own[first], local[first]
-    hashes = row_hashes(rows.columns)[local]
-    return _Shard(source, numbers, seen, hashes, own, unknown, rows.sizes.ravel())
+    hashes, labels = row_hashes(rows.columns)[local], rows.columns.desirable
+    good = None if labels is None else int(labels[numbers - before].sum())
+    return _Shard(source, numbers, seen, hashes, own, unknown, rows.sizes.ravel(), good)
 
 
 def start_token(dataset: Examples) -> int | None:
@@ -253,8 +328,7 @@ def _by_role(counts: list[dict[Role, int]]) -> dict[str, int]:
     return {role.name.lower(): total[role] for role in Role if total[role]}
 
 
-def _sources(dataset: Examples, shards: list[_Shard]) -> tuple[SourceCounts, ...]:
-    names = source_names(dataset)
+def _sources(names: Mapping[int, str], shards: list[_Shard]) -> tuple[SourceCounts, ...]:
     total: dict[int, list[int]] = {}
     for shard in shards:
         own = total.setdefault(shard.source, [0, 0, 0])
@@ -292,10 +366,17 @@ def _flags(rows: Int64, flags: npt.NDArray[np.uint8]) -> dict[str, Flagged]:
     return found
 
 
-def _build(dataset: Examples) -> dict[str, Any]:
-    if not isinstance(dataset, StoredDataset):
-        return {}
-    return {name: dataset.ledger[name] for name in ("rows", "kept", "examples", "tokens", "rejected", "notes")}
+def _build(datasets: list[Examples]) -> dict[str, Any]:
+    """The build ledgers, added up."""
+    total: dict[str, Any] = {}
+    for dataset in datasets:
+        if not isinstance(dataset, StoredDataset):
+            return {}
+        for name in ("rows", "kept", "examples", "tokens", "rejected", "notes"):
+            value = dataset.ledger[name]
+            plain = isinstance(value, int)
+            total[name] = total.get(name, 0) + value if plain else Counter(total.get(name, {})) + Counter(value)
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in total.items()}
 
 
 def _histogram(lengths: Int64) -> tuple[Bin, ...]:
@@ -327,9 +408,9 @@ def _of_messages(messages: Int64) -> tuple[Bin, ...]:
     return tuple(Bin(number, number + 1, int(count)) for number, count in enumerate(np.bincount(messages)))
 
 
-def _cut(target: Examples | BaseView) -> tuple[int, int]:
+def _cut(target: BaseView) -> tuple[int, int]:
     """The number of rows over a view's maximum length, and the tokens they lose."""
-    if not isinstance(target, BaseView) or target.settings.max_length is None:
+    if target.settings.max_length is None:
         return 0, 0
     most, how = target.settings.max_length, target.settings.overlong
     if how is Overlong.SPLIT:

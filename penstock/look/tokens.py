@@ -24,7 +24,9 @@ from penstock.view.runs import Float32, Runs
 from penstock.view.settings import LossPolicy
 
 ROLE_NAMES: Final[Mapping[Role, str]] = {role: "template" if role is Role.NONE else role.name.lower() for role in Role}
+CONTINUED: Final = "‿"  # a token that continues the character of the token before it
 TokenBytes = Sequence[bytes]
+_SPLIT: Final = 8  # tokens that share characters; more are not looked at
 
 
 class TokenRun(NamedTuple):
@@ -114,20 +116,62 @@ def policy_weights(runs: Runs) -> dict[LossPolicy, Float32]:
 def run_html(run: TokenRun, token_bytes: TokenBytes) -> Markup:
     """A span per token."""
     # _token_html makes both parts of a span safe: the id is an integer, and the text is escaped.
-    return Markup("".join(_token_html(token, token_bytes) for token in run.ids))  # noqa: S704
+    texts = zip(run.ids, token_texts(run.ids, token_bytes), strict=True)
+    return Markup("".join(_token_html(token, text, token_bytes) for token, text in texts))  # noqa: S704
 
 
-def _token_html(token: int, token_bytes: TokenBytes) -> str:
-    data = token_bytes[token] if 0 <= token < len(token_bytes) else b""
-    text = visible_text(data) if data else "∅"
+def _token_html(token: int, text: str, token_bytes: TokenBytes) -> str:
+    data = _bytes_of(token, token_bytes)
     if text.isascii() and len(text) == len(data):  # the page derives the bytes itself
         return f'<i data-t="{token}">{escape(text)}</i>'
-    return f'<i data-t="{token}" data-b="{data.hex(" ")}">{escape(text)}</i>'
+    return f'<i data-t="{token}" data-b="{data.hex(" ")}">{escape(text or "∅")}</i>'
+
+
+def token_texts(ids: Sequence[int], token_bytes: TokenBytes) -> list[str]:
+    """The visible text of each token. A character split over tokens is shown in the first; the others continue it."""
+    pieces, texts, at = [_bytes_of(token, token_bytes) for token in ids], list[str](), 0
+    while at < len(pieces):
+        last = at + 1
+        while not _is_text(joined := b"".join(pieces[at:last])) and last < min(at + _SPLIT, len(pieces)):
+            last += 1
+        if last == at + 1 or not _is_text(joined):
+            texts.append(visible_text(pieces[at]))
+            at += 1
+            continue
+        texts += _shared(pieces[at:last])
+        at = last
+    return texts
+
+
+def _shared(pieces: Sequence[bytes]) -> list[str]:
+    """The text of tokens that are valid UTF-8 only together: each shows the characters that start in it."""
+    texts = list[str]()
+    for number, piece in enumerate(pieces):
+        whole = b"".join(pieces[number:])
+        own = len(piece)
+        while own < len(whole) and whole[own] & 0xC0 == 0x80:
+            own += 1
+        start = next((at for at, byte in enumerate(piece) if byte & 0xC0 != 0x80), len(piece)) if number else 0
+        text = whole[start:own] if start < len(piece) else b""
+        texts.append((CONTINUED if number and start else "") + visible_text(text))
+    return texts
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes_of(token: int, token_bytes: TokenBytes) -> bytes:
+    return token_bytes[token] if 0 <= token < len(token_bytes) else b""
 
 
 def text_of(ids: Iterable[int], token_bytes: TokenBytes) -> str:
     """The text of some tokens, with unprintable characters escaped."""
-    return visible_text(b"".join(token_bytes[token] if 0 <= token < len(token_bytes) else b"" for token in ids))
+    return visible_text(b"".join(_bytes_of(token, token_bytes) for token in ids))
 
 
 def sides_of(item: Example | Pair) -> list[tuple[str, Example, int]]:

@@ -45,10 +45,14 @@ USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
 class RowLocation(NamedTuple):
-    """Where an example comes from: ordinal of the source file and row number in it, both from 0."""
+    """Where an example comes from: ordinal of the source file and row number in it, both from 0.
+
+    In a mixture, `member` is the name of the member whose source it is.
+    """
 
     source: int
     row: int
+    member: str = ""
 
 
 class StoredDataset:

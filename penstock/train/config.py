@@ -91,7 +91,10 @@ class DataConfig:
     prepare: Mapping[str, Any] = option(
         "Options of `penstock prepare` for all sources (template, cache, workers, …)", {}
     )
-    train_on: LossPolicy = option("Loss policy: " + ", ".join(LossPolicy), LossPolicy.ALL_ASSISTANT_MESSAGES)
+    train_on: LossPolicy | None = option(
+        f"Loss policy: {', '.join(LossPolicy)}; default: all_assistant_messages, for KTO rows last_assistant_message, "
+        "for adopted data customized"
+    )
     max_length: int | None = option("Maximum sequence length in tokens")
     overlong: Overlong = option("Longer rows: " + ", ".join(Overlong), Overlong.TRUNCATE)
     regions_unknown: UnknownRegions = option("Rows whose regions are unknown: error, drop", UnknownRegions.ERROR)

@@ -56,8 +56,9 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_sta
 def view_options(config: TrainConfig) -> ViewArguments:
     """The configured view options, without the hold-out."""
     data = config.data
+    policy: ViewArguments = {} if data.train_on is None else {"train_on": data.train_on}
     return {
-        "train_on": data.train_on,
+        **policy,
         "max_length": data.max_length,
         "overlong": data.overlong,
         "regions_unknown": data.regions_unknown,

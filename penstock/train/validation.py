@@ -130,7 +130,7 @@ def _check_kto(config: TrainConfig, fused: bool) -> None:
         raise UsageError(f"feed.collate={config.feed.collate}: KTO trains on padded rows. Leave it out.")
     if min(config.feed.batch_size, config.feed.micro_batch or 2) < 2:
         raise UsageError("KTO compares answers with those of other rows: feed.micro_batch must be 2 or more.")
-    if config.data.train_on not in LAST:
+    if config.data.train_on not in (None, *LAST):
         raise UsageError(
             f"data.train_on={config.data.train_on}: a label judges the last answer alone. "
             f"Set data.train_on to {' or '.join(LAST)}."

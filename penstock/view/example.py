@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.view.settings import LossPolicy
 IGNORED: Final = -100  # the label that trainers exclude from the loss
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Example:
     """One token sequence with its loss weights. Labels are not shifted; the model shifts them."""
 
@@ -31,7 +31,7 @@ class Example:
     start: int  # offset of the sequence in its row; above 0 after truncate_left and split
     runs: Runs  # the message and part of each token; runs outside the window are kept, with length 0
     desirable: bool | None = None  # KTO's label
-    dataset: Examples | None = field(default=None, repr=False)  # lets notebooks show text; never pickled
+    dataset: Examples | None = None  # lets notebooks show text; never pickled
 
     @property
     def loss_mask(self) -> Bool:
@@ -46,8 +46,12 @@ class Example:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def __repr__(self) -> str:
+        label = "" if self.desirable is None else f", desirable={self.desirable}"
+        return f"Example({len(self):,} tokens, {int(self.loss_mask.sum()):,} trained, row={self.row}{label})"
+
     def __reduce__(self) -> tuple[Callable[..., Example], tuple[Any, ...]]:
-        return Example, (self.input_ids, self.loss_weights, self.row, self.start, self.runs)
+        return Example, (self.input_ids, self.loss_weights, self.row, self.start, self.runs, self.desirable)
 
     def _repr_html_(self) -> str | None:
         return html(self)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock.store.columns import Columns
 from penstock.store.dataset import RowLocation
+from penstock.view.settings import LossPolicy
 
 
 class Examples(Protocol):
@@ -73,6 +74,13 @@ def is_labelled(examples: Examples) -> bool:
     """Whether each answer has a KTO label (`Columns.desirable`)."""
     mapping = examples.recipe.get("mapping") or {}
     return bool(mapping.get("format") == "kto")
+
+
+def default_policy(examples: Examples) -> LossPolicy:
+    """What a view trains unless told: the rows' own mask of adopted data, the labelled answer of KTO data."""
+    if examples.recipe.get("adopted"):
+        return LossPolicy.CUSTOMIZED
+    return LossPolicy.LAST_ASSISTANT_MESSAGE if is_labelled(examples) else LossPolicy.ALL_ASSISTANT_MESSAGES
 
 
 def place_of(examples: Examples, row: int) -> RowLocation:

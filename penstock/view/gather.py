@@ -59,16 +59,22 @@ class Gatherer:
 
     def __init__(self, served: Served) -> None:
         if isinstance(served, BaseMixture):
-            views = [share.view for share in served.shares.values()]
+            views, self._names = [share.view for share in served.shares.values()], list(served.shares)
         else:
             assert isinstance(served, BaseView), "a view or a mixture of views"
-            views = [served]
+            views, self._names = [served], []
         self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
         self._labelled = served.is_labelled
         remote = [view.dataset.download_bytes for view in views if view.dataset.download_bytes]
         self.download_bytes = min(remote, default=0)
+
+    def members(self, items: Int64) -> tuple[str, ...]:
+        """In a mixture, the name of the member that each item comes from; else nothing."""
+        if not self._names:
+            return ()
+        return tuple(self._names[part] for part in np.searchsorted(self._bounds, items, side="right").tolist())
 
     def shards(self, items: Int64) -> list[ShardSet]:
         """The shards that hold these items, in the order of the items."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple, Self, SupportsIndex, Unpack
 
@@ -26,7 +27,7 @@ from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
-from penstock.view.examples import Examples
+from penstock.view.examples import Examples, default_policy
 from penstock.view.index.keyed import keyed_permutation
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
@@ -144,7 +145,11 @@ class BaseMixture:
 
     def __getitem__(self, index: SupportsIndex) -> Example | Pair:
         name, item = self.place(index)
-        return self.shares[name].view[item]
+        found = self.shares[name].view[item]
+        if isinstance(found, Example):
+            return replace(found, row=found.row._replace(member=name))
+        row = found.row._replace(member=name)
+        return replace(found, chosen=replace(found.chosen, row=row), rejected=replace(found.rejected, row=row))
 
     def __iter__(self) -> Iterator[Example | Pair]:
         return (self[index] for index in range(len(self)))
@@ -186,7 +191,7 @@ def _key(seed: int, name: str, lap: int) -> int:
 
 
 def _as_view(part: Part) -> BaseView:
-    return part if isinstance(part, BaseView) else BaseView(part, ViewSettings())
+    return part if isinstance(part, BaseView) else BaseView(part, ViewSettings(train_on=default_policy(part)))
 
 
 def _plain(amount: float | Count) -> object:

@@ -62,7 +62,10 @@ class HoldoutPart(StrEnum):
 class ViewSettings:
     """The options of a view, validated by `view_settings()`."""
 
-    train_on: LossPolicy = option("Loss policy: " + ", ".join(LossPolicy), LossPolicy.ALL_ASSISTANT_MESSAGES)
+    train_on: LossPolicy = option(
+        f"Loss policy: {', '.join(LossPolicy)}; KTO rows default to last_assistant_message, adopted data to customized",
+        LossPolicy.ALL_ASSISTANT_MESSAGES,
+    )
     max_length: Annotated[int, Ge(1)] | None = option(
         "Longest sequence, in tokens", expects="a number of tokens of 1 or more, or None for no limit"
     )

@@ -21,7 +21,7 @@ from penstock.arrays import Int32, Int64
 from penstock.store.columns import Columns
 from penstock.view.empty import empty_view
 from penstock.view.example import Cut, Example, Pair, cut_example
-from penstock.view.examples import Examples, is_labelled, place_of
+from penstock.view.examples import Examples, default_policy, is_labelled, place_of
 from penstock.view.index.scan import Index, scan, trained_weights
 from penstock.view.ledger import Ledger
 from penstock.view.runs import Float32
@@ -72,7 +72,7 @@ class Served(Protocol):
 
 def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
     """A view of the dataset, scanned immediately so that rows that can't be served raise here."""
-    return BaseView(dataset, view_settings(options)).filled()
+    return BaseView(dataset, view_settings({"train_on": default_policy(dataset), **options})).filled()
 
 
 class BaseView:

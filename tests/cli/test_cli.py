@@ -110,3 +110,19 @@ def test_help_lists_every_option() -> None:
     text = run("prepare", "--help").stdout
     for option in fields(PrepareOptions):
         assert flag_of(option) in text
+
+
+def test_a_shell_completes_values(prepared: tuple[Path, dict[str, object]]) -> None:
+    cache, said = prepared
+
+    def completed(line: str) -> list[str]:
+        words = line.split(" ")
+        asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        environment = {**os.environ, **asked, "PENSTOCK_CACHE": str(cache)}
+        command = [sys.executable, "-c", "import sys; sys.argv = ['penstock']; from penstock.cli import main; main()"]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False).stdout.split()
+
+    assert completed("penstock prepare x --format m") == ["messages"]
+    assert completed("penstock stats latest --train-on last") == ["last_assistant_message", "last_assistant_turn"]
+    assert "trl" in completed("penstock export latest --to t")
+    assert completed("penstock show b3") == [str(said["key"])] and completed("penstock report lat") == ["latest"]

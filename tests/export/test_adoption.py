@@ -71,8 +71,11 @@ def test_weights(tokenizer: Path, place: Path) -> None:
 def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place: Path) -> None:
     adopted = ps.adopt(rows, tokenizer=tokenizer, cache=place / "cache", check_tokenizer="warn")
     with pytest.raises(RegionsUnknown, match="was adopted: .* Use train_on='customized' for the mask"):
-        adopted.view()
-    view = adopted.view(train_on="customized")
+        adopted.view(train_on="all_assistant_messages")
+    view = adopted.view()
+    assert view.settings.train_on == "customized"
+    assert ps.mix({"adopted": (adopted, 1.0)})[0].loss_mask.tolist() == view[0].loss_mask.tolist()  # type: ignore[union-attr]
+    assert adopted.stats().trained == view.ledger.trained
     assert [item.loss_mask.tolist() for item in view] == [[False, True, True, False], [True, True]]
     assert view.ledger.dropped_rows == {"no_trained_token": 1}
     assert adopted.view(train_on="all_tokens")[1].loss_mask.tolist() == [True]

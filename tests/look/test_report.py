@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import UsageError
@@ -18,6 +20,8 @@ from penstock.look.advice import advice
 from penstock.look.flow import flow
 from penstock.look.report import report
 from penstock.look.runs_folder import training_run
+from penstock.look.tokens import CONTINUED, token_texts
+from penstock.look.visible import visible_text
 
 ROOT = Path(ps.__file__).parent.parent
 OPTIONS = ["--max-length", "128", "--capacity", "200", "--holdout", "0.1"]
@@ -101,7 +105,7 @@ def test_a_report_needs_no_network_and_executes_nothing_from_rows(dataset: ps.Da
         assert not any(name.startswith("on") or name in ("style", "src") for name in attributes), (tag, attributes)
         assert not str(attributes.get("href", "")).startswith(("http", "javascript"))
     assert "&lt;script&gt;window.hacked = 1" in re.sub(r"</?i[^>]*>", "", text)
-    assert "\u202e" not in text and "\\xe2\\x80\\xaegnihtyna" in re.sub(r"</?i[^>]*>", "", text)
+    assert "\u202e" not in text and "\\u202e‿‿gnihtyna" in re.sub(r"</?i[^>]*>", "", text)
     assert "&lt;b&gt;own.jsonl" in text
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
@@ -112,7 +116,10 @@ def test_problems_are_reported(dataset: ps.Dataset) -> None:
     said = {one.title: one for one in advice(view.stats(), view.settings)}
     assert said["Answers cut by max_length"].first[0] == 1
     assert said["Duplicate rows"].rows == dataset.stats().duplicate_rows > 0
-    assert said["Rows with nothing trained"].rows == view.ledger.dropped_rows["no_trained_token"]
+    cut, mute = said["Answers beyond max_length"], said["Rows with nothing trained"]
+    assert cut.rows + mute.rows == view.ledger.dropped_rows["no_trained_token"]
+    assert cut.first[0] == 0 and mute.first == (5,)  # row 0 answers too late, the answer of row 5 has the weight 0
+    assert "max_length=64" in cut.text and "max_length" not in mute.text
     assert said["Rows rejected"].rows == 1
     assert said["Prepared: special tokens in text"].rows == 1
     assert "Tokens truncated" in said
@@ -133,3 +140,67 @@ def test_a_run_adds_curves_and_certificate(dataset: ps.Dataset, tmp_path: Path) 
     assert '<polyline class="line thick"' in text and "packing.isolated" in text and "&lt;seen&gt;" in text
     with pytest.raises(UsageError, match="neither metrics.jsonl nor certificate.json"):
         training_run(tmp_path / "nothing")
+
+
+def test_the_headline_is_about_the_capacity_asked_for(dataset: ps.Dataset) -> None:
+    def headline(text: str) -> str:
+        return re.sub(r"<[^>]*>", "", text.split('class="headline">')[1].split("</dl>")[0])
+
+    view = dataset.view(max_length=128)
+    assert "padding at 777" in headline(report(view, capacity=777))
+    assert "padding at 777" not in headline(report(view))
+
+
+def test_titles_are_file_names(dataset: ps.Dataset, examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+    chats = (examples / "data" / "chats.jsonl").absolute()
+    one = ps.prepare(chats, tokenizer=tokenizer, cache=tmp_path)
+    assert "<h1>chats.jsonl</h1>" in report(one.view()) and "<title>chats.jsonl ·" in report(one.view())
+    assert "<h1>2 sources</h1>" in report(dataset.view())
+
+
+def test_a_character_split_over_tokens_is_shown_once() -> None:
+    table = [
+        b"\xe5",
+        b"\xaf",
+        b"\x9f",
+        b" \xe5\xaf",
+        b"\x9f!",
+        b"\xff",
+        b"ok",
+        b"\xf0\x9f",
+        b"\x99\x82\xe5",
+        b"\xaf\x9f",
+    ]
+    shown = ["察", "‿", "‿", " 察", "‿!", "\\xff", "ok", "🙂", "‿察", "‿"]
+    assert token_texts(range(10), table) == shown
+    assert token_texts([0, 1], table) == ["\\xe5", "\\xaf"]  # cut off
+    assert token_texts([5, 0, 1, 2, 99], table) == ["\\xff", "察", "‿", "‿", ""]
+
+
+@given(st.text(), st.lists(st.integers(1, 4), min_size=1))
+def test_texts_of_tokens_are_the_text_of_the_row(text: str, sizes: list[int]) -> None:
+    data, table, at = text.encode("utf-8", "replace"), list[bytes](), 0
+    while at < len(data):
+        table.append(data[at : at + sizes[len(table) % len(sizes)]])
+        at += len(table[-1])
+    joined = "".join(token_texts(range(len(table)), table)).replace(CONTINUED, "")
+    assert joined == visible_text(data).replace(CONTINUED, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_is_one_line_and_leaves_nothing(dataset: ps.Dataset, tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("file systems can't be mounted here")
+    command = [sys.executable, "-m", "penstock.cli", "report", str(dataset.path), "-o"]
+    try:
+        full = subprocess.run([*command, str(tmp_path / "r.html")], capture_output=True, text=True, check=False)
+        assert full.returncode == 1
+        assert full.stderr == (
+            f"penstock: {tmp_path / 'r.html'}: the report can't be written: the disk is full. "
+            "Choose another place with --output.\n"
+        )
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    missing = subprocess.run([*command, str(tmp_path / "no" / "r.html")], capture_output=True, text=True, check=False)
+    assert missing.returncode == 1 and missing.stderr.count("\n") == 1 and "No such file" in missing.stderr

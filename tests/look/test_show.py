@@ -56,6 +56,11 @@ def test_with_colours_trained_text_is_green() -> None:
     assert "\x1b[31m" not in out, "a colour in the data does not act"
 
 
+def test_text_of_the_template_is_named_as_in_reports() -> None:
+    out = printed(MemoryExamples.of([[Piece(-1, Role.NONE, Part.GLUE, (3,)), *ROW]]))
+    assert out.splitlines()[2] == "      template                 1           │ <|assistant|>↵"
+
+
 def test_both_sides_of_a_pair_are_shown() -> None:
     other = [*ROW[:3], Piece(2, Role.ASSISTANT, Part.BODY, (1,)), *ROW[4:]]
     out = printed(MemoryExamples.of([ROW, other], pairs=True))

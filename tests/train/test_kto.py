@@ -144,6 +144,13 @@ def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
     assert {"kl", "reward_desirable", "reward_undesirable", "desirable"} <= metrics(values)[-1].keys()
 
 
+def test_the_labelled_answer_is_trained_by_default(config: Config, labelled: Path, cache: Path) -> None:
+    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
+    values = config("kto", data=data, feed={"batch_size": 8, "steps": 1})
+    train_kto(values)
+    assert len(losses(values)) == 1
+
+
 def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
     data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}, **VIEW}
     with pytest.raises(UsageError, match="a label judges the last answer alone"):

@@ -21,7 +21,7 @@ from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
 from penstock.look.server.catalog import Catalog
 from penstock.look.server.searching import Searcher
-from penstock.look.stats import source_names, stats
+from penstock.look.stats import source_names
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of
 from penstock.pack.plan import Plan
 from penstock.pack.settings import PlanSettings
@@ -89,7 +89,7 @@ class Session:
     def figures(self) -> dict[str, Any]:
         """The variables of the report's template."""
         view = self.view()
-        return self._once("figures", lambda: report_figures(view, stats(view, self.options.capacity), None))
+        return self._once("figures", lambda: report_figures(view, self.options.capacity, None))
 
     def comparison(self) -> DatasetDiff | None:
         """The differences from the other dataset, if there is one."""

@@ -103,12 +103,12 @@ def _engines(outcome: Outcome) -> str:
     encoder, not_served = outcome.progress.encoder
     stages = [("encode", encoder)]
     if outcome.dataset.manifest.recipe["templates"]:
-        stages.insert(0, ("render", "machine"))
+        stages.insert(0, ("render", "compiled template"))
     for stage, fast in stages:
         why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
         slow = min(sum(why.values()), rows)
-        text = f"{stage}: {fast}" if slow == rows else f"{stage}: {100 * (rows - slow) / rows:.2f}% {fast}"
-        lines.append(text + _reasons(why, "by the reference"))
+        share = "" if slow == 0 else f" for {100 * (rows - slow) / rows:.2f}% of the rows"
+        lines.append(f"{stage}: {fast}{share}{_reasons(why)}")
     if not_served:
         lines.append(f"encode: {not_served}")
     return "\n".join(lines)
@@ -117,13 +117,15 @@ def _engines(outcome: Outcome) -> str:
 def _checks(outcome: Outcome) -> str:
     """The checks against the references."""
     progress = outcome.progress
-    text = f"{progress.checked:,} rows compared with the reference engines"
+    text = f"{progress.checked:,} rows compared with jinja2 and tokenizers"
     if progress.mismatches:
-        return f"{text}, {progress.mismatches:,} differed (their slices were recomputed)"
+        return f"{text}: {progress.mismatches:,} differed, and their slices were recomputed"
     taken, compared = progress.paths
-    return f"{text}; paths: {compared} of {taken} checked" if taken else text
+    ways = f", among them {compared} of the {taken} ways that rows take through the template" if taken else ""
+    return f"{text}{ways}: all equal"
 
 
-def _reasons(why: Mapping[str, int], how: str) -> str:
-    reasons = "; ".join(f"{n:,} {how}: {reason}" for reason, n in sorted(why.items(), key=lambda e: -e[1]))
+def _reasons(why: Mapping[str, int]) -> str:
+    """Why rows took the slower way."""
+    reasons = "; ".join(f"{n:,} rows more slowly: {reason}" for reason, n in sorted(why.items(), key=lambda e: -e[1]))
     return f" ({reasons})" if reasons else ""

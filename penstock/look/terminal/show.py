@@ -61,6 +61,11 @@ def stretches(example: Example) -> Iterator[Stretch]:
         )
 
 
+def label_name(desirable: bool) -> str:
+    """KTO's label in words."""
+    return "labelled as good" if desirable else "labelled as bad"
+
+
 def _side(name: str, pair: Pair) -> str:
     return f"{name} (after a common prompt of {pair.prompt_length} tokens) · "
 
@@ -68,7 +73,9 @@ def _side(name: str, pair: Pair) -> str:
 def _show_example(example: Example, side: str, token_bytes: TokenBytes, console: Console) -> None:
     trained, total = int(example.loss_mask.sum()), len(example)
     begin = f" · from token {example.start} of its row" if example.start else ""
-    place = f"row {example.row.row} of source {example.row.source}"
+    member = f"{example.row.member}: " if example.row.member else ""
+    label = "" if example.desirable is None else f" · {label_name(example.desirable)}"
+    place = f"{member}row {example.row.row} of source {example.row.source}{label}"
     _line(console, Text(f"{side}{place} · {total} tokens, {trained} trained ({trained / total:.0%}){begin}", "bold"))
     _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<7}  {'tokens':>6}  {'weight':>6}", "dim"))
     for stretch in stretches(example):
@@ -78,9 +85,11 @@ def _show_example(example: Example, side: str, token_bytes: TokenBytes, console:
 def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -> None:
     trained = stretch.weight > 0
     number = "" if stretch.message < 0 else str(stretch.message)
-    role = "" if stretch.role is Role.NONE else stretch.role.name.lower()
+    role, part = stretch.role.name.lower(), stretch.part.name.lower()
+    if stretch.role is Role.NONE:  # named as in reports
+        role, part = "template", ""
     weight = f"{stretch.weight:g}" if trained else ""
-    label = f"{number:>4}  {role:<9}  {stretch.part.name.lower():<7}  {len(stretch.ids):>6}  {weight:>6}  "
+    label = f"{number:>4}  {role:<9}  {part:<7}  {len(stretch.ids):>6}  {weight:>6}  "
     for line in visible_lines(b"".join(map(token_bytes, stretch.ids))):
         gutter = "+│ " if trained else " │ "
         for piece in _wrapped(line, console, len(label) + len(gutter)):

@@ -33,6 +33,10 @@ def _numbers(stats: Stats) -> Table:
     table.add_row("rows", f"{stats.rows:,}")
     if stats.sequences != stats.rows:
         table.add_row("sequences", f"{stats.sequences:,}")
+    if stats.desirable is not None:
+        table.add_row("labels", f"{stats.desirable:,} good, {stats.sequences - stats.desirable:,} bad")
+    for member in stats.members:
+        table.add_row(f"member {member.name}", f"{member.items:,} items, {member.per_epoch:,} of them per epoch")
     table.add_row("tokens", f"{stats.tokens:,}")
     table.add_row("trained", f"{stats.trained:,} ({stats.trained_share:.1%})")
     if stats.cut_rows:
