@@ -54,6 +54,10 @@ class RowLocation(NamedTuple):
     row: int
     member: str = ""
 
+    def __repr__(self) -> str:
+        member = f", member={self.member!r}" if self.member else ""
+        return f"RowLocation(source={self.source}, row={self.row}{member})"
+
 
 class StoredDataset:
     """The examples of a manifest, in source order."""
