@@ -35,6 +35,7 @@ _USUAL = _CONTINUES | _IN_ROOT
 _LINE_ENDS, _BLANKS = b"\n\v\f\r", b"\t\n\v\f\r "
 _LOOK_BACK = 4096  # bytes of a prompt that are looked at
 _MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
+_LAST_BLOCK = re.compile(rb"<\|?([A-Za-z_]{1,40})\|?>[^<>]{0,200}<[/|]?\1\|?>\s*\Z")
 
 
 class _Turn(NamedTuple):
@@ -208,9 +209,11 @@ class Arranger:
         start, text = int(first[0, 1]), chain.text[: turn.size]
         prompt = text[: turn.shared] + turn.prompt
         shared = self._boundaries.shared(prompt[start:], text[start:])
+        if shared is None:
+            shared = _before_block(prompt[start:])
         if shared is None or start + len(shared) > turn.shared or not _is_closed(prompt[start + len(shared) :]):
             return None
-        header = start + len(shared)
+        header = start + len(shared) + _repeated_end(prompt[start + len(shared) :], text[start + len(shared) :])
         more = len(prompt) - header
         pieces, spans = chain.before(turn.size)
         behind = (pieces[:, 0] == turn.message) & (pieces[:, 2] >= header)
@@ -307,6 +310,19 @@ def _may_merge(last: Any, first: Any) -> Any:
     """Whether a tokenizer may see two neighbouring bytes as one: hardly where a line ends before visible text."""
     blank = (first == 32) | ((first >= 9) & (first <= 13))
     return np.where((last >= 10) & (last <= 13), blank, True)
+
+
+def _before_block(prompt: bytes) -> bytes | None:
+    """What precedes the block that ends a prompt, such as `<|channel>thought\\n<channel|>`; None if none does."""
+    block = _LAST_BLOCK.search(prompt)
+    return prompt[: block.start()] if block else None
+
+
+def _repeated_end(block: bytes, answer: bytes) -> int:
+    """The size of a closing marker that an answer repeats although its prompt ends with it (DeepSeek-V3.2)."""
+    last = block.rstrip()
+    found = _MARKERS.match(answer)
+    return found.end() if found and last.endswith(found.group()) else 0
 
 
 def _is_closed(prompt: bytes) -> bool:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.chat.conversation import Role
+from penstock.arrays import Int64
+from penstock.chat.conversation import Message, Role
 from penstock.chat.notes import Note, NotedRows
 from penstock.errors import RowError
 from penstock.template.flags import shows_arguments
 from penstock.template.rendered import MessageFlag, Rendered
 
 
-def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
-    """Returns errors for missing calls, and notes for missing messages, reasoning and names."""
+def find_dropped(rendered: Rendered, origins: Int64 | None = None) -> tuple[dict[int, RowError], NotedRows]:
+    """Returns errors for missing calls, and notes for missing messages, reasoning and names.
+
+    `origins` are the conversations that texts come from, if these are chains.
+    """
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
@@ -27,7 +31,9 @@ def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
     for number in np.flatnonzero(calls_dropped).tolist():
         row = int(rows[number])
         if row not in errors:
-            errors[row] = _calls_dropped(rendered, row, number - int(rendered.message_offsets[row]))
+            conversation = rendered.conversation(row if origins is None else int(origins[row]))
+            index = number - int(rendered.message_offsets[row])
+            errors[row] = _calls_dropped(index, conversation.messages[index], _text(rendered, row))
     missing = (flags & MessageFlag.CONTENT_PRINTED) == 0
     reasoning = (flags & (MessageFlag.HAS_REASONING | MessageFlag.REASONING_PRINTED)) == MessageFlag.HAS_REASONING
     found = {
@@ -41,9 +47,12 @@ def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
     return errors, {note: np.unique(rows[where]) for note, where in found.items() if where.any()}
 
 
-def _calls_dropped(rendered: Rendered, row: int, index: int) -> RowError:
-    start, end = int(rendered.text_ends[row - 1]) if row else 0, int(rendered.text_ends[row])
-    shown = shows_arguments(rendered.conversation(row).messages[index], rendered.data[start:end])
+def _text(rendered: Rendered, row: int) -> bytes:
+    return rendered.data[int(rendered.text_ends[row - 1]) if row else 0 : int(rendered.text_ends[row])]
+
+
+def _calls_dropped(index: int, message: Message, text: bytes) -> RowError:
+    shown = shows_arguments(message, text)
     return RowError(
         "tool_calls_dropped",
         f"the chat template prints the arguments, but not the name, of a tool call of message {index}"

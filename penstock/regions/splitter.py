@@ -111,7 +111,7 @@ class Splitter:
         found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
-        errors, dropped = find_dropped(rendered)
+        errors, dropped = find_dropped(rendered, chains.rows)
         of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
         segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
         return segments, {int(chains.rows[example]): error for example, error in errors.items()}

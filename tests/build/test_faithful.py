@@ -171,6 +171,34 @@ def test_a_longer_prompt_takes_precedence(prepare: Callable[..., ps.Dataset]) ->
     assert [view_messages(ds, item) for item in range(2)] == [[1], [3]]
 
 
+@pytest.mark.parametrize(
+    ("block", "printed"),
+    [
+        ("<think>\n\n</think>\n\n", "</think>"),  # as DeepSeek-V3.2: the template closes what the prompt has closed
+        ("<|channel>thought\n<channel|>", ""),  # as Gemma 4: words inside of the block
+    ],
+)
+def test_an_answer_follows_a_block_that_the_prompt_closes(
+    block: str, printed: str, prepare: Callable[..., ps.Dataset]
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '"
+        + printed
+        + "' if m.role == 'assistant' }}{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n" + block + "{% endif %}"
+    )
+    ds = prepare([[user("2+2?"), says("4"), user("3+3?"), says("6")]], template)
+    view = ds.view()
+    assert "turn_unsettled" not in ds.ledger["notes"]
+    trained = set()
+    for i in range(ds.examples):
+        example = view.example(i)
+        pieces = [ds.vocabulary.token_bytes[t] for t in example.input_ids.tolist()]
+        trained.add(b"".join(p for p, mask in zip(pieces, example.loss_mask.tolist(), strict=True) if mask).decode())
+        assert f"assistant\n{block}" in b"".join(pieces).decode()
+    assert trained == {"4<|im_end|>", "6<|im_end|>"}
+
+
 def test_no_turn_goes_on_with_a_chain_that_has_the_server_s_prompt(
     prepare: Callable[..., ps.Dataset], oracle: Any
 ) -> None:
