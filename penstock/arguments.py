@@ -79,6 +79,7 @@ class PrepareArguments(TypedDict, total=False):
     local_cache_bytes: int | None
     no_cache: bool
     force: bool
+    rehash: bool
     trust: Trust | str
     on_miss: OnMiss | str
     on_unwritable: OnUnwritable | str

@@ -214,9 +214,16 @@ class ObjectStore:
         try:
             self._obstore.put(self._store, path, data, mode=mode, use_multipart=False)
         except Exception as error:
-            if type(error).__name__ == "AlreadyExistsError":
-                return False
+            if type(error).__name__ == "AlreadyExistsError" and if_absent and self._exists(path):
+                return False  # a 409 without an object is a conflict of two requests
             raise self._explained(path, error) from error
+        return True
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.head(path)
+        except ObjectMissing:
+            return False
         return True
 
     def replace(self, path: str, data: bytes | memoryview, etag: str, version: str = "") -> bool:
@@ -315,6 +322,16 @@ def explain(place: ObjectUrl, url: str, error: Exception) -> ObjectError:
         return ObjectError(
             f"{url}: the store did not answer within {_seconds('PENSTOCK_STORE_TIMEOUT', 30):g} s{tries}. Check the "
             "network and run again; PENSTOCK_STORE_TIMEOUT sets the seconds to wait."
+        )
+    if code == "501":
+        return ObjectError(
+            f"{url}: the store does not support this request ({said}). Penstock needs conditional writes "
+            "(If-None-Match, If-Match), range reads and listings: use a store that has them."
+        )
+    if code == "409":
+        return ObjectError(
+            f"{url}: another request changes it at the same time ({said}){tries}. Run again; if it stays, the store or "
+            "bucket refuses the request."
         )
     if code.startswith("5") or code == "429":
         return ObjectError(f"{url}: the store answers {said}{tries}. It is overloaded or down: run again later.")

@@ -110,6 +110,8 @@ def test_passing_faults_are_retried(fault: str, s3: Proxy, store: ObjectStore) -
         ),
         ("expired", r"the credentials have expired \(400 ExpiredToken\)\. Set AWS_ACCESS_KEY_ID"),
         ("403", r"access denied \(403 SlowDown\)\. Set AWS_ACCESS_KEY_ID"),
+        ("409", r"another request changes it at the same time \(409 SlowDown\)\. Run again"),
+        ("501", r"the store does not support this request \(501 SlowDown\)\. Penstock needs conditional writes"),
     ],
 )
 def test_lasting_faults_are_explained(fault: str, message: str, s3: Proxy, store: ObjectStore) -> None:
@@ -122,6 +124,18 @@ def test_lasting_faults_are_explained(fault: str, message: str, s3: Proxy, store
     if fault in ("expired", "403"):  # the answer to HEAD has no body; the cause is found all the same
         with pytest.raises(ObjectError, match=message):
             store.head("x")
+
+
+def test_a_conflict_is_no_existing_object(s3: Proxy, store: ObjectStore) -> None:
+    """Stores answer 409 to an object that exists and to two requests at once, which lost a plain put."""
+    s3.fault = lambda method, path, number: "409" if method == "PUT" else None
+    for conditional in (False, True):
+        with pytest.raises(ObjectError, match="another request changes it at the same time"):
+            store.put("x", b"1", if_absent=conditional)
+    s3.clear()
+    store.put("x", b"1")
+    s3.fault = lambda method, path, number: "409" if method == "PUT" else None
+    assert store.put("x", b"2", if_absent=True) is False
 
 
 def test_time_outs(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,8 @@ class Faults:
         kind = {0: "done", 1: "error"}.get(code, "crash")
         if kind == "crash" or "Traceback" in output:
             raise FaultFailure(f"{fault}: exit code {code}\n{output}")
+        if "permission denied" in output.lower():
+            raise FaultFailure(f"{fault} was taken for a lack of permission\n{output}")
         left = result(self._cache)
         damaged = [name for name, data in left.items() if self._expected.get(name) != data]
         if damaged or (kind == "done" and left != self._expected):

@@ -13,6 +13,7 @@ import orjson
 
 from penstock.errors import CorruptError, StoreError
 from penstock.sources import Slice, SourceFile, SourcePath, SourceSet, fetch_data, read_rows
+from penstock.sources.remote.path import text_of_path
 from penstock.store.cache import Cache
 from penstock.store.files import is_readable_file, make_folder, read_regular
 from penstock.store.format import canonical
@@ -56,7 +57,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
 
 
 def _recorded(path: SourcePath) -> str:
-    return str(path.absolute() if isinstance(path, Path) else path)
+    return text_of_path(path.absolute()) if isinstance(path, Path) else str(path)
 
 
 def row_locations(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:

@@ -176,6 +176,11 @@ class PrepareOptions(FormatOptions):
     )
     no_cache: bool = option("Build in a new temporary folder instead of the cache", False, panel=CACHE)
     force: bool = option("Rebuild all slices, whatever the cache has", False, panel=CACHE)
+    rehash: bool = option(
+        "Read the sources whole to find changes that file times don't show, as when written through a mapping",
+        False,
+        panel=CACHE,
+    )
     trust: Trust = option(
         "Shards of other users: checked (rows of each are compared with the references first), own (rebuilt), all",
         Trust.CHECKED,

@@ -19,7 +19,7 @@ class SliceFinder:
         self.known_files: dict[int, tuple[Slice, ...]] = {}
         self._divided: dict[int, set[int]] = {}  # by file, the units that several slices share
         for file in sources.files:
-            slices = memo.get(file)
+            slices = memo.get(file, of=len(sources.files))
             if slices is not None:
                 self.known_files[file.ordinal] = slices
 
@@ -33,6 +33,12 @@ class SliceFinder:
         if any(file.kind.is_streamed for file in files):
             return None
         return list(self._sources.slices(max_row_bytes=self._max_row_bytes, known=self.known_files))
+
+    @property
+    def unknown_bytes(self) -> int:
+        """The size of the files that must be read to find their slices."""
+        files = (file for file in self._sources.files if file.ordinal not in self.known_files)
+        return sum(identity(file.path).size for file in files)
 
     def planned(self) -> list[Slice] | None:
         """Returns the slices of a split, reading whole files if necessary; None without a split."""

@@ -28,7 +28,7 @@ from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.workers.engine import Setup, SliceEngine
 from penstock.build.workers.limits import worker_count
 from penstock.build.workers.pool import InProcess, WorkerProcesses
-from penstock.build.workers.process import Task
+from penstock.build.workers.process import OUT_OF_MEMORY, Task, failed_call
 from penstock.build.workers.sharing import Sharing
 from penstock.chat.formats import Format, detect, format_columns
 from penstock.chat.json_rows import parse_row
@@ -53,6 +53,8 @@ log = logging.getLogger("penstock")
 
 _DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
+MANY_FILES = 3000  # above this, a notice recommends to join them
+READ_BYTES = 64 << 20  # up to this, files are read to find a hit (0.1 s) rather than starting a build
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between checks for slices that other processes have finished
 ATTEMPTS = 8  # if shards disappear or are damaged; about ten seconds in total, pauses included
 NOT_COMPILED = (
@@ -63,14 +65,17 @@ NOT_COMPILED = (
 
 @contextlib.contextmanager
 def _os_errors_explained() -> Iterator[None]:
-    """Raises StoreError for an OSError that no stage has turned into an error of its own."""
+    """Raises StoreError for an error of the system that no stage has turned into an error of its own."""
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{error.filename or 'a file'}: {error.strerror or error}. Check the disk or file server, then run the "
-            "same command again: finished slices are kept."
-        ) from error
+        raise StoreError(f"{failed_call(error)} Run the same command again: finished slices are kept.") from error
+    except MemoryError as error:
+        raise StoreError(f"{OUT_OF_MEMORY}. Finished slices are kept.") from error
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        raise StoreError(f"no thread can be started: {OUT_OF_MEMORY}. Finished slices are kept.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class Builder:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
-        self._memo = PlanMemo(self.cache)
+        self._memo = PlanMemo(self.cache, rehash=options.rehash)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._location),
             split=options.split,
@@ -194,7 +199,9 @@ class Builder:
         self._location = temporary_cache(self._location)
         self._notice(*self._location.notices)
         clean_orphans(self.cache)
-        self._finder = SliceFinder(self.sources, PlanMemo(self.cache), self.options.max_row_bytes)
+        self._finder = SliceFinder(
+            self.sources, PlanMemo(self.cache, rehash=self.options.rehash), self.options.max_row_bytes
+        )
 
     # -- finding the whole dataset --------------------------------------------------------------------------------
 
@@ -215,10 +222,12 @@ class Builder:
     def _find(self) -> Manifest | None:
         """Returns the dataset's manifest on a hit.
 
-        Reads the data only if building is not allowed; otherwise data that was never cut into slices is a miss.
+        Reads the data if they are small, if the options say so, or if building is not allowed; otherwise data that were
+        never cut into slices are a miss.
         """
         may_build = self.options.on_miss is OnMiss.BUILD and self._location.obstacle is None
-        if may_build and self._finder.known() is None:
+        is_costly = self._finder.unknown_bytes > READ_BYTES or any(f.kind.is_streamed for f in self.sources.files)
+        if may_build and is_costly and self._finder.known() is None and not self.options.rehash:
             return None
         slices = self.find_slices()
         manifest = usable_manifest(self.cache, self._key(slices))
@@ -256,9 +265,8 @@ class Builder:
         return not refused
 
     def _is_sound(self, manifest: Manifest) -> bool:
-        """Whether the manifest agrees with its shards. Checked if another user wrote it, or we rebuilt a shard."""
-        path = self.cache.dataset_path(manifest.key) / "manifest.json"
-        if path not in self._unchecked and not self.progress.slices_done:
+        """Whether the manifest agrees with its shards. Checked if it or one of them is new or another user's."""
+        if not self._unchecked and not self.progress.slices_done:
             return True
         from penstock.build.commit_manifest import manifest_of
 
@@ -300,6 +308,11 @@ class Builder:
 
         if native is None and self.options.fast:
             self._notice(NOT_COMPILED)
+        if len(self.sources.files) > MANY_FILES:
+            self._notice(
+                f"{len(self.sources.files):,} files: each becomes a slice and three files in the cache, however "
+                "small it is. Fewer and larger files are prepared faster: join JSON lines with `cat`."
+            )
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be running
@@ -481,5 +494,5 @@ class Builder:
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used(now=True)  # makes it the `latest` dataset
         if self._unchecked:
-            self.cache.remember_checked(self._names(), manifest.key)
+            self.cache.remember_checked(manifest.key)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

@@ -10,6 +10,7 @@ parent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from functools import partial
@@ -50,7 +51,8 @@ def main() -> None:
     except BrokenPipeError:
         return  # the parent is gone
     except Exception as error:
-        _reply(stdout, failure(error))
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, or stops after another worker's error
+            _reply(stdout, failure(error))
 
 
 def cache_of(setup: dict[str, Any]) -> Cache:

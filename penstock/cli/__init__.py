@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, TextIO
 
 import typer
 
@@ -16,7 +20,7 @@ from penstock.cli.look import diff, report, show, stats, view
 from penstock.cli.prepare import prepare
 from penstock.cli.train import train_app
 from penstock.cli.verify import verify
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.other_names import prepare_flags
 
 app = typer.Typer(
@@ -60,7 +64,11 @@ def main() -> None:
     """Run the command; errors raised on purpose become one line and an exit code."""
     try:
         arguments = sys.argv[1:]
-        app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
+        sys.stdout = _Output.replacing(sys.stdout)
+        try:
+            app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
+        finally:
+            sys.stdout.flush()
     except UsageError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
@@ -70,3 +78,33 @@ def main() -> None:
     except KeyboardInterrupt:
         print("penstock: interrupted; finished slices are kept; rerun the command to resume", file=sys.stderr)
         sys.exit(130)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output, whose failures are errors of ours. If the reader of a pipe is gone, the command just ends."""
+
+    @classmethod
+    def replacing(cls, output: TextIO) -> _Output:
+        """The same output, with its errors explained."""
+        is_line_buffered = bool(getattr(output, "line_buffering", False))
+        return cls(output.buffer, output.encoding, output.errors, line_buffering=is_line_buffered)
+
+    def write(self, text: str, /) -> int:
+        with self._explained():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._explained():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # what is left is not tried again at exit
+            if isinstance(error, BrokenPipeError):
+                sys.exit(1)
+            raise StoreError(
+                f"standard output can't be written: {error.strerror}. Free some space, or send it elsewhere."
+            ) from error

@@ -146,14 +146,16 @@ def verify(
     """Check digests, counts and ledgers. Corrupt shards are marked and rebuilt by the next prepare."""
     from penstock.store.dataset import open_dataset
     from penstock.store.remote import open_cache
+    from penstock.store.trust import Trust
     from penstock.store.upkeep.listing import dataset_folders
     from penstock.store.upkeep.verify import VerifyReport, verify_cache
 
     share = None if recheck is None else share_of(recheck, "--recheck")
-    total, home = VerifyReport(), open_cache(cache)
+    total, home = VerifyReport(), open_cache(cache, Trust.ALL)  # what is in the cache, not this user's copies
     opened = [open_dataset(where, cache=cache) for where in datasets or ()]
     if opened:
         for dataset in opened:
+            dataset.cache.trust = Trust.ALL
             total.add(verify_cache(dataset.cache, [dataset.path]))
     else:
         total.add(verify_cache(home))

@@ -6,20 +6,24 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
-from penstock.build.prepare import Builder
+from penstock.build.prepare import SMALL_BYTES, Builder
 from penstock.build.progress import Progress
 from penstock.dry_run.sample import Limits, sample_rows
 from penstock.look.stats import stats
-from penstock.sources import FileKind, KeepData, Slice, SourceFile
+from penstock.sources import FileKind, KeepData, Slice, SourceFile, identity
 from penstock.sources.reading import scan
+from penstock.sources.slices import SLICE_SIZES
 from penstock.store.manifest import shard_name
 
 USUAL_SPEED = 25e6  # bytes per second, where one slice is all there is
+MANY_SLICES = 200  # above this many more slices than in the sample, the cost of a slice is measured
+FEW_FILES, MORE_FILES = 4, 68  # of one row each, to measure it
+MEMO_BYTES = 900  # of a file's plan, which is not stored for files as young as those of the measurement
 PARENT_BYTES = 150 << 20  # memory of the process that drives the workers
 
 
@@ -103,6 +107,10 @@ def predict(
         cut_speed = _cut_speed(file)
         trained = stats(outcome.dataset).trained
         fixed, growing = _disk(outcome.dataset.cache.root)
+        more_slices = max(0, _slice_count(builder, slices) - len(outcome.dataset.shards))
+        slice_seconds, slice_bytes = 0.0, 0.0
+        if more_slices > MANY_SLICES:
+            slice_seconds, slice_bytes = _slice_cost(sample.rows, options, tokenizer, Path(folder))
     ledger, done = outcome.dataset.ledger, outcome.progress
     prepared = done.bytes + ledger["rows"]  # with one byte per row, as the sample counts them
     scale = 1.0 if sample.is_everything else sample.total_bytes / max(1, prepared)
@@ -112,6 +120,8 @@ def predict(
     found = _found(builder, slices)
     left = sample.total_bytes * (1 - (found / len(slices) if slices else 0))
     busy = max(left * (1 / speed + reading) / (workers * nodes), sample.total_bytes / cut_speed)
+    at_once = workers * nodes if sample.total_bytes > SMALL_BYTES else 1
+    busy += more_slices * slice_seconds * (left / max(1, sample.total_bytes)) / at_once
     return Estimate(
         rows=round(sample.total_rows),
         rejected=round(sum(ledger["rejected"].values()) * scale + sample.oversize),
@@ -122,7 +132,7 @@ def predict(
         trained_share=trained / max(1, ledger["tokens"]),
         error=0.0 if sample.is_everything else watch.error(),
         source_bytes=round(sample.total_bytes),
-        disk_bytes=round(fixed + growing * scale),
+        disk_bytes=round(fixed + growing * scale + more_slices * slice_bytes),
         seconds=idle + busy,
         seconds_to_start=idle,
         memory_bytes=workers * done.memory + (PARENT_BYTES if workers > 1 else 0),
@@ -136,6 +146,31 @@ def predict(
         sampled_bytes=done.bytes,
         warnings=outcome.warnings,
     )
+
+
+def _slice_count(builder: Builder, slices: Sequence[Slice] | None) -> int:
+    """How many slices there are, or about how many: at least one of each file."""
+    if slices is not None:
+        return len(slices)
+    sizes = (identity(file.path).size for file in builder.sources.files)
+    return sum(max(1, round(size / SLICE_SIZES.mean)) for size in sizes) if builder.sources.is_whole else 0
+
+
+def _slice_cost(rows: Sequence[bytes], options: PrepareOptions, tokenizer: object, folder: Path) -> tuple[float, float]:
+    """Seconds and bytes on disk of a slice, however small it is: from building few and more files of a row each."""
+    measured: list[tuple[float, int]] = []
+    for count in (FEW_FILES, MORE_FILES):
+        place = folder / str(count)
+        place.mkdir()
+        files = [place / f"{number}.jsonl" for number in range(count)]
+        for file, row in zip(files, cycle(rows), strict=False):
+            file.write_bytes(_line(row))
+        began = time.monotonic()
+        Builder(files, _for_sample(options, place / "cache"), None, tokenizer).run()
+        measured.append((time.monotonic() - began, sum(_disk(place / "cache"))))
+    (few, least), (more, most) = measured
+    rows_bytes = (most - least) / (MORE_FILES - FEW_FILES)
+    return max(0.0, more - few) / (MORE_FILES - FEW_FILES), rows_bytes + MEMO_BYTES
 
 
 def _for_sample(options: PrepareOptions, cache: Path) -> PrepareOptions:

@@ -17,7 +17,7 @@ from penstock.errors import SourceError
 from penstock.sources.folders import DEFAULT_SPLIT, Folder, FoundFile, LocalFolder, read_folder
 from penstock.sources.hub import HubDataset
 from penstock.sources.kinds import FileKind, detect_kind, has_data_suffix
-from penstock.sources.remote.path import SourcePath
+from penstock.sources.remote.path import SourcePath, printable_name
 from penstock.sources.slices import SourceFile
 from penstock.sources.source_set import SourceSet
 from penstock.sources.splits import Split, parse_split
@@ -68,11 +68,12 @@ def discover(
         unread = [name for name in source.splits if name not in wanted]
         ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
     _check_repeats(files, found)
+    named = [file._replace(name=printable_name(file.name)) for file in files]
     listed = [
         SourceFile(ordinal, file.path, recall(file.path) or detect_kind(file.path, file.name), file.name, file.split)
-        for ordinal, file in enumerate(files)
+        for ordinal, file in enumerate(named)
     ]
-    return SourceSet(tuple(listed), parsed, tuple(ignored), limit)
+    return SourceSet(tuple(listed), parsed, tuple(map(printable_name, ignored)), limit)
 
 
 def _wanted(source: _Source, split: Split | None) -> set[str]:

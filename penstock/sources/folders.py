@@ -133,8 +133,9 @@ def _json(path: SourcePath, name: str) -> dict[str, Any]:
 
 def _data_files(folder: Folder, name: str) -> FolderContents:
     visible = [path for path in folder.names() if not any(part.startswith(".") for part in path.parts)]
-    data = [path for path in visible if has_data_suffix(path) and path.name not in DESCRIPTIONS]
-    ignored = [f"{name}/{path}" for path in visible if path not in set(data) and path.name not in DESCRIPTIONS]
+    others = [path for path in visible if path.name not in DESCRIPTIONS]
+    data = [path for path in others if has_data_suffix(path)]
+    ignored = [f"{name}/{path}" for path in others if not has_data_suffix(path)]
     if not data:
         there = ", ".join(str(path) for path in visible[:5]) or "nothing"
         raise SourceError(

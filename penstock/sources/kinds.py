@@ -6,6 +6,7 @@ sometimes an array. A contradiction that can't be intended, such as a `.parquet`
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import PurePath
 
@@ -19,6 +20,7 @@ from penstock.transient import retry_transient
 HEAD_BYTES = 65_536
 WHITESPACE = b" \t\r\n"
 UTF8_BOM = b"\xef\xbb\xbf"
+ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or a skippable one as pzstd writes first
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -139,7 +141,7 @@ def _binary_kind(head: bytes) -> FileKind | None:
 def _compression(head: bytes) -> Compression:
     if head.startswith(b"\x1f\x8b"):
         return Compression.GZIP
-    return Compression.ZSTD if head.startswith(b"\x28\xb5\x2f\xfd") else Compression.NONE
+    return Compression.ZSTD if ZSTD.match(head) else Compression.NONE
 
 
 def _check_suffix(path: PurePath, name: str, kind: FileKind | None, head: bytes) -> None:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError
 from penstock.store.claims import Claims, SliceClaims, lease
+from penstock.store.copies import CheckedCopies, user_cache_folder
 from penstock.store.files import (
     bytes_digest,
     explain_os_errors,
@@ -42,7 +43,7 @@ from penstock.store.files import (
 )
 from penstock.store.format import FORMAT_VERSION, canonical, check_marker, seal, unseal
 from penstock.store.tree import NAME, TEMPORARY, Tree
-from penstock.store.trust import CheckedFiles, ShardWriter, Trust, shard_writer
+from penstock.store.trust import CheckedContent, ShardWriter, Trust, shard_writer
 from penstock.transient import retry_transient
 
 if TYPE_CHECKING:
@@ -59,12 +60,6 @@ CACHE_VARIABLE = "PENSTOCK_CACHE"
 def default_cache() -> str:
     """`PENSTOCK_CACHE` if set, else `penstock` in the user's cache folder."""
     return os.environ.get(CACHE_VARIABLE) or str(user_cache_folder() / "penstock")
-
-
-def user_cache_folder() -> Path:
-    """The folder for programs' caches: `XDG_CACHE_HOME` or `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base) if base else Path("~/.cache").expanduser()
 
 
 def validate_name(name: object) -> str:
@@ -99,6 +94,7 @@ class Cache:
         self.root = Path(given).expanduser().absolute()
         self.tree = Tree(self.root)
         self.trust = trust
+        self.copies = CheckedCopies()
 
     @property
     def place(self) -> CachePlace:
@@ -150,7 +146,7 @@ class Cache:
         with explain_os_errors(self.root, "can't be written"):
             self.tree.make_folder(self.tree.tmp)
             if not os.access(self.tree.tmp, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied")
+                self.tree.server_time()  # creates a file; its error says why not
 
     def claims(self) -> SliceClaims:
         """The claims of one build."""
@@ -192,14 +188,21 @@ class Cache:
         """Let other machines find a memo."""
 
     def shard_file(self, name: str, digest: str | None = None) -> Path:
-        """A shard's file on this machine. `digest` is what the caller's manifest expects."""
-        return self.shard_path(name)
+        """The file to read a shard from: this user's copy, if another user wrote the shard and this user checked it.
+
+        `digest` is what the caller's manifest expects.
+        """
+        return self._copy(name) or self.shard_path(name)
+
+    def _copy(self, name: str) -> Path | None:
+        is_foreign = self.trust is not Trust.ALL and self.tree.is_foreign(self.shard_path(name))
+        return self.copies.find(name) if is_foreign else None
 
     def structure(self, name: str) -> tuple[Columns, ShardMeta]:
         """The columns of a shard, perhaps without its token ids, and what it records about its slice."""
         from penstock.store.shard import read_shard  # needs pyarrow, which a cache hit does not load
 
-        return read_shard(self.shard_path(name))
+        return read_shard(self.shard_file(name))
 
     def fetch(self, names: Iterable[str]) -> None:
         """Make `structure` of these shards quick."""
@@ -209,9 +212,13 @@ class Cache:
 
     def shard_data(self, name: str, digest: str) -> Any:
         """The bytes of a shard, which must have this digest."""
-        data = read_regular(self.shard_path(name))
+        path = self.shard_file(name)
+        try:
+            data = read_regular(path)
+        except OSError as error:
+            raise CorruptError(f"{path} can't be read: {error.strerror}. Run `penstock cache verify`.") from error
         if bytes_digest(data) != digest:
-            raise CorruptError(f"{self.shard_path(name)}: its bytes have changed. Run `penstock cache verify`.")
+            raise CorruptError(f"{path}: its bytes have changed. Run `penstock cache verify`.")
         return data
 
     def fresh_copy(self, path: Path) -> None:
@@ -323,19 +330,34 @@ class Cache:
         return shard_writer(self, name)
 
     def unchecked(self, names: Iterable[str], key: str) -> list[Path]:
-        """The shards and the manifest of a dataset, if others wrote them and this user hasn't checked them."""
-        foreign = self._foreign(names, key)
-        return [] if not foreign or CheckedFiles().knows(foreign) else foreign
-
-    def remember_checked(self, names: Iterable[str], key: str) -> None:
-        """Record that what others wrote of a dataset was checked, so that a hit need not repeat it."""
-        CheckedFiles().remember(self._foreign(names, key))
-
-    def _foreign(self, names: Iterable[str], key: str) -> list[Path]:
+        """The shards and the manifest of a dataset that others wrote and this user hasn't checked."""
         if self.trust is Trust.ALL:
             return []
-        paths = [*map(self.shard_path, names), self.dataset_path(key) / "manifest.json"]
-        return [path for path in dict.fromkeys(paths) if self.tree.is_foreign(path)]
+        paths = {name: self.shard_path(name) for name in names}
+        manifest = self.dataset_path(key) / "manifest.json"
+        found = [path for name, path in paths.items() if self.tree.is_foreign(path) and not self.copies.find(name)]
+        if self.tree.is_foreign(manifest) and not CheckedContent().knows(self._manifest_content(key)):
+            found.append(manifest)
+        return found
+
+    def unchecked_shard(self, name: str) -> bytes:
+        """The bytes of a shard that another user wrote, to be checked. OSError or CorruptError if there are none."""
+        return read_regular(self.shard_path(name))
+
+    def keep_checked(self, name: str, data: bytes) -> None:
+        """Keep the bytes of a shard that were checked: from now on, this user reads them."""
+        self.copies.add(name, data)
+
+    def remember_checked(self, key: str) -> None:
+        """Record that a dataset's manifest was checked, so that a hit need not repeat it."""
+        CheckedContent().remember(self._manifest_content(key))
+
+    def _manifest_content(self, key: str) -> list[object] | None:
+        """Identifies the bytes of a manifest."""
+        try:
+            return ["manifest", bytes_digest(read_regular(self.dataset_path(key) / "manifest.json"))]
+        except OSError:
+            return None
 
     def mark_bad(self, name: str, why: str) -> None:
         """Mark a shard as damaged, so that the next `prepare` rebuilds it. Readers keep the current file until then."""
@@ -343,18 +365,16 @@ class Cache:
 
     def shard_note(self, name: str) -> dict[str, Any]:
         """Counts and digest of a committed shard, recomputed from the shard if its note is lost."""
-        note = self.read_note(name)
+        path = self.shard_file(name)
+        is_copy = path != self.shard_path(name)
+        note = None if is_copy else self.read_note(name)  # the note is the other user's
         with contextlib.suppress(OSError):  # the note is only a cache of what the shard says
-            if note is not None and note["bytes"] == self.shard_path(name).stat().st_size:
+            if note is not None and note["bytes"] == path.stat().st_size:
                 return note
         from penstock.store.shard import read_shard  # needs pyarrow, which a cache hit does not load
 
-        _, meta = read_shard(self.shard_path(name))
-        return {
-            "rejected": len(meta.rejected),
-            "digest": file_digest(self.shard_path(name)),
-            "bytes": self.shard_path(name).stat().st_size,
-        }
+        _, meta = read_shard(path)
+        return {"rejected": len(meta.rejected), "digest": file_digest(path), "bytes": path.stat().st_size}
 
     def tokenizer_json(self, name: str) -> bytes:
         """The bytes of a tokenizer.json, by digest; OSError if it is missing."""

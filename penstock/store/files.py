@@ -188,6 +188,12 @@ def explain_os_errors(path: Path, what: str) -> Iterator[None]:
             case errno.ENOTDIR | errno.EEXIST:
                 why = error.strerror or str(error)
                 remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"
+            case errno.ENOENT:
+                why = "its folder is gone"
+                remedy = (
+                    "Was the cache renamed or deleted meanwhile? Put it back and run the same command again: finished "
+                    "slices are kept"
+                )
             case errno.ESTALE | errno.EIO | errno.ETIMEDOUT:
                 why = f"{error.strerror}, after several retries"
                 remedy = "Check the disk or file server, then run the same command again: finished slices are kept"

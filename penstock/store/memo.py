@@ -1,20 +1,28 @@
 """Remembers how files were cut into slices, keyed by file identity, so that a cache hit does not read the data.
 
-The identity (device, inode, size, mtime and ctime in ns) shows that a file has not been written to since. A file that
-changed within `CLOCK_TICK` of being read could change again within the same tick of the file system's clock, so its
-plan is used but not stored. An object's identity (URL, size, ETag, version) does the same if its store vouches for it
-by a strong ETag; plans of other objects are not stored. A plan stored by another user is trusted once this user has
-computed the same one.
+The identity (device, inode, size, mtime and ctime in ns) shows whether a file was written to since, with an exception:
+a program that writes through a mapping changes the times only when a clean page becomes dirty, and on tmpfs never. So a
+plan is stored only if the file had not changed for `SETTLED` seconds, after which the kernel has written dirty pages
+back, and not for files on tmpfs. In addition, the plan holds the hashes of some blocks, which are compared when it is
+used. `--rehash` uses no plan.
+
+An object's identity (URL, size, ETag, version) does the same if its store vouches for it by a strong ETag; plans of
+other objects are not stored. A plan stored by another user is trusted once this user has computed the same one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_64_intdigest
 
 from penstock.errors import StoreError
 from penstock.sources import (
@@ -28,45 +36,59 @@ from penstock.sources import (
     SourcePath,
     identity,
 )
+from penstock.sources.text.chunks import SteadyFile
 from penstock.store.cache import Cache, has_marker
-from penstock.store.files import digest, read_regular
+from penstock.store.files import bytes_digest, digest, read_regular
 from penstock.store.format import canonical, seal, unseal
-from penstock.store.trust import CheckedFiles, Trust
+from penstock.store.trust import CheckedContent, Trust
 
+Block = tuple[int, int]  # where a block of a file starts, and its hash
 SAMPLE_BYTES = 4 << 20
-CLOCK_TICK = 0.05  # seconds; kernels timestamp files with a clock that ticks every 1 to 10 ms
+SETTLED = 60.0  # seconds; Linux writes dirty pages back after 35 s at most, unless configured otherwise
+WITHOUT_TIMES = frozenset({"tmpfs", "ramfs"})  # file systems on which writing through a mapping changes no times
+BLOCK_BYTES, BLOCKS = 4096, 8  # hashed of each file
+BLOCKS_COMPARED = 512  # at a hit, over all files; at least one of each
 
 
 class PlanMemo:
-    """Slice plans, stored in the cache."""
+    """Slice plans, stored in the cache. With `rehash`, plans of files are stored but not used."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, *, rehash: bool = False) -> None:
         self._cache = cache
-        self._checked = CheckedFiles()
+        self._rehash = rehash
+        self._checked = CheckedContent()
 
-    def get(self, file: SourceFile) -> tuple[Slice, ...] | None:
-        """The slices of a file, or None if its plan is not stored or the file has changed."""
+    def get(self, file: SourceFile, of: int = 1) -> tuple[Slice, ...] | None:
+        """The slices of a file (one `of` so many), or None if its plan is not stored or the file has changed."""
+        if self._rehash:
+            return None
         found = identity(file.path)
-        plan = self._plan(found, file.kind)
+        plan, blocks = self._plan(found, file.kind)
         if plan is None or not plan.holds_for(found) or plan.kind is not file.kind:
+            return None
+        if isinstance(file.path, Path) and not _same_blocks(file.path, blocks, max(1, BLOCKS_COMPARED // of)):
             return None
         return tuple(replace(part, file=file.ordinal) for part in plan.slices)
 
     def kind(self, path: SourcePath) -> FileKind | None:
         """The kind of an object whose plan is stored, so that it need not be read to detect it."""
-        plan = self._plan(identity(path), None) if isinstance(path, ObjectPath) else None
+        plan, _ = self._plan(identity(path), None) if isinstance(path, ObjectPath) else (None, ())
         return plan.kind if plan is not None and plan.holds_for(identity(path)) else None
 
     def put(self, file: SourceFile, found: Identity, began: float, slices: Sequence[Slice]) -> None:
         """Store the slices of a file, whose identity was `found` before cutting started at time `began`."""
+        values = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices)).to_json()
         if isinstance(found, FileIdentity):
             settled = began - max(found.mtime_ns, found.ctime_ns) / 1e9
-            if settled < CLOCK_TICK or identity(file.path) != found:
+            if settled < SETTLED or _file_system(found.device) in WITHOUT_TIMES:
+                return
+            assert isinstance(file.path, Path)
+            values["blocks"] = _hashed_blocks(file.path, found.size)
+            if identity(file.path) != found:
                 return
         elif not _is_vouched(file.path):
             return
-        plan = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices))
-        self._write(self._path(found, file.kind), plan.to_json(), shared=not isinstance(found, FileIdentity))
+        self._write(self._path(found, file.kind), values, shared=not isinstance(found, FileIdentity))
 
     def sample(self, files: Sequence[SourceFile], how: object) -> list[bytes] | None:
         """The first rows of objects, as an earlier run read them; `how` says what else the rows depend on."""
@@ -81,23 +103,25 @@ class PlanMemo:
         if path is not None and sum(map(len, rows)) <= SAMPLE_BYTES:
             self._write(path, {"rows": [row.decode("latin-1") for row in rows]}, shared=True)
 
-    def _plan(self, found: Identity, kind: FileKind | None) -> SlicePlan | None:
+    def _plan(self, found: Identity, kind: FileKind | None) -> tuple[SlicePlan | None, list[Block]]:
         path = self._path(found, kind)
         try:
-            values = self._read(path, shared=not isinstance(found, FileIdentity))
-            return None if values is None else SlicePlan.from_json(values)
+            values = self._read(path, shared=not isinstance(found, FileIdentity)) or {}
+            blocks = [(int(start), int(value)) for start, value in values.get("blocks", ())]
+            return SlicePlan.from_json(values), blocks
         except (KeyError, TypeError, ValueError):
-            return None  # damaged: the file is cut again
+            return None, []  # missing or damaged: the file is cut again
 
     def _read(self, path: Path, *, shared: bool) -> dict[str, Any] | None:
         """A memo; one of an object also from other machines."""
         try:
             if shared:
                 self._cache.find_memo(path)
-            values = unseal(b"memo", read_regular(path))
+            data = read_regular(path)
+            values = unseal(b"memo", data)
         except (OSError, KeyError, TypeError, ValueError, StoreError):
             return None
-        return None if self._is_untrusted(path) else values
+        return None if self._is_untrusted(path, data) else values
 
     def _write(self, path: Path, values: dict[str, Any], *, shared: bool) -> None:
         data = seal(b"memo", values)
@@ -106,16 +130,16 @@ class PlanMemo:
                 return  # not a cache yet, and the marker must be its first file
             foreign = self._cache.trust is Trust.CHECKED and self._cache.tree.is_foreign(path)
             if foreign and read_regular(path) == data:
-                self._checked.remember([path])
+                self._checked.remember(_content(path, data))
             else:
                 self._cache.tree.write(path, data, "memo", durable=False)
                 if shared:
                     self._cache.share_memo(path, data)
 
-    def _is_untrusted(self, path: Path) -> bool:
+    def _is_untrusted(self, path: Path, data: bytes) -> bool:
         if self._cache.trust is Trust.ALL or not self._cache.tree.is_foreign(path):
             return False
-        return self._cache.trust is Trust.OWN or not self._checked.knows([path])
+        return self._cache.trust is Trust.OWN or not self._checked.knows(_content(path, data))
 
     def _path(self, found: Identity, kind: FileKind | None) -> Path:
         """Where a plan is. The URL of an object decides its kind."""
@@ -129,6 +153,47 @@ class PlanMemo:
     def _named(self, values: list[Any]) -> Path:
         name = digest(canonical(values))
         return self._cache.root / "memo" / name[3:5] / f"{name}.json"
+
+
+def _hashed_blocks(path: Path, size: int) -> list[Block]:
+    """Hashes of the first block, the last one, and some between. The places depend on the size alone."""
+    last, choose = max(0, size - BLOCK_BYTES), random.Random(size)  # noqa: S311
+    starts = {0, last, *(choose.randrange(last + 1) for _ in range(BLOCKS - 2))}
+    with contextlib.closing(SteadyFile(path)) as file:
+        return [(start, _block_hash(file, start)) for start in sorted(starts)]
+
+
+def _same_blocks(path: Path, blocks: Sequence[Block], most: int) -> bool:
+    """Whether a file still has the blocks that were hashed, of which so many are compared."""
+    if not blocks:
+        return False
+    try:
+        with contextlib.closing(SteadyFile(path)) as file:
+            chosen = random.sample(blocks, min(most, len(blocks)))
+            return all(_block_hash(file, start) == value for start, value in chosen)
+    except OSError:
+        return False
+
+
+def _block_hash(file: SteadyFile, start: int) -> int:
+    file.seek(start)
+    return xxh3_64_intdigest(file.read(BLOCK_BYTES))
+
+
+@cache
+def _file_system(device: int) -> str:
+    """The kind of file system that a device number belongs to; '' if unknown."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            mount, _, rest = line.partition(" - ")
+            if mount.split()[2] == number:
+                return rest.split()[0]
+    return ""
+
+
+def _content(path: Path, data: bytes) -> list[object]:
+    return ["memo", path.name, bytes_digest(data)]
 
 
 def _is_vouched(path: SourcePath) -> bool:

@@ -27,6 +27,7 @@ from penstock.transient import retry_transient
 
 META = b"penstock"
 _RECHECK_PAUSES = (0.05, 0.2, 0.5)  # seconds; an NFS client may see another host's rename with a delay
+_DAMAGES = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError, CorruptError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,7 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             break
         time.sleep(pause)
     try:
-        batch, metadata = _mapped(path)
-        check_format(metadata.get("format"), path)
-        columns = columns_of(batch, *_values(batch, "input_ids"))
-        check_columns(columns)
+        return _checked(*_mapped(path), path)
     except FileNotFoundError:
         raise CorruptError(
             f"{path}: the shard is missing, although a dataset needs it. "
@@ -116,10 +114,24 @@ def read_shard(path: Path) -> tuple[Columns, ShardMeta]:
             f"{path}: the shard belongs to another user, and you may not read it. "
             "Run the same prepare again to build the slice for yourself, or ask the owner for a wider umask."
         ) from None
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, AttributeError, CorruptError) as error:
+    except _DAMAGES as error:
         raise CorruptError(
             f"{path}: not a complete shard ({error}). Run `penstock cache verify`, then the same prepare again."
         ) from error
+
+
+def parse_shard(data: bytes, path: Path) -> tuple[Columns, ShardMeta]:
+    """Parse and check the bytes of a shard; CorruptError if they are damaged."""
+    try:
+        return _checked(*_opened(pa.BufferReader(data)), path)
+    except _DAMAGES as error:
+        raise CorruptError(f"{path}: not a complete shard ({error})") from error
+
+
+def _checked(batch: pa.RecordBatch, metadata: Any, path: Path) -> tuple[Columns, ShardMeta]:
+    check_format(metadata.get("format"), path)
+    columns = columns_of(batch, *_values(batch, "input_ids"))
+    check_columns(columns)
     return columns, shard_meta(metadata)
 
 
@@ -173,8 +185,12 @@ def _check_segments(columns: Columns) -> None:
 @retry_transient
 def _mapped(path: Path) -> tuple[pa.RecordBatch, Any]:
     with pa.memory_map(str(path)) as mapped:
-        reader = pa.ipc.open_file(mapped)
-        return reader.get_batch(0), orjson.loads(reader.schema.metadata[META])
+        return _opened(mapped)
+
+
+def _opened(file: pa.NativeFile) -> tuple[pa.RecordBatch, Any]:
+    reader = pa.ipc.open_file(file)
+    return reader.get_batch(0), orjson.loads(reader.schema.metadata[META])
 
 
 def _values(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

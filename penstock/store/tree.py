@@ -64,6 +64,7 @@ NO_LINKS = (
 )  # no hard links, or another user's file
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+FILE_MODE = 0o644  # less the umask: a group that may write to its members' files could change what others rely on
 
 
 class Tree:
@@ -179,7 +180,7 @@ class Tree:
             temporary = temporary_name()
             try:
                 fault(f"{point}.open")
-                with os.fdopen(os.open(temporary, _NEW_FILE, 0o666, dir_fd=tmp), "wb") as file:
+                with os.fdopen(os.open(temporary, _NEW_FILE, FILE_MODE, dir_fd=tmp), "wb") as file:
                     file.write(data)
                     fault(f"{point}.write")
                     file.flush()

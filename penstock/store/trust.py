@@ -67,45 +67,30 @@ def state_folder() -> Path:
     return (Path(state) if state else Path("~/.local/state").expanduser()) / "penstock"
 
 
-class CheckedFiles:
-    """Remembers which files of other users this user has checked, so that a cache hit need not repeat it.
+class CheckedContent:
+    """Remembers which manifests and memos of other users this user has checked, by the digest of their bytes.
 
-    Stored in the user's own state folder, where nobody else can write. A file is identified by inode, size, mtime and
-    ctime; its owner can't change it without changing these.
+    Stored in the user's own state folder, where nobody else can write. Shards are not remembered but copied, because
+    they are too large to be read on every hit: see `store.copies`.
     """
 
     def __init__(self) -> None:
         self._root = state_folder()
 
-    def knows(self, files: Sequence[Path]) -> bool:
-        """Whether these files were checked in their present state."""
-        try:
-            return self.knows_content(_identities(files))
-        except OSError:
-            return False
-
-    def knows_content(self, content: Sequence[object]) -> bool:
+    def knows(self, content: Sequence[object] | None) -> bool:
         """Whether what these JSON values identify was checked."""
         try:
-            return self._path(content).lstat().st_uid == os.geteuid()
+            return content is not None and self._path(content).lstat().st_uid == os.geteuid()
         except OSError:
             return False
 
-    def remember(self, files: Sequence[Path]) -> None:
-        """Record that these files were checked. If that fails, they are checked again next time."""
-        with contextlib.suppress(OSError):
-            self.remember_content(_identities(files))
-
-    def remember_content(self, content: Sequence[object]) -> None:
-        """Record that what these JSON values identify was checked."""
+    def remember(self, content: Sequence[object] | None) -> None:
+        """Record that what these JSON values identify was checked. If that fails, it is checked again next time."""
+        if content is None:
+            return
         with contextlib.suppress(OSError, StoreError):
             self._root.mkdir(parents=True, exist_ok=True)
             Tree(self._root).write(self._path(content), b"", "checked", durable=False, in_root=True)
 
     def _path(self, content: Sequence[object]) -> Path:
         return self._root / "checked" / digest(b"checked", canonical(content))
-
-
-def _identities(files: Sequence[Path]) -> list[object]:
-    found = [(path.name, path.lstat()) for path in files]
-    return [[name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in found]

@@ -313,3 +313,26 @@ def test_a_beacon_is_removed(tmp_path: Path) -> None:
 def test_a_wrong_address_is_explained(address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RayCluster(address, "1")
+
+
+def test_a_head_that_dies_before_the_first_shard_is_noticed(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Ray would wait for it for a minute, and then end the process with its own output."""
+    driver = Driver(source, tokenizer, tmp_path / "cache", "local")
+    wait(lambda: bool(named(driver.process.pid, "ray::")) or driver.process.poll() is not None)  # it has connected
+    for pid in named(driver.process.pid, "gcs_server"):
+        os.kill(pid, signal.SIGKILL)
+    _, messages = driver.process.communicate(timeout=PATIENCE)
+    assert driver.process.returncode == 1, messages
+    assert "Traceback" not in messages
+    last = messages.strip().splitlines()[-1]
+    assert last.startswith("penstock: ")
+    assert "does not answer any more. Finished slices are kept" in last
+
+
+def named(driver: int, name: str) -> list[int]:
+    """The processes that a process has started and whose names start so."""
+    found: list[int] = []
+    for pid in descendants(driver):
+        with suppress(OSError):  # gone
+            found += [pid] if Path(f"/proc/{pid}/comm").read_text().startswith(name) else []
+    return found

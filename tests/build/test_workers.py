@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.build.slices.state import SliceState
 from penstock.build.workers.overlap import Overlap
+from penstock.build.workers.process import environment
 from penstock.chat.formats import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows
@@ -166,3 +169,23 @@ def test_a_slice_is_freed_without_the_garbage_collector(tokenizer: Path) -> None
         gc.garbage.clear()
     assert [entry["kind"] for entry in rejected] == ["template"]
     assert not held
+
+
+def test_a_worker_whose_parent_has_stopped_prints_nothing() -> None:
+    """After another worker's error the parent closes the pipes; a second error then had no reader: a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "penstock.build.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.write(b'{"cache": ["/nowhere"], "recipe": {"tokenizer": "b3-' + b"0" * 64 + b'"}}\n')
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+    process.stderr.close()

@@ -19,7 +19,9 @@ from penstock.build.prepare import Builder, Outcome
 from penstock.sources import reading
 from penstock.sources.slices import SliceSizes
 from penstock.sources.text import slicing
+from penstock.store import memo
 
+CLOCK_TICK = 0.05  # seconds; kernels timestamp files with a clock that ticks every 1 to 10 ms
 Prepare = Callable[..., Outcome]
 SMALL = SliceSizes(1_500, 5_000, 20_000)
 ROOT = Path(__file__).parent.parent.parent
@@ -32,6 +34,8 @@ class Forks:
         self, logs: Path, host: str = "", preload: Path | None = None, slices: SliceSizes | None = None
     ) -> None:
         self._logs = logs
+        self._copies = Path(tempfile.mkdtemp(prefix="penstock-copies-"))  # of users without a home
+        self._copies.chmod(0o777)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TOKENIZERS_PARALLELISM": "false"}
         if preload is not None:
@@ -54,7 +58,7 @@ class Forks:
     def start(self, *args: object, fault: str = "", workers: bool = False, **more: Any) -> int:
         """Start a command; `fault` is the commit step to die at, `workers` forces worker processes for small data."""
         self._count += 1
-        env = {"PENSTOCK_FAULT": fault, **more.pop("env", {})}
+        env = {"PENSTOCK_FAULT": fault, "PENSTOCK_LOCAL_CACHE": str(self._copies), **more.pop("env", {})}
         log = self._logs / f"{self._count}.log"
         pid: int = self._ask(do="start", args=[str(a) for a in args], env=env, log=str(log), workers=workers, **more)
         (self._logs / f"{pid}.pid").write_text(str(log))
@@ -84,6 +88,7 @@ class Forks:
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
+        shutil.rmtree(self._copies)
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +145,13 @@ def leftovers(cache: Path) -> list[Path]:
     unknown = [path for path in cache.glob("*") if path.name not in known]
     temporary = [path for folder in ("claims", "leases", "tmp") for path in (cache / folder).glob("*")]
     return [*unknown, *temporary, *cache.rglob("*.bad")]
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store plans of files that are young or on tmpfs, as all files of tests are, in this process (see forks.py)."""
+    monkeypatch.setattr(memo, "SETTLED", CLOCK_TICK)
+    monkeypatch.setattr(memo, "WITHOUT_TIMES", frozenset())
 
 
 @pytest.fixture

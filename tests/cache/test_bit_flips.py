@@ -13,9 +13,8 @@ import pytest
 from penstock.errors import CorruptError
 from penstock.store.cache import Cache
 from penstock.store.format import seal, unseal
-from penstock.store.memo import CLOCK_TICK
 from penstock.store.shard import read_shard
-from tests.cache.conftest import ROOT, Prepare
+from tests.cache.conftest import CLOCK_TICK, ROOT, Prepare
 
 
 def test_random_bit_flips() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,6 +20,8 @@ from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
 from penstock.store.manifest import seal_manifest
+from penstock.store.remote.transfer import copy_dataset
+from penstock.store.upkeep.gc import collect_garbage
 from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
@@ -227,3 +232,95 @@ def test_programs_fall_back_to_a_temporary_folder(
     assert "Building in" in caplog.text
     with pytest.raises(StoreError, match="can't be created"):
         ps.prepare(data, tokenizer=model, cache=blocked / "cache", on_unwritable="error")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+def test_a_copy_where_a_shard_is_something_else(
+    prepare: Prepare, data: Path, cache: Path, tmp_path: Path, kind: str, side: str
+) -> None:
+    dataset, target = prepare(data).dataset, Cache(tmp_path / "target")
+    target.prepare_root()
+    path = (dataset.cache if side == "source" else target).shard_path(dataset.shards[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = tmp_path / "kept"
+    if side == "source":
+        shutil.move(path, kept)
+    match kind:
+        case "link":
+            kept.touch()
+            path.symlink_to(kept)
+        case "dangling link":
+            path.symlink_to(tmp_path / "nowhere")
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.mkdir()
+    with pytest.raises(StoreError, match=re.escape(str(path))) as raised:
+        copy_dataset(dataset, target)
+    assert "\n" not in str(raised.value)
+    assert leftovers(target.root) == []
+    if side == "target":
+        path.rmdir() if kind == "folder" else path.unlink()
+        assert copy_dataset(dataset, target).shards == len(dataset.shards)
+
+
+def test_verify_of_a_dataset_that_gc_drops_meanwhile(prepare: Prepare, data: Path, cache: Path) -> None:
+    dataset = prepare(data).dataset
+    dropped: list[str] = []
+
+    def drop(_: str) -> None:
+        if not dropped:
+            dropped.append(dataset.key)
+            collect_garbage(Cache(cache), older_than=0.0, drop_unused=0.0)
+
+    time.sleep(0.05)
+    found = verify_cache(Cache(cache), on_shard=drop)
+    assert dropped
+    assert (found.datasets, found.findings) == (0, [])
+    assert not list(cache.rglob("*.bad"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.EIO, "Input/output error", "/data/x"),
+            "/data/x: Input/output error. Check the disk or file server",
+        ),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), r"out of memory, or of processes: use fewer --workers.*"),
+        (OSError(errno.EMFILE, "Too many open files"), r"too many files are open .* ulimit -n"),
+        (OSError(errno.ECONNRESET, "Connection reset"), "the operating system refused a request (Connection reset)."),
+    ],
+)
+def test_an_error_of_the_system_without_a_file_is_not_blamed_on_the_disk(
+    prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("penstock.build.prepare.discover", fail)
+    with pytest.raises(StoreError, match=message if ".*" in message else re.escape(message)) as raised:
+        prepare(data)
+    assert ("disk" in str(raised.value)) is (error.filename is not None)
+
+
+def test_a_cache_folder_that_is_renamed_during_a_build(
+    prepare: Prepare, data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, moved = Cache.commit_shard, cache.with_name("moved")
+
+    def rename(self: Cache, *given: Any) -> None:
+        commit(self, *given)
+        if not moved.exists():
+            cache.rename(moved)
+
+    monkeypatch.setattr(Cache, "commit_shard", rename)
+    try:
+        with pytest.raises(
+            StoreError, match="its folder is gone. Was the cache renamed or deleted meanwhile"
+        ) as raised:
+            prepare(data)
+    finally:
+        moved.rename(cache)
+    assert "\n" not in str(raised.value)

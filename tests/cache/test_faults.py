@@ -33,6 +33,12 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
     assert side.try_one(Fault(side.calls + 100, "EIO", True)) == "done"  # never comes
 
 
+@pytest.mark.slow
+def test_an_input_error_is_not_called_a_lack_of_permission(side: Faults) -> None:
+    """Also not by `access`, which only says no."""
+    assert {side.try_one(Fault(at, "EIO", True)) for at in range(1, 25)} == {"error"}
+
+
 def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> None:
     """A briefly full disk used to leave folders without a marker, which the rerun refused."""
     home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")

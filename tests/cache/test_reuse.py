@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import mmap
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,14 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.build import planning
 from penstock.build import recipe as recipes
 from penstock.build.explain import explain
 from penstock.build.options import prepare_options
+from penstock.sources import identity
 from penstock.sources.text import slicing
-from tests.cache.conftest import Prepare, result
+from penstock.store import memo
+from tests.cache.conftest import CLOCK_TICK, Prepare, result
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -201,10 +206,74 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
 def test_a_file_that_was_just_written_is_not_memoized(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("penstock.store.memo.CLOCK_TICK", 1e9)
+    monkeypatch.setattr(memo, "SETTLED", 60.0)
     prepare(data)
     assert not list(cache.glob("memo/*/*.json"))
     assert prepare(data).hit  # found by reading it again
+    monkeypatch.setattr(memo, "now", lambda: time.time() + 70)
+    monkeypatch.setattr(planning, "now", lambda: time.time() + 70)
+    assert prepare(data).hit
+    assert list(cache.glob("memo/*/*.json"))
+
+
+def mapped_change(path: Path, old: bytes, new: bytes) -> None:
+    """Change a file through a mapping of which all pages are dirty already, and keep its identity."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        before = identity(path)
+        mapped[:] = mapped[:].replace(old, new)
+        mapped.flush()
+        if identity(path) != before:  # on a disk: what a page that was dirty before would look like
+            pytest.skip("the file system noticed at once")
+
+
+def test_a_source_on_tmpfs_is_never_memoized(
+    prepare: Prepare, chats: Path, memory: Path, cache: Path, monkeypatch: Any
+) -> None:
+    """On tmpfs, writing through a mapping never changes the times of a file."""
+    if memo._file_system(memory.stat().st_dev) != "tmpfs":
+        pytest.skip("no tmpfs here")
+    monkeypatch.setattr(memo, "WITHOUT_TIMES", frozenset({"tmpfs"}))
+    data = memory / "mapped.jsonl"
+    data.write_bytes(chats.read_bytes())
+    time.sleep(2 * CLOCK_TICK)
+    first = prepare(data).dataset
+    assert not list(cache.glob("memo/*/*.json"))
+    mapped_change(data, b" is ", b" IS ")
+    second = prepare(data).dataset
+    assert second.key != first.key
+    data.unlink()
+
+
+def test_a_plan_is_not_used_if_blocks_of_the_file_have_changed(
+    prepare: Prepare, chats: Path, memory: Path, cache: Path
+) -> None:
+    """Where the file system does not show the change (here tmpfs, as if it were another), sampled blocks may."""
+    data = memory / "sampled.jsonl"
+    data.write_bytes(chats.read_bytes())
+    time.sleep(2 * CLOCK_TICK)
+    first = prepare(data).dataset
+    assert list(cache.glob("memo/*/*.json"))
+    mapped_change(data, b" is ", b" IS ")
+    assert prepare(data).dataset.key != first.key
+    data.unlink()
+
+
+def test_rehash_reads_what_the_memo_would_skip(
+    prepare: Prepare, chats: Path, memory: Path, cache: Path, monkeypatch: Any
+) -> None:
+    data = memory / "rehashed.jsonl"
+    data.write_bytes(chats.read_bytes())
+    time.sleep(2 * CLOCK_TICK)
+    first = prepare(data).dataset
+    monkeypatch.setattr(memo, "_same_blocks", lambda *_: True)  # a change outside of the sampled blocks
+    mapped_change(data, b" is ", b" IS ")
+    assert prepare(data).dataset.key == first.key  # what remains, and is documented
+    changed = prepare(data, rehash=True)
+    assert changed.dataset.key != first.key
+    again = prepare(data, rehash=True)
+    assert again.hit
+    assert again.dataset.key == changed.dataset.key
+    data.unlink()
 
 
 # -- dates ------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +18,14 @@ import orjson
 import pytest
 
 from penstock.errors import CorruptError
+from penstock.sources import identity
 from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
 from penstock.store.format import seal, unseal
 from penstock.store.manifest import seal_manifest
-from penstock.store.memo import CLOCK_TICK
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
-from tests.cache.conftest import Forks, Prepare, leftovers, result
+from tests.cache.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
 
 WRITER, READER = 1, 65534  # daemon and nobody
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
@@ -39,7 +41,8 @@ class Shared:
         self.expected = result(cache)
 
     def run(self, user: int, *args: object) -> tuple[int, str]:
-        return self._forks.run(*args, user=user, umask=0o022, env={"HOME": str(self._home)})
+        home = {"HOME": str(self._home), "TMPDIR": str(self._home), "PENSTOCK_LOCAL_CACHE": ""}
+        return self._forks.run(*args, user=user, umask=0o022, env=home)
 
     def prepare(self, user: int, *more: object) -> Any:
         code, output = self.run(user, "prepare", *self._command, *more)
@@ -49,6 +52,17 @@ class Shared:
     def dataset(self) -> StoredDataset:
         (folder,) = (self.cache / "datasets").iterdir()
         return open_dataset(folder)
+
+    def copies(self) -> list[Path]:
+        """READER's copies of WRITER's shards."""
+        return sorted(self._home.glob(f".cache/penstock-copies-{READER}/shards/*/*.arrow"))
+
+    def served(self) -> dict[str, bytes]:
+        """Shards and manifest as READER reads them: pushed to another cache."""
+        target = self._home / "pushed"
+        code, output = self.run(READER, "cache", "push", self.dataset().key, "--to", target, "--cache", self.cache)
+        assert code == 0, output
+        return result(target)
 
     def owners(self) -> set[int]:
         return {path.stat().st_uid for path in self.cache.glob("shards/*/*.arrow")}
@@ -63,20 +77,58 @@ class Shared:
             replace_shard(dataset, number, change)
 
 
-@pytest.fixture
-def shared(forks: Forks, chats: Path, public_tokenizer: Path, cache: Path, memory: Path) -> Iterator[Shared]:
-    cache.chmod(0o777)
+class Mapped:
+    """A process of another user that has a file mapped for writing, with pages that are dirty already."""
+
+    def __init__(self, path: Path, user: int) -> None:
+        command = [sys.executable, "-c", MAPPED, str(path), str(user)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.read(1) == b"."
+
+    def overwrite(self, data: bytes) -> None:
+        self._process.communicate(data)
+        assert self._process.returncode == 0
+
+
+MAPPED = """
+import mmap, os, sys
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+opened = open(sys.argv[1], 'r+b')
+file = mmap.mmap(opened.fileno(), 0)
+file[:] = file[:]
+sys.stdout.write('.')
+sys.stdout.flush()
+data = sys.stdin.buffer.read()
+assert len(data) == len(file)
+file[:] = data
+"""
+
+
+@pytest.fixture(params=["memory", "disk"])
+def shared(
+    forks: Forks, chats: Path, public_tokenizer: Path, cache: Path, memory: Path, request: pytest.FixtureRequest
+) -> Iterator[Shared]:
     home = Path(tempfile.mkdtemp(prefix="home-", dir=memory))
     os.chown(home, READER, READER)
-    yield Shared(forks, chats, public_tokenizer, cache, home)
+    folder = cache if request.param == "memory" else Path(tempfile.mkdtemp(prefix="penstock-test-", dir="/var/tmp"))
+    folder.chmod(0o777)
+    yield Shared(forks, chats, public_tokenizer, folder, home)
     shutil.rmtree(home)
+    if folder != cache:
+        shutil.rmtree(folder)
+
+
+def changed_bytes(path: Path, change: Callable[[Columns], Columns]) -> bytes:
+    columns, meta = read_shard(path)
+    copied = Columns(*(None if values is None else values.copy() for values in columns))
+    return bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof, meta.noted)))
 
 
 def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns], Columns]) -> None:
     path = dataset.cache.shard_path(dataset.shards[number])
-    columns, meta = read_shard(path)
-    copied = Columns(*(None if values is None else values.copy() for values in columns))
-    data = bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof, meta.noted)))
+    data = changed_bytes(path, change)
     path.write_bytes(data)
     note = unseal(b"note", dataset.cache.note_path(path.stem).read_bytes())
     dataset.cache.note_path(path.stem).write_bytes(
@@ -119,7 +171,7 @@ def test_a_poisoned_shard_is_not_used(shared: Shared, change: Callable[[Columns]
 
 
 @needs_root
-def test_what_was_checked_is_not_checked_again_until_it_changes(shared: Shared) -> None:
+def test_what_was_checked_is_not_checked_again(shared: Shared) -> None:
     shards = len(shared.dataset().shards)
     first = shared.prepare(READER)
     assert first["hit"]
@@ -128,9 +180,53 @@ def test_what_was_checked_is_not_checked_again_until_it_changes(shared: Shared) 
     again = shared.prepare(READER)
     assert again["hit"]
     assert again["build"]["others_checked"] == 0
-    shared.poison(other_tokens)
+    shared.poison(other_tokens)  # with its manifest, which is rebuilt from the checked copies
+    assert shared.prepare(READER)["build"]["others_checked"] == 0
+    assert shared.served() == shared.expected
+    assert len(shared.copies()) == shards
+    for path in shared.copies():
+        os.utime(path, (1, 1))
+    assert shared.run(READER, "cache", "gc", "--cache", shared.cache)[0] == 0
+    assert shared.copies() == []
     assert shared.prepare(READER)["build"]["others_refused"] == 1
-    assert result(shared.cache) == shared.expected
+
+
+@needs_root
+def test_a_checked_shard_changed_through_a_mapping_is_not_served(shared: Shared) -> None:
+    """Writing through a mapping changes neither the inode, nor the size, nor the times of a file."""
+    dataset = shared.dataset()
+    paths = [dataset.cache.shard_path(name) for name in dataset.shards[:3]]
+    for path in paths:
+        path.read_bytes()
+    mapped = [Mapped(path, WRITER) for path in paths]
+    shared.prepare(READER)
+    states = [identity(path) for path in paths]
+    for path, one in zip(paths, mapped, strict=True):
+        one.overwrite(changed_bytes(path, other_tokens))
+    kept = [identity(path) == state for path, state in zip(paths, states, strict=True)]
+    assert all(kept) or os.statvfs(shared.cache) != os.statvfs("/dev/shm")  # a disk may write pages back in between
+    assert result(shared.cache) != shared.expected
+    again = shared.prepare(READER)
+    assert again["hit"]
+    assert again["build"]["others_checked"] == 0
+    assert shared.served() == shared.expected
+
+
+@needs_root
+def test_a_folder_for_copies_that_others_can_write_is_not_used(shared: Shared) -> None:
+    shared.prepare(READER)
+    (folder,) = {path.parent.parent.parent for path in shared.copies()}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    found = shared.prepare(READER)
+    assert found["build"]["others_checked"] == len(shared.dataset().shards)
+
+
+@needs_root
+def test_files_of_a_cache_are_not_writable_by_the_group(shared: Shared) -> None:
+    """Else members of a group with the usual umask 002 could change each other's shards, which count as checked."""
+    files = [path for path in shared.cache.rglob("*") if path.is_file() and path.name != "used"]
+    assert not [path for path in files if path.stat().st_mode & 0o022]
 
 
 @needs_root

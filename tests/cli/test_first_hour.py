@@ -244,3 +244,16 @@ def test_train_reports_progress_from_the_start(examples: Path, tmp_path: Path) -
     assert refused.returncode == 1
     assert "checkpoints: it is not a folder. Choose another output" in refused.stderr
     assert "model: loading" not in refused.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["cache", "ls", "--json"], ["prepare", "--help"]])
+def test_standard_output_on_a_full_device(arguments: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.cli", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PENSTOCK_CACHE": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 1
+    said = "penstock: standard output can't be written: No space left on device. Free some space, or send it elsewhere."
+    assert done.stderr.strip() == said

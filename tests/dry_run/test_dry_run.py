@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.dry_run import sample
+from penstock.dry_run.predict import MEMO_BYTES
 from penstock.objects import open_object_store
 from penstock.sources.text import chunks
 from tests.object_servers import Proxy
@@ -156,3 +157,18 @@ def test_sources_by_url_are_sampled_too(form: Callable[..., Path], tmp_path: Pat
     found = ps.estimate(url, tokenizer=TOKENIZER, cache=tmp_path / "cache")
     local = ps.estimate(source, tokenizer=TOKENIZER, cache=tmp_path / "cache")
     assert (found.rows, found.tokens) == (local.rows, local.tokens) == (300, local.tokens)
+
+
+def test_many_small_files_cost_what_they_cost(tmp_path: Path) -> None:
+    """Each file is a slice: the disk is mostly that of shards and plans, whatever the rows are."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number, row in enumerate(rows(400)):
+        (folder / f"{number:04}.jsonl").write_text(json.dumps(row) + "\n")
+    options: dict[str, Any] = {"tokenizer": TOKENIZER, "cache": tmp_path / "cache", "fast": False}
+    found = ps.estimate(folder, **options)
+    ps.prepare(folder, **options)
+    built = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert 0.8 < found.disk_bytes / (built + 400 * MEMO_BYTES) < 1.25  # the files are too young for plans
+    one = ps.estimate(as_lines(rows(400), tmp_path), **options)
+    assert found.disk_bytes > 3 * one.disk_bytes

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import sys
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 import datasets
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +18,9 @@ import zstandard
 
 from penstock.errors import SourceError, UsageError
 from penstock.sources import FileKind, Slice, discover, read_rows
+from penstock.sources.folders import read_folder
 from penstock.sources.hub import HubDataset
+from penstock.sources.remote.path import path_from_json, path_to_json, recorded_path, text_of_path
 from penstock.sources.source_set import SourceSet
 
 ROW = b'{"text":"hello"}\n'
@@ -224,3 +229,58 @@ def test_a_typo_in_a_file_name_suggests_the_file(tmp_path: Path, monkeypatch: py
     for typo in ("chats.jsnol", "chat.jsonl", "chats.jsonl.txt"):
         with pytest.raises(SourceError, match="no such file or folder. Did you mean chats.jsonl?"):
             discover(typo)
+
+
+def test_a_zstd_file_may_start_with_a_skippable_frame(tmp_path: Path) -> None:
+    """As pzstd writes them."""
+    skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
+    packed = skippable + zstandard.compress(ROW) + b"\x5f\x2a\x4d\x18\x00\x00\x00\x00" + zstandard.compress(ROW)
+    found = discover([write(tmp_path / "a.jsonl.zst", packed)])
+    assert found.files[0].kind is FileKind.JSONL_ZST
+    assert texts(found) == [ROW.strip()] * 2
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl"))
+    write(path)
+    write(path.with_suffix(".txt"))
+    for found in (discover([path]), discover([tmp_path])):
+        assert found.files[0].name == f"{tmp_path}/caf\\xe9.jsonl"
+        assert texts(found) == [ROW.strip()]
+        assert path_from_json(orjson.loads(orjson.dumps(path_to_json(found.files[0].path)))) == path
+        assert recorded_path(text_of_path(path)) == path
+    assert discover([tmp_path]).ignored == (f"{tmp_path}/caf\\xe9.txt",)
+
+
+class ManyFiles:
+    """A folder with this many files."""
+
+    def __init__(self, count: int) -> None:
+        self._names = [PurePosixPath(f"{n:05}.{'jsonl' if n % 2 else 'txt'}") for n in range(count)]
+
+    def names(self) -> list[PurePosixPath]:
+        return self._names
+
+    def path(self, name: str) -> Path | None:
+        return None if name in ("state.json", "dataset_dict.json") else Path(name)
+
+
+def calls(act: Callable[[], object]) -> int:
+    """How many functions are called."""
+    count = [0]
+
+    def profile(*_: object) -> None:
+        count[0] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
+def test_listing_a_folder_takes_steps_in_proportion_to_its_files() -> None:
+    few, many = (calls(partial(read_folder, ManyFiles(count), "folder")) for count in (2_000, 20_000))
+    assert many < 11 * few

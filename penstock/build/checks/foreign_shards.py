@@ -2,7 +2,8 @@
 
 A sample of each shard's rows that its writer can't predict is redone with the references. That makes it unlikely that
 much of a shard is wrong, but a few wrong rows may go unnoticed: `--trust own` reuses nothing that others wrote, and
-`cache verify --recheck` redoes any share of the rows. Checked files are remembered, so only the first hit pays.
+`cache verify --recheck` redoes any share of the rows. The bytes that were checked are kept where only this user can
+write (see `store.copies`), so only the first hit pays, and the writer can't change them afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.errors import CorruptError, SourceError
 from penstock.sources import Slice, SourceFile, SourcePath, read_rows
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
-from penstock.store.shard import read_shard
+from penstock.store.shard import parse_shard
 
 
 class ForeignCheck:
@@ -60,8 +61,9 @@ class ForeignCheck:
         limit, columns = self._recipe.max_row_bytes, self._recipe.mapping.read_columns
         rows = read_rows(part, path, data=part.data, max_row_bytes=limit, columns=columns)
         try:
-            stored, meta = read_shard(self._cache.shard_file(name))
-        except CorruptError:
+            data = self._cache.unchecked_shard(name)
+            stored, meta = parse_shard(data, self._cache.shard_path(name))
+        except (CorruptError, OSError):
             return "it can't be read as a shard"
         wrong = inconsistency(rows, stored, meta)
         if wrong is not None:
@@ -71,5 +73,6 @@ class ForeignCheck:
         self._progress.others_rows += len(sample)
         differing = differing_rows(self._pipeline, rows, sample, stored, meta.rejected)
         if not differing:
+            self._cache.keep_checked(name, data)
             return None
         return f"{len(differing)} of {len(sample)} rows compared are not what the references make of them"

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 
+from penstock.errors import WorkerError
+
 WORKER_BYTES = 600 << 20
-_CGROUP = Path("/sys/fs/cgroup")
+LEAST_ADDRESSES = 512 << 20  # bytes of virtual memory, below which libraries can't be loaded
+_CGROUP, _OWN_GROUPS, _MEMINFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
 
 def worker_count(asked: str) -> tuple[int, str]:
     """Resolves `--workers` to a number; also returns a notice if the requested number was reduced."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= limit < LEAST_ADDRESSES:  # libraries would abort in the middle of a build
+        raise WorkerError(
+            f"the address space of a process is limited to {limit >> 20} MB, and Penstock needs "
+            f"{LEAST_ADDRESSES >> 20}. Raise the limit: ulimit -v {LEAST_ADDRESSES >> 9}, or unlimited."
+        )
     cores, fitting = _limits()
     most = min(cores, fitting)
     if asked == "auto" or int(asked) <= most:
@@ -30,15 +40,21 @@ def _limits() -> tuple[int, int]:
     return max(1, cpus), 1 << 30 if memory is None else max(1, memory // WORKER_BYTES)
 
 
-def _folders() -> list[Path]:
-    """Returns the cgroup folders of this process, from its own up to the root."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    own = next((line.split("::", 1)[1] for line in lines if "::" in line), "/")
-    folder = _CGROUP / own.strip("/")
-    return [folder, *(p for p in folder.parents if p.is_relative_to(_CGROUP))]
+def _folders(controller: str) -> list[Path]:
+    """Returns this process's cgroup folders with a controller, from its own up to the root, for cgroup v2 and v1.
+
+    In a container the own path may name a folder that is only visible outside of it; then the root is the container's.
+    """
+    found: list[Path] = []
+    for line in (_read(_OWN_GROUPS) or "").splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = [_CGROUP / controllers, _CGROUP / controller] if controllers else [_CGROUP, _CGROUP / "unified"]
+        for root in dict.fromkeys(roots):
+            folder = root / own.strip("/")
+            found += [place for place in (folder, *folder.parents) if place.is_relative_to(root)]
+    return list(dict.fromkeys(found))
 
 
 def _read(path: Path) -> str | None:
@@ -48,29 +64,40 @@ def _read(path: Path) -> str | None:
         return None
 
 
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
 def _cpu_quota() -> float | None:
     quotas: list[float] = []
-    for folder in _folders():
+    for folder in _folders("cpu"):
         quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
         if quota.isdigit() and period.isdigit():
             quotas.append(int(quota) / int(period))
-    quota_v1, period_v1 = _read(_CGROUP / "cpu/cpu.cfs_quota_us"), _read(_CGROUP / "cpu/cpu.cfs_period_us")
-    if quota_v1 and quota_v1.isdigit() and period_v1 and period_v1.isdigit():
-        quotas.append(int(quota_v1) / int(period_v1))
+        quota_v1, period_v1 = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota_v1 and period_v1:
+            quotas.append(quota_v1 / period_v1)
     return min(quotas, default=None)
 
 
 def _memory_left() -> int | None:
     """Returns the free bytes, limited by this process's cgroups and the machine."""
-    free: list[int] = []
-    for folder in _folders():
-        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
-        if limit and limit.isdigit() and used and used.isdigit():
-            free.append(int(limit) - int(used))
-    limit, used = _read(_CGROUP / "memory/memory.limit_in_bytes"), _read(_CGROUP / "memory/memory.usage_in_bytes")
-    if limit and limit.isdigit() and used and used.isdigit():
-        free.append(int(limit) - int(used))
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+    free = [left for folder in _folders("memory") if (left := _left_in_group(folder)) is not None]
+    for line in (_read(_MEMINFO) or "").splitlines():
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) << 10)
     return min(free, default=None)
+
+
+def _left_in_group(folder: Path) -> int | None:
+    """Returns the bytes left in a cgroup; None if it has no limit. File pages not used lately count as free."""
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    limits = [limit for name in names if (limit := _number(folder / name)) is not None]
+    used = _number(folder / "memory.current")
+    used = _number(folder / "memory.usage_in_bytes") if used is None else used
+    if not limits or used is None:
+        return None
+    counts = dict(line.split()[:2] for line in (_read(folder / "memory.stat") or "").splitlines() if " " in line)
+    reclaimable = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"  # v1: with its subgroups
+    return max(0, min(limits) - used + int(reclaimable))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import traceback
@@ -16,12 +18,14 @@ from penstock import child, errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
 from penstock.sources import Slice, SourcePath, path_to_json
+from penstock.sources.remote.path import printable_name
 
 ONE_THREAD = {  # variables that keep the engines of a worker to one thread
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
     "MALLOC_ARENA_MAX": "2",
 }
+OUT_OF_MEMORY = "out of memory, or of processes: use fewer --workers, or raise the limits (ulimit -v, ulimit -u)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,36 @@ def died_twice(task: Task, how: str) -> WorkerError:
     )
 
 
+def failed_call(error: OSError) -> str:
+    """Returns what failed and what to check; only an error that names a file is one of the disk."""
+    said = error.strerror or str(error)
+    if error.filename is not None:
+        is_gone = (
+            "Was it renamed or deleted meanwhile?" if error.errno == errno.ENOENT else "Check the disk or file server."
+        )
+        return f"{printable_name(os.fsdecode(error.filename))}: {said}. {is_gone}"
+    match error.errno:
+        case errno.ENOMEM | errno.EAGAIN:
+            return f"{OUT_OF_MEMORY} ({said})."
+        case errno.EMFILE | errno.ENFILE:
+            return f"too many files are open ({said}). Raise the limit, for example with ulimit -n 4096."
+        case errno.ENOSPC | errno.EDQUOT | errno.EIO | errno.ESTALE:
+            return f"a disk or file server failed ({said}). Check it."
+        case _:
+            return f"the operating system refused a request ({said})."
+
+
 def failure(error: Exception) -> dict[str, Any]:
     """Returns an error as a worker replies it; `reported_error` is its counterpart."""
     match error:
         case PenstockError():
             text = str(error)
         case MemoryError():
-            text = "out of memory"
+            text = OUT_OF_MEMORY
+        case OSError():
+            text = failed_call(error)
+        case RuntimeError() if "can't start new thread" in str(error):
+            text = f"no thread can be started: {OUT_OF_MEMORY}"
         case _:
             text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
     return {"error": text, "kind": type(error).__name__}

@@ -60,6 +60,7 @@ class RayCluster:
                 self._connect(address, workers)
             else:
                 self.slots = self._slots(workers)
+            self.head: str = ray.get_runtime_context().gcs_address  # HOST:PORT
         except BaseException:
             self.close()
             raise
@@ -145,6 +146,16 @@ class RayCluster:
         """Describes the cluster's resources, for messages."""
         free, total = self.ray.available_resources(), self.ray.cluster_resources()
         return f"{free.get('CPU', 0):.0f} of {total.get('CPU', 0):.0f} CPUs on {len(self.nodes())} nodes are free"
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the head of the cluster still answers. Ray itself would wait for a minute, in silence."""
+        host, _, port = self.head.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Disconnects, and stops a cluster that this process started."""

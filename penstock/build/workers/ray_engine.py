@@ -137,6 +137,11 @@ class RayEngine:
         if ready or self.workers:
             self._idle_since = time.monotonic()
             return list(ready)
+        if not self._cluster.is_reachable:
+            raise WorkerError(
+                f"the head of the Ray cluster ({self._cluster.head}) does not answer any more. Finished slices are "
+                "kept: start the cluster again, then run the same command."
+            )
         idle = time.monotonic() - self._idle_since
         if idle > GIVE_UP_AFTER:
             raise WorkerError(
@@ -256,7 +261,7 @@ class RayEngine:
         if cluster is None:
             return
         try:
-            for slot in self._slots:
+            for slot in self._slots if cluster.is_reachable else ():  # otherwise Ray would wait for the head
                 cluster.ray.kill(slot.actor)
         finally:
             self._slots, self._starting = [], {}

@@ -7,6 +7,7 @@ Slicing decompresses nothing. A batch states its decompressed size, and one that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -112,7 +113,7 @@ def _opened(path: SourcePath, name: str, part: Slice | None = None) -> Iterator[
 
 def _native(path: SourcePath, part: Slice | None) -> pa.NativeFile:
     if not isinstance(path, ObjectPath):
-        return pa.memory_map(str(path))
+        return pa.memory_map(os.fsencode(path))  # a name need not be UTF-8
     return pa.PythonFile(path.open() if part is None else path.open_range(part.start, part.end), "r")
 
 

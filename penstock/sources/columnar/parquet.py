@@ -6,6 +6,7 @@ keeps its position, so that consecutive slices of one large row group decode it 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,7 +20,7 @@ from penstock.errors import SourceError
 from penstock.objects import PIECE_BYTES
 from penstock.sources.columnar.rows import BATCH_BYTES, decode_rows, reason_of, with_placeholders
 from penstock.sources.columnar.units import Unit, check_units, cut_units, trim_units
-from penstock.sources.remote.path import ObjectPath, PieceReader, RangeReader, SourcePath
+from penstock.sources.remote.path import ObjectPath, PieceReader, RangeReader, SourcePath, is_utf8
 from penstock.sources.slices import Columns, Identity, Slice, SliceRows, SourceFile, identity
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -121,7 +122,8 @@ def _opened(path: SourcePath, name: str, *, whole: bool = False, **more: Any) ->
     with _readable(name):
         # Buffered without pre-buffering, so that memory is bounded by the batch, not the row group.
         if not isinstance(path, ObjectPath):
-            return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False, **more)
+            file = path if is_utf8(str(path)) else pa.OSFile(os.fsencode(path))
+            return pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, **more)
         source = pa.PythonFile(path.open() if whole else path.open_range(), "r")
         return pq.ParquetFile(source, **{"metadata": _metadata(path, whole), **more}, pre_buffer=False)
 

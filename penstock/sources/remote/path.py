@@ -8,12 +8,14 @@ never mixed, and a worker reads the version that was planned. `open` reads ahead
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from blake3 import blake3
 
@@ -23,6 +25,7 @@ from penstock.objects import PIECE_BYTES, PIECES_AHEAD, ObjectInfo, open_object_
 from penstock.sources.remote.spool import own_spool, read_piece
 
 HEAD_BYTES = 1 << 16  # the first piece is small, since it is all that detecting the kind of a file takes
+FILE_URL = "file://"
 PRELOAD_BYTES = 64 << 20  # a range up to this size is requested as a whole
 
 
@@ -180,20 +183,41 @@ def store_of(url: str) -> tuple[ByteStore, str]:
 
 def path_to_json(path: SourcePath) -> Any:
     """A path as JSON values."""
-    return path.to_json() if isinstance(path, ObjectPath) else str(path)
+    return path.to_json() if isinstance(path, ObjectPath) else text_of_path(path)
 
 
 def path_from_json(value: Any) -> SourcePath:
     """The path that `path_to_json` wrote."""
-    return Path(value) if isinstance(value, str) else ObjectPath(**value)
+    return _local_path(value) if isinstance(value, str) else ObjectPath(**value)
+
+
+def text_of_path(path: Path) -> str:
+    """A path as text that JSON can hold: one with bytes that are not UTF-8 becomes a file:// URL."""
+    text = str(path)
+    return text if is_utf8(text) else FILE_URL + quote_from_bytes(os.fsencode(path.absolute()))
+
+
+def _local_path(text: str) -> Path:
+    is_url = text.startswith(FILE_URL)
+    return Path(os.fsdecode(unquote_to_bytes(text.removeprefix(FILE_URL)))) if is_url else Path(text)
 
 
 def recorded_path(text: str) -> SourcePath:
     """The path noted beside a dataset; an object is looked up as it is now."""
-    if not scheme_of(text):
-        return Path(text)
+    if not scheme_of(text) or text.startswith(FILE_URL):
+        return _local_path(text)
     store, path = store_of(text)
     return ObjectPath.found(text, store.head(path))
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name from the file system is UTF-8 text. Python keeps other bytes as surrogates."""
+    return name.isascii() or not any("\udc80" <= c <= "\udcff" for c in name)
+
+
+def printable_name(name: str) -> str:
+    """A name from the file system as text: bytes that are not UTF-8 become escapes such as `\\xe9`."""
+    return name if is_utf8(name) else os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _piece_at(offset: int) -> int:

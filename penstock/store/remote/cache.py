@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.objects import ObjectInfo
-from penstock.store.cache import MARKER, Cache, CachePlace, user_cache_folder
+from penstock.store.cache import MARKER, Cache, CachePlace
 from penstock.store.claims import SliceClaims
+from penstock.store.copies import LOCAL_VARIABLE, user_cache_folder
 from penstock.store.files import bytes_digest, digest, fault, is_readable_file, make_folder, read_regular
 from penstock.store.format import FORMAT_VERSION, canonical, check_marker, seal
 from penstock.store.remote.claims import RemoteClaims, clean_remote, collected, remote_lease
@@ -41,14 +42,14 @@ from penstock.store.remote.manifests import ManifestCopies
 from penstock.store.remote.objects import CacheObjects
 from penstock.store.remote.tier import Tier
 from penstock.store.remote.user_key import is_keyed, keyed_digest
-from penstock.store.trust import CheckedFiles, ShardWriter, Trust
+from penstock.store.trust import CheckedContent, ShardWriter, Trust
 
 if TYPE_CHECKING:
     from penstock.store.columns import Columns
     from penstock.store.remote.index import ShardIndex
     from penstock.store.shard import ShardMeta
 
-LOCAL_VARIABLE, BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE", "PENSTOCK_LOCAL_CACHE_BYTES"
+BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE_BYTES"
 COLLECTION_WAIT = 0.5  # seconds between looks at a `gc` that is about to delete what a build needs
 
 
@@ -444,28 +445,19 @@ class RemoteCache(Cache):
 
         Objects have no owner. A manifest names its shards' digests, so one that was checked vouches for all of them.
         """
-        if self.trust is Trust.ALL or self._is_checked(key):
+        if self.trust is Trust.ALL or CheckedContent().knows(self._manifest_content(key)):
             return []
         given = list(dict.fromkeys(names))
         self.fetch(given)
         shards = [self.shard_path(name) for name in given if not self._is_own(name)]
         return [*shards, self.dataset_path(key) / "manifest.json"]
 
-    def remember_checked(self, names: Iterable[str], key: str) -> None:
-        """Record that a dataset was checked."""
-        content = self._content(key)
-        if content is not None:
-            CheckedFiles().remember_content(content)
+    def unchecked_shard(self, name: str) -> bytes:
+        """The bytes of a shard that another user wrote, to be checked."""
+        return read_regular(self.shard_file(name))
 
-    def _is_checked(self, key: str) -> bool:
-        content = self._content(key)
-        return content is not None and CheckedFiles().knows_content(content)
-
-    def _content(self, key: str) -> list[object] | None:
-        try:
-            return ["manifest", bytes_digest(read_regular(self.dataset_path(key) / "manifest.json"))]
-        except OSError:
-            return None
+    def keep_checked(self, name: str, data: bytes) -> None:
+        """Keep nothing: the tier already holds these bytes."""
 
 
 REPAIR = "Run `penstock cache verify`, then the same prepare again: it rebuilds what is damaged."

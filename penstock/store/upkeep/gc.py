@@ -29,7 +29,7 @@ from penstock.store.tree import ASIDE
 from penstock.store.upkeep.listing import dataset_folders, has_manifest, key_folders, last_use
 
 DAY = 86400.0
-RETIRED_AGE = 30 * DAY  # how long a replaced shard stays for readers that have it mapped
+RETIRED_AGE = 30 * DAY  # how long replaced shards and unused copies stay for readers that have them mapped
 MEMO_AGE = 90 * DAY  # how long slice plans are kept; recomputing one costs a pass over the file
 
 
@@ -88,6 +88,7 @@ class _Collector:
         loose = sorted(self._unreferenced_shards(shards), key=lambda garbage: -garbage.age)
         self._delete_shards(self._oldest_over_limit(loose, max_bytes))
         self._leftovers(tokenizers)
+        self.result.leftovers += self._cache.copies.remove_unused(RETIRED_AGE, dry_run=self._dry_run)
         self.result.kept_bytes = _shard_bytes(self._cache) - (self.result.bytes if self._dry_run else 0)
         return self.result
 
