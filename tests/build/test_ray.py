@@ -318,7 +318,9 @@ def test_a_wrong_address_is_explained(address: str, error: type[Exception], mess
 def test_a_head_that_dies_before_the_first_shard_is_noticed(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Ray would wait for it for a minute, and then end the process with its own output."""
     driver = Driver(source, tokenizer, tmp_path / "cache", "local")
-    wait(lambda: bool(named(driver.process.pid, "ray::")) or driver.process.poll() is not None)  # it has connected
+    wait(
+        lambda: bool(named(driver.process.pid, "ray::RaySlot")) or driver.process.poll() is not None
+    )  # it has connected
     for pid in named(driver.process.pid, "gcs_server"):
         os.kill(pid, signal.SIGKILL)
     _, messages = driver.process.communicate(timeout=PATIENCE)

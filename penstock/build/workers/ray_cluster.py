@@ -104,7 +104,7 @@ class RayCluster:
                     _temp_dir=self._folder,
                     **_QUIET,
                 )
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises bare exceptions, too
             raise WorkerError(
                 f"Ray can't be started on this machine: {_first_line(error)} Use --engine local, or give the "
                 "--ray-address of a running cluster."

@@ -26,7 +26,7 @@ from penstock.build.workers.engine import OnReport, OnRetry, Setup
 from penstock.build.workers.limits import WORKER_BYTES
 from penstock.build.workers.process import Task, died_twice, reported_error
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
-from penstock.errors import WorkerError
+from penstock.errors import PenstockError, WorkerError
 from penstock.sources import path_to_json
 from penstock.store.beacon import Beacon
 
@@ -90,6 +90,16 @@ class RayEngine:
 
     def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         """Runs all tasks. An error of a worker is raised at once."""
+        try:
+            self._run(tasks, on_report, on_retry)
+        except PenstockError:
+            raise
+        except Exception as error:  # of Ray, which has a class for each request that fails
+            if self._cluster is None or self._cluster.is_reachable:
+                raise
+            raise self._without_head() from error
+
+    def _run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         first = next(tasks, None)
         if first is None:
             return
@@ -138,10 +148,7 @@ class RayEngine:
             self._idle_since = time.monotonic()
             return list(ready)
         if not self._cluster.is_reachable:
-            raise WorkerError(
-                f"the head of the Ray cluster ({self._cluster.head}) does not answer any more. Finished slices are "
-                "kept: start the cluster again, then run the same command."
-            )
+            raise self._without_head()
         idle = time.monotonic() - self._idle_since
         if idle > GIVE_UP_AFTER:
             raise WorkerError(
@@ -151,6 +158,13 @@ class RayEngine:
         if idle > SAY_AFTER:
             log.warning("no worker has started yet: %s", self._cluster.state())
         return []
+
+    def _without_head(self) -> WorkerError:
+        assert self._cluster is not None
+        return WorkerError(
+            f"the head of the Ray cluster ({self._cluster.head}) does not answer any more. Finished slices are kept: "
+            "start the cluster again, then run the same command."
+        )
 
     def _finished(self, ref: Any, on_report: OnReport, on_retry: OnRetry) -> None:
         slot = next((slot for slot in self._slots if ref in slot.held), None)
