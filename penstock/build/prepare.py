@@ -226,7 +226,8 @@ class Builder:
         never cut into slices are a miss.
         """
         may_build = self.options.on_miss is OnMiss.BUILD and self._location.obstacle is None
-        is_costly = self._finder.unknown_bytes > READ_BYTES or any(f.kind.is_streamed for f in self.sources.files)
+        is_plain = all(isinstance(f.path, Path) and not f.kind.is_streamed for f in self.sources.files)
+        is_costly = not is_plain or self._finder.unknown_bytes > READ_BYTES
         if may_build and is_costly and self._finder.known() is None and not self.options.rehash:
             return None
         slices = self.find_slices()
