@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
+from penstock import child
 from penstock.build.options import prepare_options
 from penstock.build.prepare import Builder, Outcome
 from penstock.build.progress import Progress
@@ -26,7 +26,6 @@ from penstock.build.recipe import make_recipe
 from penstock.build.slices.pipeline import Pipeline
 from penstock.build.slices.state import SliceState
 from penstock.build.workers.overlap import Overlap
-from penstock.build.workers.process import environment
 from penstock.chat.formats import detect
 from penstock.errors import WorkerError
 from penstock.sources import SliceRows
@@ -174,11 +173,11 @@ def test_a_slice_is_freed_without_the_garbage_collector(tokenizer: Path) -> None
 def test_a_worker_whose_parent_has_stopped_prints_nothing() -> None:
     """After another worker's error the parent closes the pipes; a second error then had no reader: a traceback."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.build.worker"],
+        child.command("penstock.build.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=child.environment(),
     )
     assert process.stdin is not None
     assert process.stdout is not None
