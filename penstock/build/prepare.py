@@ -491,6 +491,8 @@ class Builder:
             self._notice(self._auto.warning)
         if not hit:
             self._compare_turns(manifest)
+        if manifest.lacks_regions:
+            self._notice("no row has known regions, so only train_on='all_tokens' works; use another --template")
         warnings = (*self.notices, *manifest.ledger["warnings"])
         dataset = StoredDataset(self.cache, manifest)
         dataset.mark_used(now=True)  # makes it the `latest` dataset

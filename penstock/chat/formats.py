@@ -193,6 +193,15 @@ _DEFAULT_COLUMNS: dict[str, tuple[str, ...]] = {
 }
 
 
+_OTHER_NAMES = {  # formats as other tools call them
+    **dict.fromkeys(("chatml", "chat", "openai", "chat_template", "conversational", "conversation"), "messages"),
+    **dict.fromkeys(("dpo", "pairs", "pairwise", "ranking"), "preference"),
+    **dict.fromkeys(("instruction", "instruct"), "alpaca"),
+    **dict.fromkeys(("completion", "input_output"), "prompt_completion"),
+    **dict.fromkeys(("pretrain", "pretraining", "plain"), "text"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """One variant of a format: required and optional columns, and their names."""
@@ -267,9 +276,10 @@ def _asked_for(options: FormatOptions) -> list[_Shape]:
     if options.format == "auto":
         return list(_SHAPES)
     if options.format not in {f.value for f in Format}:
-        near = get_close_matches(options.format, [f.value for f in Format], 1, 0)
+        named = _OTHER_NAMES.get(options.format.lower())
+        near = named or get_close_matches(options.format, [f.value for f in Format], 1, 0)[0]
         expected = ", ".join(("auto", *Format))
-        raise UsageError(f"--format {options.format} is unknown; expected {expected}. Nearest: {near[0]}.")
+        raise UsageError(f"--format {options.format} is unknown; expected {expected}. Nearest: {near}.")
     return [shape for shape in _SHAPES if shape.format == options.format]
 
 
@@ -287,7 +297,9 @@ def _check_named(rows: Sequence[dict[str, Any]], options: FormatOptions) -> None
         if name not in columns:
             near = get_close_matches(name, columns, 1)
             hint = f" Nearest: {near[0]}." if near else ""
-            raise SourceError(f"--{purpose}-key: there is no column {name!r} in {', '.join(columns)}.{hint}")
+            raise SourceError(
+                f"--{purpose}-key: there is no column {name!r}. The columns are: {', '.join(columns)}.{hint}"
+            )
 
 
 def _admits(shape: _Shape, options: FormatOptions) -> bool:
@@ -407,6 +419,14 @@ def _no_fit(
         )
     asked = "no row format fits" if options.format == "auto" else f"format {options.format} does not fit"
     text = f"{asked} the columns {', '.join(columns) or '(none with a value)'}. Formats: {_catalogue()}."
+    sides = [name for name in ("chosen", "rejected") if name in columns]
+    if len(sides) == 1 and options.format in ("auto", Format.PREFERENCE):
+        other = "rejected" if sides == ["chosen"] else "chosen"
+        return (
+            f"the rows have a column {sides[0]!r} but no {other!r} with a value, and a pair needs both. The columns "
+            f"are: {', '.join(columns)}. Name the other side with --{other}-key; to train on one side alone, use "
+            f"--prompt-key and --completion-key {sides[0]}."
+        )
     for shape in candidates:
         for purpose, names in shape.needs.items():
             near = get_close_matches(names[0], columns, 1, 0.75)

@@ -70,7 +70,7 @@ _DESCRIPTIONS = {
     Note.CALLS_DROPPED: ("the template drops tool calls", "use one that prints them (--template)"),
     Note.REASONING_DROPPED: (
         "the template drops reasoning, which is not trained on",
-        "--turns faithful trains answers as inference shows them, with the reasoning that the template prints there",
+        "use one that prints it (--template); if it drops only that of earlier turns, --turns faithful trains it",
     ),
     Note.CONTENT_DROPPED: ("the template drops an answer, or a part of one", "use one that prints it (--template)"),
     Note.SYSTEM_DROPPED: ("the template drops the system prompt", "use one that prints it (--template)"),

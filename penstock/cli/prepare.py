@@ -47,6 +47,8 @@ def prepare(
         print(printable_json(outcome_json(outcome)))
     else:
         summary(Terminal(), outcome)
+    if outcome.dataset.manifest.lacks_regions:
+        raise typer.Exit(1)  # the warning says why: no loss policy that needs regions can use it
 
 
 def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool) -> None:
@@ -83,5 +85,7 @@ def summary(console: Console, outcome: Outcome) -> None:
     console.print(table, highlight=False)
     console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
     console.print("\nimport penstock as ps", style="dim")
-    limit = "max_length=4096" if dataset.ledger["lengths"].get("max", 0) > 4096 else ""
-    console.print(f'view = ps.open("{dataset.address}").view({limit})', style="dim", soft_wrap=True)
+    limit = ["max_length=4096"] if dataset.ledger["lengths"].get("max", 0) > 4096 else []
+    policy = ['train_on="all_tokens"'] if dataset.manifest.lacks_regions else []
+    settings = ", ".join((*policy, *limit))
+    console.print(f'view = ps.open("{dataset.address}").view({settings})', style="dim", soft_wrap=True)

@@ -61,6 +61,11 @@ class Manifest:
         cache.write_file(path, self.to_bytes(), "manifest")
         return path
 
+    @property
+    def lacks_regions(self) -> bool:
+        """Whether the regions of all examples are unknown, so that only `all_tokens` can train on them."""
+        return bool(self.ledger["regions_unknown"] == self.ledger["examples"] > 0)
+
 
 def shard_name(recipe_digest: str, slice_digest: str) -> str:
     """The name of a slice's shard."""

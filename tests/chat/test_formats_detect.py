@@ -53,6 +53,22 @@ def test_the_format_is_detected_and_described(row: dict[str, Any], shown: str) -
     assert detect([row]).describe() == shown
 
 
+@pytest.mark.parametrize(("name", "meant"), [("chatml", "messages"), ("dpo", "preference"), ("alpca", "alpaca")])
+def test_formats_by_the_names_of_other_tools(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"--format {name} is unknown; expected .*\. Nearest: {meant}\."):
+        detect([{"messages": CHAT}], FormatOptions(format=name))
+
+
+def test_half_a_pair() -> None:
+    with pytest.raises(SourceError) as caught:
+        detect([{"prompt": "a", "chosen": "b"}])
+    assert str(caught.value) == (
+        "the rows have a column 'chosen' but no 'rejected' with a value, and a pair needs both. The columns are: "
+        "prompt, chosen. Name the other side with --rejected-key; to train on one side alone, use --prompt-key and "
+        "--completion-key chosen."
+    )
+
+
 @pytest.mark.parametrize(("chat", "plain"), [(CHAT, "messages"), (SHAREGPT, "sharegpt")])
 def test_ones_and_zeros_beside_messages_are_a_question(chat: Any, plain: str) -> None:
     rows = [{"messages": chat, "label": 1}, {"messages": chat, "label": 0}]
@@ -178,7 +194,7 @@ CATALOGUE = (
         (
             [{"messages": CHAT, "tool": []}],
             FormatOptions(tools_key="toolz"),
-            "--tools-key: there is no column 'toolz' in messages, tool. Nearest: tool.",
+            "--tools-key: there is no column 'toolz'. The columns are: messages, tool. Nearest: tool.",
         ),
         ([], FormatOptions(), "there are no rows, so their format can't be found. Check the files and the split."),
     ],

@@ -56,6 +56,21 @@ def test_the_summary(prepared: tuple[Path, dict[str, object]], examples: Path, t
     assert "format: messages" in done.stderr
 
 
+def test_no_known_regions(tmp_path: Path, tokenizer: Path) -> None:
+    template, rows, cache = tmp_path / "t.jinja", tmp_path / "rows.jsonl", tmp_path / "cache"
+    template.write_text(
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}(bot) {% endif %}"
+    )
+    rows.write_text('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n')
+    for _ in ("built", "found in the cache"):
+        done = run("prepare", rows, "--tokenizer", tokenizer, "--template", template, cache=cache)
+        assert done.returncode == 1
+        assert "no row has known regions, so only train_on='all_tokens' works" in done.stdout
+        line = re.findall(r"^view = (.*)$", done.stdout, re.MULTILINE)[0]
+        assert len(eval(line, {"ps": penstock})) == 1
+
+
 def test_show_and_stats(prepared: tuple[Path, dict[str, object]]) -> None:
     cache, said = prepared
     shown = run("show", str(said["path"]), "--row", "3")
