@@ -133,6 +133,8 @@ class ExportArguments(TypedDict, total=False):
 
     epoch: int
     capacity: int | None
+    shuffle_seed: int | None
+    separator: str | None
     part_tokens: int | None
     weights: Weights | str
     workers: int | None

@@ -87,7 +87,13 @@ def export(
     """Writes a view or mixture in another trainer's format; a killed export resumes where it stopped."""
     chosen = find_format(to)
     options = read_options(WriteOptions, arguments, "an export")
-    rows = ExportRows(served, capacity=options.capacity, epoch=options.epoch)
+    rows = ExportRows(
+        served,
+        capacity=options.capacity,
+        epoch=options.epoch,
+        shuffle_seed=options.shuffle_seed,
+        separator=options.separator,
+    )
     _check_rows(rows, to, chosen, options.weights)
     size = options.part_tokens or chosen.part_tokens
     where = ExportFolder(Path(folder))
@@ -226,13 +232,15 @@ def _workers(requested: int | None, parts: int) -> int:
 
 
 def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weights) -> None:
-    if rows.is_labelled:
+    if rows.is_labelled and not chosen.supports.labels:
         raise UsageError(
-            "labelled answers (KTO) can't be exported: no format here has a place for the labels. Prepare them with "
-            "--format prompt_completion or messages to leave the labels out of account."
+            f"--to {to} has no place for the labels of answers (KTO). Use trl, or prepare the rows with --format "
+            "prompt_completion or messages to ignore their labels."
         )
     if rows.is_preference and not chosen.supports.pairs:
         raise UsageError(f"--to {to} does not support preference pairs. Use trl, hf, parquet or jsonl.")
+    if rows.separator is not None and not chosen.supports.separator:
+        raise UsageError(f"--to {to} has document bounds and needs no --separator. Omit it.")
     if rows.capacity is not None and not chosen.supports.packed:
         raise UsageError(f"--to {to} does not support packed rows: its trainer packs. Omit --capacity.")
     if not chosen.supports.weights and weights is Weights.ERROR and rows.weighted:
@@ -262,6 +270,8 @@ def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
         "seed": served.seed if isinstance(served, BaseMixture) else None,
         "epoch": rows.epoch,
         "capacity": rows.capacity,
+        "separator": rows.separator,
+        "shuffle_seed": None if rows.shuffle_seed is None else str(rows.shuffle_seed),
         "part_tokens": part_tokens,
         "digest": served.digest,
     }

@@ -32,6 +32,8 @@ class Supports:
     pairs: bool = False
     packed: bool = False
     weights: bool = False  # loss weights other than 0 and 1
+    separator: bool = False  # a token after each document
+    labels: bool = False  # answers labelled as desirable or not (KTO)
 
 
 class ExportFormat(Protocol):

@@ -27,6 +27,12 @@ class WriteOptions:
     capacity: Annotated[int, Ge(1)] | None = option(
         "Pack sequences into rows of this many tokens, if the format supports it"
     )
+    shuffle_seed: Annotated[int, Ge(0)] | None = option(
+        "Shuffle the rows with this seed, for trainers that read them in order; default: dataset order"
+    )
+    separator: str | None = option(
+        "Token to append, untrained, to each document of --to olmo, for revisions that find documents by this token"
+    )
     part_tokens: Annotated[int, Ge(1)] | None = option("Tokens per part, the unit of files, resuming and parallel work")
     weights: Weights = option(
         "Loss weights other than 0 and 1 in a format that only has a mask: error, mask", Weights.ERROR

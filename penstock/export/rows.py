@@ -41,6 +41,7 @@ class Block(NamedTuple):
     counts: Int64  # per row: the number of its sequences (1 for pairs)
     prompts: Int64  # per pair: tokens of the common prompt
     sources: Int64  # per sequence (per pair): the source file, or the part of the mixture
+    desirable: Int64 | None = None  # per sequence of labelled data (KTO): 1 for a good answer, else 0
 
     @property
     def row_tokens(self) -> Int64:
@@ -58,17 +59,29 @@ class Block(NamedTuple):
 class ExportRows:
     """All rows of an export, in order."""
 
-    def __init__(self, served: BaseView | BaseMixture, *, capacity: int | None = None, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        served: BaseView | BaseMixture,
+        *,
+        capacity: int | None = None,
+        epoch: int = 0,
+        shuffle_seed: int | None = None,
+        separator: str | None = None,
+    ) -> None:
         if not len(served):
             raise ViewError("the view has no examples, so there is nothing to export. See its ledger for the reasons.")
         if served.is_preference and capacity is not None:
             raise UsageError("preference pairs can't be packed. Omit --capacity.")
-        self.served, self.capacity, self.epoch = served, capacity, epoch
+        if served.is_labelled and capacity is not None:
+            raise UsageError("labelled answers (KTO) can't be packed. Omit --capacity.")
+        self.served, self.capacity, self.epoch, self.shuffle_seed = served, capacity, epoch, shuffle_seed
         self.is_preference = served.is_preference
         self.is_labelled = served.is_labelled
         self.views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
+        self.separator = None if separator is None else _id_of(self.views[0], separator)
         self._gather = Gatherer(served)
-        self._plan = Plan(served, PlanSettings(1, capacity, shuffle=False)) if capacity is not None else None
+        order = PlanSettings(1, capacity, seed=shuffle_seed or 0, shuffle=shuffle_seed is not None)
+        self._plan = Plan(served, order) if capacity is not None or order.shuffle else None
         self._items = served.epoch_indices(epoch) if isinstance(served, BaseMixture) and self._plan is None else None
         self._part_bounds = np.cumsum([len(view) for view in self.views])
 
@@ -78,7 +91,7 @@ class ExportRows:
         if self._plan is not None:
             count = self._plan.steps_in(self.epoch)
             firsts = range(0, count, BLOCK_ROWS)
-            return np.cumsum(np.concatenate([self._packed_lengths(first, count) for first in firsts]), dtype=np.int64)
+            return np.cumsum(np.concatenate([self._planned_lengths(first, count) for first in firsts]), dtype=np.int64)
         lengths = self.served.lengths if self._items is None else self.served.lengths[self._items]
         return np.cumsum(lengths if lengths.ndim == 1 else lengths.sum(axis=1, dtype=np.int64), dtype=np.int64)
 
@@ -120,10 +133,12 @@ class ExportRows:
                 yield from self._swept(self._items[first:stop])
             first = stop
 
-    def _packed_lengths(self, first: int, count: int) -> Int64:
+    def _planned_lengths(self, first: int, count: int) -> Int64:
         assert self._plan is not None
         taken = self._plan.take(self.epoch, np.arange(first, min(first + BLOCK_ROWS, count)))
-        return np.add.reduceat(self.served.lengths[taken.items], np.cumsum(taken.counts) - taken.counts)
+        lengths = self.served.lengths[taken.items]
+        lengths = lengths if lengths.ndim == 1 else lengths.sum(axis=1, dtype=np.int64)
+        return np.add.reduceat(lengths, np.cumsum(taken.counts) - taken.counts)
 
     def _sources(self, items: Int64, places: Int64) -> Int64:
         if len(self.views) > 1:
@@ -135,7 +150,10 @@ class ExportRows:
         found = self._gather(items)
         weights = found.weights if self.weighted else None
         sources = self._sources(items, found.places)
-        return Block(found.ids, found.weights > 0, weights, found.lengths, counts, found.prompts, sources)
+        trained = found.weights > 0
+        return Block(
+            found.ids, trained, weights, found.lengths, counts, found.prompts, sources, desirable=found.desirable
+        )
 
     def _swept(self, items: Int64) -> Iterator[Block]:
         """Sequences in dataset order: one block per shard, or a single block for pairs."""
@@ -150,7 +168,9 @@ class ExportRows:
             ids, trained, weights, places = self._shard_run(run)
             sources = self._sources(items[first:last], places)
             ones = np.ones(last - first, np.int64)
-            yield Block(ids, trained, weights if self.weighted else None, run.lengths, ones, prompts, sources)
+            labels = self._gather.labels(run) if self.is_labelled else None
+            weights = weights if self.weighted else None
+            yield Block(ids, trained, weights, run.lengths, ones, prompts, sources, desirable=labels)
 
     def _pairs(self, items: Int64, runs: list[Located], prompts: Int64) -> Block:
         """All chosen sides, then all rejected ones; their common prompt is not trained."""
@@ -207,6 +227,23 @@ class ExportRows:
             weights = cut_out(per_run, runs, sequences) if self.weighted else per_run[:0]
         places = np.full((len(numbers), 2), source, np.int64)
         return ids, trained, weights, places
+
+
+def _id_of(view: BaseView, token: str) -> int:
+    vocabulary = getattr(view.dataset, "vocabulary", None)
+    found = None if vocabulary is None else vocabulary.id_of(token)
+    if found is None:
+        raise UsageError(f"--separator {token}: not a token of the dataset's tokenizer.")
+    return int(found)
+
+
+def text_of(rows: ExportRows, ids: Ids) -> str | None:
+    """The text of some ids; None for a dataset without a vocabulary."""
+    vocabulary = getattr(rows.views[0].dataset, "vocabulary", None)
+    if vocabulary is None:
+        return None
+    table = vocabulary.token_bytes
+    return b"".join([table[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
 
 def _joined(arrays: list[Any]) -> Any:

@@ -103,10 +103,11 @@ class Gatherer:
             return Gathered(nothing, np.empty(0, np.float32), nothing, nothing.reshape(0, 2), nothing)
         ids, runs, places = self._read(sequences)
         weights = cut_out(self._run_weights(sequences.parts, runs), runs, sequences)
-        desirable = self._labels(sequences) if self._labelled else None
+        desirable = self.labels(sequences) if self._labelled else None
         return Gathered(ids, weights, lengths, np.array(places, np.int64), lengths[:0], desirable)
 
-    def _labels(self, sequences: Located) -> Int64:
+    def labels(self, sequences: Located) -> Int64:
+        """For each sequence of labelled data (KTO), 1 if its answer is desirable, else 0."""
         found = []
         for part, shard, number in zip(*(field.tolist() for field in sequences[:3]), strict=True):
             labels = self.parts[part].shard(shard)[0].desirable

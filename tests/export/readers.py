@@ -77,7 +77,7 @@ def _axolotl(folder: Path) -> Iterator[Row]:
         yield [_labelled(row["input_ids"], row["labels"])]
 
 
-def _skyrl(folder: Path) -> Iterator[Row]:
+def _skyrl_cache(folder: Path) -> Iterator[Row]:
     for row in table(folder):
         assert len(row["loss_mask"]) == row["num_actions"] < len(row["input_ids"]) == len(row["attention_mask"])
         before = len(row["input_ids"]) - row["num_actions"]
@@ -152,7 +152,8 @@ READERS = {
     "nemo": _nemo,
     "olmo": _olmo,
     "parquet": lambda folder: _plain(table(folder)),
-    "skyrl": _skyrl,
+    "skyrl": lambda folder: _plain(table(folder)),
+    "skyrl_cache": _skyrl_cache,
     "torchtune": _torchtune,
     "trl": _trl,
     "verl": lambda folder: _plain(table(folder)),

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.arguments import ViewArguments
+from penstock.errors import UsageError
 from penstock.export import rows as export_rows
 from penstock.export.exporter import export
 from penstock.export.format import find_format
@@ -26,7 +28,7 @@ from penstock.view.view import BaseView
 from tests.export.readers import READERS, Row, read
 from tests.view import rows as made
 
-SHIFTED = ("skyrl", "nemo")  # formats whose mask is for predictions: nothing predicts the first token
+SHIFTED = ("skyrl", "skyrl_cache", "nemo")  # formats whose mask is for predictions: nothing predicts the first token
 FORMATS = format_names()
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing to disk would take most of the test time
 
@@ -94,7 +96,7 @@ def test_singles(
     to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, shard_rows: int, wide: bool
 ) -> None:
     view = MemoryExamples.of(high(rows) if wide else rows, shard_rows=shard_rows).view(**options)
-    if not len(view) or (to == "skyrl" and view.lengths.min() < 2):  # refused; see test_refusals.py
+    if not len(view) or (to.startswith("skyrl") and view.lengths.min() < 2):  # refused; see test_refusals.py
         return
     check(to, view, part_tokens=part_tokens, workers=2)
 
@@ -128,7 +130,7 @@ def test_mixtures(to: str, left: list[list[Piece]], right: list[list[Piece]], pa
     ]
     if min(map(len, views)) < 1 or round(passes * len(views[0])) < 1:
         return
-    if to == "skyrl" and min(view.lengths.min() for view in views) < 2:
+    if to.startswith("skyrl") and min(view.lengths.min() for view in views) < 2:
         return
     check(to, mix({"left": (views[0], passes), "right": (views[1], Count(2))}, 3), part_tokens=30, epoch=epoch)
 
@@ -182,3 +184,46 @@ def test_fractional_weights_are_exported(tmp_path: Path) -> None:
     export(served, "hf", tmp_path / "hf")
     weights = [row["loss_weights"] for row in table(tmp_path / "hf")]
     assert weights == [served[i].loss_weights.tolist() for i in range(len(served))]
+
+
+@pytest.mark.parametrize("to", ["olmo", "jsonl", "megatron"])
+def test_shuffled_rows_are_the_same_rows(dataset: ps.Dataset, place: Path, to: str) -> None:
+    view = dataset.view(max_length=90)
+    for name, options in (("plain", {}), ("one", {"shuffle_seed": 1}), ("two", {"shuffle_seed": 2})):
+        view.export(to, place / name, part_tokens=4000, **options)
+    plain, one, two = (read(to, place / name) for name in ("plain", "one", "two"))
+    assert one != two and one != plain
+    assert sorted(one) == sorted(two) == sorted(plain)
+    view.export(to, place / "again", part_tokens=4000, shuffle_seed=1, workers=1)
+    assert read(to, place / "again") == one
+    with pytest.raises(UsageError, match="shuffle_seed: '1' there, '2' here"):
+        view.export(to, place / "one", part_tokens=4000, shuffle_seed=2)
+
+
+def test_shuffled_pairs_and_packed_rows(dataset: ps.Dataset, pairs: ps.Dataset, place: Path) -> None:
+    pairs.view().export("hf", place / "plain")
+    pairs.view().export("hf", place / "shuffled", shuffle_seed=0)
+    plain, shuffled = read("hf", place / "plain"), read("hf", place / "shuffled")
+    assert plain != shuffled and sorted(plain) == sorted(shuffled)
+    dataset.view(max_length=90).export("hf", place / "packed", capacity=256)
+    dataset.view(max_length=90).export("hf", place / "packed-shuffled", capacity=256, shuffle_seed=0)
+    rows = [read("hf", place / name) for name in ("packed", "packed-shuffled")]
+    assert rows[0] != rows[1] and len(rows[0]) == len(rows[1])
+    assert sorted(ids for row in rows[0] for ids, _ in row) == sorted(ids for row in rows[1] for ids, _ in row)
+
+
+def test_a_separator_ends_each_olmo_document(dataset: ps.Dataset, place: Path) -> None:
+    view = dataset.view(max_length=90)
+    view.export("olmo", place / "plain")
+    view.export("olmo", place / "out", part_tokens=4000, separator="<|endoftext|>")
+    token = dataset.vocabulary.id_of("<|endoftext|>")
+    plain = read("olmo", place / "plain")
+    assert read("olmo", place / "out") == [[([*ids, token], [*mask, False])] for ((ids, mask),) in plain]
+    for to, separator, text in (
+        ("olmo", "<|im_end|>", "inside documents"),
+        ("olmo", "no token", "not a token of"),
+        ("hf", "<|im_end|>", "needs no"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            view.export(to, place / "wrong", separator=separator)
+    assert not (place / "wrong").exists()

@@ -175,7 +175,7 @@ def test_skyrl_reads_the_rows_from_its_cache(dataset: ps.Dataset, ask: Ask, plac
     }
     where = Path(ask("skyrl_rows", place, json.dumps(settings))["path"])
     view = dataset.view(max_length=90)
-    view.export("skyrl", where)
+    view.export("skyrl_cache", where)
     found = ask("skyrl_rows", place, json.dumps(settings))
     assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
     for row, item in zip(found["rows"], view, strict=True):
@@ -184,6 +184,21 @@ def test_skyrl_reads_the_rows_from_its_cache(dataset: ps.Dataset, ask: Ask, plac
         assert sequence[-len(item) :] == item.input_ids.tolist()
         trained = [token for token, counts in zip(sequence[-len(mask) :], mask, strict=True) if counts]
         assert trained == item.input_ids[item.loss_mask].tolist()
+
+
+@pytest.mark.parametrize("train_on", ["all_assistant_messages", "all_tokens"])
+def test_skyrl_reads_pretokenized_rows(dataset: ps.Dataset, ask: Ask, place: Path, train_on: Any) -> None:
+    view = dataset.view(max_length=90, train_on=train_on)
+    view.export("skyrl", place / "out", part_tokens=4000)
+    checkout = [os.environ["PENSTOCK_SKYRL"]] if "PENSTOCK_SKYRL" in os.environ else []
+    found = ask("skyrl_pretokenized", place / "out" / "data", *checkout)
+    if found is None:
+        pytest.skip("SkyRL's release has no pretokenized reader: set PENSTOCK_SKYRL to a checkout")
+    assert [row["input_ids"] for row in found] == [item.input_ids.tolist() for item in view]
+    for row, item in zip(found, view, strict=True):
+        mask = [0] * (len(item) - row["num_actions"]) + row["loss_mask"]
+        assert mask == [0, *item.loss_mask[1:].astype(int).tolist()]
+        assert row["num_actions"] < len(item)
 
 
 def test_verl_dataset_class_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:

@@ -47,7 +47,7 @@ def test_invalid_options(tmp_path: Path, to: str, options: dict[str, Any], text:
     refused(UsageError, text, tmp_path, view(9), to, **options)
 
 
-@pytest.mark.parametrize("to", ["olmo", "megatron", "axolotl", "skyrl", "verl", "torchtune", "nemo"])
+@pytest.mark.parametrize("to", ["olmo", "megatron", "axolotl", "skyrl", "skyrl_cache", "verl", "torchtune", "nemo"])
 def test_format_without_pairs(tmp_path: Path, to: str) -> None:
     refused(UsageError, f"--to {to} does not support preference pairs. Use trl, hf", tmp_path, pair_view(), to)
 
@@ -59,7 +59,8 @@ def test_packed_pairs(tmp_path: Path) -> None:
 def test_rows_without_a_prediction_for_skyrl(tmp_path: Path) -> None:
     rows = MemoryExamples.of([chat((Role.ASSISTANT, 1)), chat((Role.USER, 2), (Role.ASSISTANT, 3))])
     text = "2 rows have a single token, .* SkyRL requires at least one prediction per row. Raise --max-length"
-    refused(UsageError, text, tmp_path, rows.view(train_on="all_tokens", max_length=1), "skyrl")
+    for to in ("skyrl", "skyrl_cache"):
+        refused(UsageError, text, tmp_path, rows.view(train_on="all_tokens", max_length=1), to)
 
 
 def test_pairs_with_untrained_tokens_for_trl(tmp_path: Path) -> None:

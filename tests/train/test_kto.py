@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import KTOConfig, KTOTrainer
 
@@ -85,8 +85,53 @@ def test_what_is_no_label(tokenizer: Path, tmp_path: Path) -> None:
     labelled = ps.prepare(ROWS, **options)
     with pytest.raises(UsageError, match="holds labelled answers"):
         ps.mix({"a": (labelled, 1.0), "b": (plain, 1.0)})
-    with pytest.raises(UsageError, match="labelled answers .KTO. can't be exported"):
-        labelled.view().export("trl", tmp_path / "out")
+    with pytest.raises(UsageError, match="--to hf has no place for the labels of answers .KTO.. Use trl"):
+        labelled.view(**VIEW).export("hf", tmp_path / "out")
+    with pytest.raises(UsageError, match="labelled answers .KTO. can't be packed"):
+        labelled.view(**VIEW).export("trl", tmp_path / "out", capacity=64)
+    turns = [{"messages": [*chat(row)["messages"], *chat(row)["messages"]], "label": row["label"]} for row in ROWS]
+    with pytest.raises(UsageError, match="24 of 24 rows have untrained tokens after the first trained one"):
+        ps.prepare(turns, **options).view().export("trl", tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["texts", "messages"])
+def test_trl_reads_the_export(form: str, models: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """TRL's own preparation of the exported texts, and of the rows, has the exported ids and labels."""
+    rows = ROWS if form == "texts" else [chat(row) for row in ROWS]
+    view = ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path / "c").view(**VIEW)
+    view.export("trl", tmp_path / "out")
+    exported = load_from_disk(tmp_path / "out")
+    assert set(exported.column_names) == {"prompt", "completion", "prompt_ids", "completion_ids", "label"}
+    tails = 0
+    for row, item in zip(exported, view, strict=True):
+        ids = row["prompt_ids"] + row["completion_ids"]
+        tails += len(item) - len(ids)
+        assert ids == item.input_ids.tolist()[: len(ids)]
+        assert row["completion_ids"] == item.input_ids[item.loss_mask].tolist()
+    given = Dataset.from_list(
+        ROWS
+        if form == "texts"
+        else [{"prompt": row["messages"][:1], "completion": row["messages"][1:], "label": row["label"]} for row in rows]
+    )
+    found = [_kto_trainer(models, tokenizer, data, tmp_path).train_dataset for data in (exported, given)]
+    assert tails == (0 if form == "texts" else len(rows))  # ChatML's newline, which TRL scores
+    for theirs, tail in ((found[0], 0), (found[1], tails // len(rows))):
+        assert list(theirs["prompt_ids"]) == list(exported["prompt_ids"])
+        assert list(theirs["label"]) == list(exported["label"]) == [row["label"] for row in rows]
+        assert [ids[: len(ids) - tail] for ids in theirs["completion_ids"]] == list(exported["completion_ids"])
+
+
+def _kto_trainer(models: Path, tokenizer: Path, rows: Dataset, place: Path) -> KTOTrainer:
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(models / "llama"))
+    quiet: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "max_length": None}
+    return KTOTrainer(
+        model,
+        ref_model=AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(models / "llama")),
+        args=KTOConfig(str(place / "trl"), per_device_train_batch_size=6, **quiet),
+        train_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(tokenizer),
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

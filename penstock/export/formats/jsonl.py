@@ -10,7 +10,7 @@ import orjson
 
 from penstock.export.folder import ExportFolder
 from penstock.export.format import ExportPart, Supports
-from penstock.export.rows import Block, ExportRows
+from penstock.export.rows import Block, ExportRows, text_of
 from penstock.export.tables import plain_columns
 
 
@@ -49,7 +49,7 @@ def _lines(block: Block, rows: ExportRows) -> Iterator[dict[str, Any]]:
     split = {name: column if isinstance(column, tuple) else _flat(column) for name, column in columns.items()}
     for row in range(len(block.counts)):
         line = {name: values[bounds[row] : bounds[row + 1]] for name, (values, bounds) in split.items()}
-        texts = {_text_name(name): _text(rows, ids) for name, ids in line.items() if name.endswith("_ids")}
+        texts = {_text_name(name): text_of(rows, ids) for name, ids in line.items() if name.endswith("_ids")}
         yield {**texts, **line}
 
 
@@ -59,14 +59,6 @@ def _flat(column: Any) -> tuple[Any, Any]:
 
 def _text_name(name: str) -> str:
     return "text" if name == "input_ids" else name.removesuffix("_ids")
-
-
-def _text(rows: ExportRows, ids: Any) -> str | None:
-    vocabulary = getattr(rows.views[0].dataset, "vocabulary", None)
-    if vocabulary is None:
-        return None
-    table = vocabulary.token_bytes
-    return b"".join([table[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
 
 FORMAT = Jsonl()

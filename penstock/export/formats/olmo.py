@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.errors import UsageError
 from penstock.export.folder import ExportFolder
 from penstock.export.format import ExportPart, Supports
 from penstock.export.rows import Block, ExportRows
@@ -28,11 +29,19 @@ def id_type(largest: int) -> np.dtype[Any]:
 class Olmo:
     """Numpy parts of whole documents."""
 
-    supports = Supports()
+    supports = Supports(separator=True)
     part_tokens = 1 << 26  # 256 MB of 4-byte ids
 
     def check(self, rows: ExportRows) -> None:
-        """Does nothing: all rows are supported."""
+        """Raises an error if the separator occurs inside documents."""
+        if rows.separator is None:
+            return
+        inside = sum(int((block.ids == rows.separator).sum()) for block in rows.blocks(0, len(rows)))
+        if inside:
+            raise UsageError(
+                f"the --separator occurs {inside:,} times inside documents, which would be cut there. Choose a token "
+                "that the template does not print."
+            )
 
     def write(
         self, part: ExportPart, blocks: Iterator[Block], rows: ExportRows, folder: ExportFolder
@@ -42,7 +51,8 @@ class Olmo:
         dtype = id_type(rows.largest_id)
         ends, before = list[bytes](), 0
         with folder.new(tokens) as token_file, folder.new(masks) as mask_file:
-            for block in blocks:
+            for plain in blocks:
+                block = plain if rows.separator is None else _separated(plain, rows.separator)
                 token_file.write(np.ascontiguousarray(block.ids, dtype).data)
                 mask_file.write(np.ascontiguousarray(block.trained).data)
                 ends.append(_lines(block, before))
@@ -62,13 +72,21 @@ class Olmo:
             "dtype": id_type(rows.largest_id).name,
             "vocab_size": rows.largest_id + 1,
             "parts": len(parts),
-            "longest": int(rows.served.lengths.max()),
+            "longest": int(rows.served.lengths.max()) + (rows.separator is not None),
+            **({} if rows.separator is None else {"separator": rows.separator}),
         }
 
 
 def _names(part: ExportPart) -> tuple[str, str, str]:
     number = f"{part.number:04}"
     return f"token_ids_part_{number}.npy", f"labels_mask_part_{number}.npy", f"token_ids_part_{number}.csv.gz"
+
+
+def _separated(block: Block, separator: int) -> Block:
+    """The same documents, each with an untrained separator at its end."""
+    ends = np.cumsum(block.lengths)
+    ids, trained = np.insert(block.ids, ends, separator), np.insert(block.trained, ends, False)
+    return block._replace(ids=ids, trained=trained, lengths=block.lengths + 1)
 
 
 def _lines(block: Block, before: int) -> bytes:

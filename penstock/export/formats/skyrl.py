@@ -1,20 +1,20 @@
-"""Rows as SkyRL's SFT trainer caches them: `loss_mask` covers only the last `num_actions` tokens.
+"""Parquet rows for SkyRL's `pretokenized_dataset_paths`: `input_ids` and a 0/1 `loss_mask` of the same length.
 
-That window begins at the first trained token, but not before the second token of the row: nothing predicts the first.
+SkyRL trains the window that begins at the first 1 of the mask. The first token of a row is never in it, because
+nothing predicts it.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.export.rows import Block, ExportRows
-from penstock.export.tables import ArrowFolder, Columns, TableFormat, attention_mask, input_ids, lists
-from penstock.pack.bins import ranges
+from penstock.export.tables import Columns, ParquetFiles, TableFormat, input_ids, lists
 
 
-def _check(rows: ExportRows) -> None:
+def check_predicted(rows: ExportRows) -> None:
+    """Raises an error for rows of a single token."""
     short = int((rows.served.lengths < 2).sum())
     if short:
         raise UsageError(
@@ -25,16 +25,9 @@ def _check(rows: ExportRows) -> None:
 
 def _columns(block: Block, rows: ExportRows) -> Columns:
     del rows
-    places = np.flatnonzero(block.trained)
-    begins = np.maximum(places[np.searchsorted(places, block.starts)], block.starts + 1)
-    window, _ = ranges(begins, block.starts + block.lengths)
-    actions = block.starts + block.lengths - begins
-    return {
-        "input_ids": input_ids(block),
-        "attention_mask": attention_mask(block),
-        "num_actions": pa.array(actions),
-        "loss_mask": lists(block.trained[window].view(np.int8), actions, np.int8),
-    }
+    mask = block.trained.copy()
+    mask[block.starts] = False
+    return {"input_ids": input_ids(block), "loss_mask": lists(mask.view(np.int8), block.row_tokens, np.int8)}
 
 
-FORMAT = TableFormat(columns=_columns, container=ArrowFolder(), check_rows=_check)
+FORMAT = TableFormat(columns=_columns, container=ParquetFiles(), check_rows=check_predicted)
