@@ -169,8 +169,8 @@ class ExportRows:
             sources = self._sources(items[first:last], places)
             ones = np.ones(last - first, np.int64)
             labels = self._gather.labels(run) if self.is_labelled else None
-            weights = weights if self.weighted else None
-            yield Block(ids, trained, weights, run.lengths, ones, prompts, sources, desirable=labels)
+            given = weights if self.weighted else None
+            yield Block(ids, trained, given, run.lengths, ones, prompts, sources, desirable=labels)
 
     def _pairs(self, items: Int64, runs: list[Located], prompts: Int64) -> Block:
         """All chosen sides, then all rejected ones; their common prompt is not trained."""
