@@ -13,7 +13,6 @@ from penstock.errors import UsageError
 from penstock.look.terminal.console import Terminal
 from penstock.look.terminal.live import LiveProgress
 from penstock.printable import printable_json
-from penstock.train.config_reader import read_config
 
 if TYPE_CHECKING:
     from penstock.train.run import TrainResult
@@ -52,6 +51,8 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     first = os.environ.get("RANK", "0") == "0"  # other ranks are silent
     messages = Terminal(stderr=True, quiet=not first)
     messages.print(f"penstock train {method}: {config}", highlight=False, markup=False)  # imports take seconds
+    from penstock.train.config_reader import read_config  # imports numpy, which a hit does without
+
     read_config(config, overrides)
     try:
         import accelerate  # noqa: F401
