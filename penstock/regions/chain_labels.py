@@ -58,7 +58,10 @@ def with_answers(pieces: Pieces, chains: Chains) -> Pieces:
     starts, ends = pieces.starts.copy(), pieces.ends.copy()
     for index in np.flatnonzero(short).tolist():
         end = int(answers[index])
-        if not rendered.data[int(ends[index]) : end].strip():
+        more = rendered.data[int(ends[index]) : end].strip()
+        start, number = int(text_starts[pieces.rows[index]]), int(pieces.numbers[index])
+        prompt = rendered.data[start : start + int(chains.prompt_ends[number])]
+        if not more or prompt.rstrip().endswith(more):  # some templates end every text like a prompt (Hunyuan)
             continue
         ends[index] = end
         behind = index + 1

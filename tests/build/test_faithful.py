@@ -199,6 +199,18 @@ def test_an_answer_follows_a_block_that_the_prompt_closes(
     assert trained == {"4<|im_end|>", "6<|im_end|>"}
 
 
+def test_text_that_ends_every_render_is_not_trained(prepare: Callable[..., ps.Dataset]) -> None:
+    template = (  # as Hunyuan's without thinking: the block is printed whether or not a prompt is asked for
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}<think>\n\n</think>\n"
+    )
+    ds = prepare([[user("2+2?"), says("4"), user("3+3?"), says("6")]], template)
+    view, pieces = ds.view(), ds.vocabulary.token_bytes
+    for example in map(view.example, range(ds.examples)):
+        trained = [pieces[t] for t, mask in zip(example.input_ids, example.loss_mask, strict=True) if mask]
+        assert b"think" not in b"".join(trained) and b"".join(trained).endswith(b"<|im_end|>")
+
+
 def test_no_turn_goes_on_with_a_chain_that_has_the_server_s_prompt(
     prepare: Callable[..., ps.Dataset], oracle: Any
 ) -> None:
