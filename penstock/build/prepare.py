@@ -456,13 +456,12 @@ class Builder:
         dropped = manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
         if not dropped or self.recipe.turns is TurnsMode.FAITHFUL or self.recipe.mapping.format is Format.PREFERENCE:
             return
-        from penstock.build.turns_preview import SAMPLED_ROWS, compare_turns
+        from penstock.build.turns_preview import SAMPLED_ROWS, preview
 
         limit, columns = self.options.max_row_bytes, self.recipe.mapping.read_columns
         rows = self.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)
-        compared = compare_turns(self.recipe, self.model.tokenizer_json, rows)
-        if compared.turns:
-            self._notice(str(compared))
+        if told := preview(self.recipe, self.model.tokenizer_json, rows):
+            self._notice(told)
 
     def _nothing_kept(self, manifest: Manifest, quarantine: Path) -> SourceError:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.ledger["rejected"].items())

@@ -80,6 +80,15 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
     return TurnsCompared(len(np.unique(chains.rows)), turns, *totals)
 
 
+def preview(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> str:
+    """What to say about both modes after a build; never fails it, since the dataset is complete."""
+    try:
+        compared = compare_turns(recipe, tokenizer_json, rows)
+    except Exception as error:
+        return f"--turns faithful could not be previewed ({type(error).__name__}: {error})"
+    return str(compared) if compared.turns else ""
+
+
 def _affordable(rows: Sequence[bytes], role_key: str) -> list[bytes]:
     key = f'"{role_key}"'.encode()
     work = np.cumsum([len(row) * row.count(key) for row in rows])

@@ -1,7 +1,7 @@
-"""The compiled core: the template machine and three loops over text, written in C.
+"""The compiled core: the template machine and four loops over text, written in C.
 
 In: a compiled template and the JSON bytes of rows. Out: rendered texts, and which message printed which bytes. The
-loops count the tokens of segments (`align.c`), classify characters and split lines (`scan.c`).
+loops count the tokens of segments (`align.c`), classify characters, split lines and find markers (`scan.c`).
 
 `native` is None if Penstock was installed without a compiler. The jinja2 reference then renders every row and the loops
 run in numpy: the same results, at about a twentieth of the speed.
@@ -96,6 +96,18 @@ class Native(Protocol):
     ) -> bytes:
         """For each text, whether its tokens account for all of it, by their lengths or pieces. If so, `counts` receives
         the number of tokens up to the end of each segment."""
+
+    def find_markers(
+        self,
+        data: bytes,
+        starts: npt.NDArray[Any],
+        ends: npt.NDArray[Any],
+        opening: tuple[bytes, ...],
+        inside: tuple[bytes, ...],
+        /,
+    ) -> bytes:
+        """For each run of the data (int64 offsets), whether it starts with one of the texts in `opening`, after any
+        white space, or contains one of those `inside`."""
 
     def kinds(self, texts: list[bytes], table: npt.NDArray[Any], /) -> bytes:
         """For each text, the or-ed kinds of its non-ASCII characters; `table` has the kind of each code point."""

@@ -1,4 +1,4 @@
-/* Loops over many texts: classifies their characters and splits lines. */
+/* Loops over many texts: classifies their characters, splits lines and finds markers. */
 
 #include "native.h"
 #include "values.h"
@@ -83,4 +83,86 @@ PyObject *split_lines(PyObject *Py_UNUSED(module), PyObject *text) { /* text.spl
         at = newline + 1;
     }
     return lines;
+}
+
+typedef struct Needle {
+    const char *text;
+    size_t n;
+} Needle;
+
+/* The needles in a tuple of bytes that are not empty; NULL on error. */
+static Needle *needles_of(PyObject *texts, size_t *count) {
+    const Py_ssize_t n = PyTuple_Size(texts);
+    Needle *found = PyMem_Malloc(((size_t)n + 1) * sizeof *found);
+    *count = 0;
+    if (!found) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; found && i < n; i++) {
+        PyObject *text = PyTuple_GetItem(texts, i);
+        if (!PyBytes_CheckExact(text) || !PyBytes_Size(text)) {
+            PyErr_SetString(PyExc_ValueError, "markers as bytes that are not empty");
+            PyMem_Free(found);
+            return NULL;
+        }
+        found[(*count)++] = (Needle){PyBytes_AsString(text), (size_t)PyBytes_Size(text)};
+    }
+    return found;
+}
+
+static bool is_at(const char *p, const char *end, Needle needle) {
+    return (size_t)(end - p) >= needle.n && !memcmp(p, needle.text, needle.n);
+}
+
+static bool opens_with(const char *p, const char *end, const Needle *needles, size_t count) {
+    while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r'))) p++;
+    for (size_t i = 0; i < count; i++)
+        if (is_at(p, end, needles[i])) return true;
+    return false;
+}
+
+/* One search per distinct first byte, since most markers start with the same one. */
+static bool holds(const char *p, const char *end, const Needle *needles, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        bool searched = false;
+        for (size_t k = 0; k < i; k++) searched |= needles[k].text[0] == needles[i].text[0];
+        const char *at = searched ? NULL : p;
+        while (at && (at = memchr(at, needles[i].text[0], (size_t)(end - at)))) {
+            for (size_t k = i; k < count; k++)
+                if (is_at(at, end, needles[k])) return true;
+            at++;
+        }
+    }
+    return false;
+}
+
+PyObject *find_markers(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *data, *opening, *inside, *answer = NULL;
+    Py_buffer starts, ends;
+    if (!PyArg_ParseTuple(arguments, "O!y*y*O!O!", &PyBytes_Type, &data, &starts, &ends, &PyTuple_Type, &opening,
+                          &PyTuple_Type, &inside))
+        return NULL;
+    size_t opening_count = 0, inside_count = 0;
+    Needle *openers = needles_of(opening, &opening_count);
+    Needle *insiders = openers ? needles_of(inside, &inside_count) : NULL;
+    const char *text = PyBytes_AsString(data);
+    const int64_t size = PyBytes_Size(data), *from = starts.buf, *to = ends.buf;
+    const Py_ssize_t n = starts.len / (Py_ssize_t)sizeof *from;
+    if (!insiders) goto done;
+    bool fits = starts.len == ends.len && starts.len % (Py_ssize_t)sizeof *from == 0;
+    for (Py_ssize_t i = 0; fits && i < n; i++) fits = from[i] >= 0 && from[i] <= to[i] && to[i] <= size;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "runs as starts and ends within the data");
+        goto done;
+    }
+    answer = PyBytes_FromStringAndSize(NULL, n);
+    for (Py_ssize_t i = 0; answer && i < n; i++) {
+        const char *p = text + from[i], *end = text + to[i];
+        PyBytes_AsString(answer)[i] =
+            opens_with(p, end, openers, opening_count) || holds(p, end, insiders, inside_count);
+    }
+done:
+    PyMem_Free(openers);
+    PyMem_Free(insiders);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&ends);
+    return answer;
 }

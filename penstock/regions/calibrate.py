@@ -8,7 +8,7 @@ Calibration takes about 40 small renders.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -58,10 +58,11 @@ def _message(text: str, role: str = "assistant", **more: Any) -> Message:
     return {"role": role, "content": f"{OPEN}{text}{CLOSE}", **more}
 
 
-def _call(number: int, text: str = "", **more: Any) -> Message:
+def _call(*numbers: int, text: str = "", **more: Any) -> Message:
     function = {"name": "get_weather", "arguments": {"city": f"{OPEN}city{CLOSE}"}}
-    call = {"id": f"call0000{number}", "type": "function", "function": function}  # Mistral requires nine characters
-    return {"role": "assistant", "content": text and f"{OPEN}{text}{CLOSE}", "tool_calls": [call], **more}
+    ids = [f"call0000{number}" for number in numbers]  # Mistral requires nine characters
+    calls = [{"id": own, "type": "function", "function": function} for own in ids]
+    return {"role": "assistant", "content": text and f"{OPEN}{text}{CLOSE}", "tool_calls": calls, **more}
 
 
 def _result(number: int) -> Message:
@@ -69,7 +70,8 @@ def _result(number: int) -> Message:
 
 
 _PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "A city"}}, "required": []}
-_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": _PARAMETERS}}
+_FUNCTION = {"name": "get_weather", "description": "Weather", "parameters": _PARAMETERS}
+_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 def _probes() -> list[Conversation]:
@@ -77,7 +79,7 @@ def _probes() -> list[Conversation]:
     ask, answer, system = _message("q", "user"), _message("a"), _message("s", "system")
     reasoning = {"reasoning_content": f"{OPEN}r{CLOSE}"}
     no_think = {"role": "user", "content": f"{OPEN}q{CLOSE} /no_think"}
-    tool_use = [ask, _call(1), _result(1), answer, ask, _call(2, "c"), _result(2), _call(3), _result(3), answer]
+    tool_use = [ask, _call(1), _result(1), answer, ask, _call(2, text="c"), _result(2), _call(3), _result(3), answer]
     # Some templates print calls only in messages without content.
     without_content = [m | {"content": None} if "tool_calls" in m else m for m in tool_use]
     reasoned = [_call(1, **reasoning), _result(1), answer | reasoning, ask, answer | reasoning]
@@ -90,10 +92,44 @@ def _probes() -> list[Conversation]:
         Conversation(tool_use, tools=[_TOOL]),
         Conversation(without_content, tools=[_TOOL]),
         Conversation([ask, *reasoned], tools=[_TOOL]),
+        Conversation([ask, _call(1, 2), _result(1), _result(2), answer], tools=[_TOOL]),
         Conversation([answer, ask, answer]),
         Conversation([ask, answer, answer, ask, answer]),
         Conversation([system, answer, ask, answer]),
     ]
+
+
+FOREIGN = "zqforeign"  # in texts that are not the assistant's own
+
+
+def _foreign_probes() -> list[Conversation]:
+    """Conversations in which some templates print other text within an assistant's turn.
+
+    Instructions and tool schemas before the first message, whoever it is from, and tool results that the message itself
+    carries.
+    """
+    ask, answer, system = _message("q", "user"), _message("a"), _message("s", "system")
+    tool = {"type": "function", "function": _FUNCTION | {"description": FOREIGN}}
+    results = ({"value": FOREIGN}, FOREIGN)
+    carried = [_call(1, tool_responses=[{"name": "get_weather", "response": result}]) for result in results]
+    starts = [[answer], [_call(1), _result(1)]]  # some templates refuse a plain answer as the first message
+    return [
+        *(Conversation([*before, *start, ask, answer], tools=[tool]) for start in starts for before in ([], [system])),
+        *(Conversation([ask, message, answer], tools=[_TOOL]) for message in carried),
+    ]
+
+
+def foreign_literals(engine: Engine) -> list[bytes]:
+    """What a template prints in an assistant's turn before text that is not the assistant's own, if it ever does so."""
+    probes = render_probes(engine, conversations=_foreign_probes())
+    found = []
+    for conversation, text, pieces in _texts(probes):
+        for number, own in pieces.items():
+            if conversation.messages[number]["role"] == "assistant":
+                region = b"".join(text[start:end] for start, end in own)
+                literal, printed, _ = region.partition(FOREIGN.encode())
+                found += [literal] if printed else []
+    return found
 
 
 def _as_strings(message: Message) -> Message:
@@ -115,9 +151,12 @@ def _as_parts(message: Message) -> Message:
 _FORMS: tuple[Callable[[Message], Message], ...] = (lambda message: message, _as_strings, _as_parts)
 
 
-def render_probes(engine: Engine, variables: Variables | None = None) -> ProbeRenders:
+def render_probes(
+    engine: Engine, variables: Variables | None = None, conversations: Sequence[Conversation] | None = None
+) -> ProbeRenders:
     """Renders each probe in the first form that the template accepts; probes refused in every form are left out."""
-    waiting, accepted = _probes(), []
+    waiting: Sequence[Conversation] = _probes() if conversations is None else conversations
+    accepted: list[Conversation] = []
     for form in _FORMS:
         tried = [
             Conversation([form(m) for m in c.messages], c.tools, variables=dict(variables) if variables else None)
@@ -133,18 +172,41 @@ def render_probes(engine: Engine, variables: Variables | None = None) -> ProbeRe
 
 def observe(engine: Engine, probes: ProbeRenders) -> list[Observation]:
     """Returns an observation for each assistant message of the probes."""
-    regions, seen = probes.rendered, []
-    for row, conversation in enumerate(probes.conversations):
-        low = int(regions.text_ends[row - 1]) if row else 0
-        text = regions.data[low : int(regions.text_ends[row])]
-        pieces: dict[int, list[tuple[int, int]]] = {}
-        for index in (regions.piece_rows == row).nonzero()[0].tolist():
-            ends = int(regions.piece_starts[index]) - low, int(regions.piece_ends[index]) - low
-            pieces.setdefault(int(regions.piece_messages[index]), []).append(ends)
+    seen = []
+    for conversation, text, pieces in _texts(probes):
         for number, message in enumerate(conversation.messages):
             if message["role"] == "assistant" and number in pieces:
                 seen.append(_observe_message(engine, conversation, number, text, pieces[number]))
     return seen
+
+
+def literals_of_others(probes: ProbeRenders) -> list[tuple[Role, bytes]]:
+    """What the template prints before the content of other messages than the assistant's, by role.
+
+    Only of tool results and of later questions in conversations without tools: before the first ones, some templates
+    print whole instructions.
+    """
+    found = []
+    for conversation, text, pieces in _texts(probes):
+        for number, message in enumerate(conversation.messages):
+            later = message["role"] == "user" and number > 1 and not conversation.tools
+            if number in pieces and (later or message["role"] == "tool"):
+                start, end = pieces[number][0]
+                literal, opened, _ = text[start:end].partition(OPEN.encode())
+                found += [(role_number(message["role"]), literal)] if opened else []
+    return found
+
+
+def _texts(probes: ProbeRenders) -> Iterator[tuple[Conversation, bytes, dict[int, list[tuple[int, int]]]]]:
+    """Each probe with its text, and with the pieces of each message in it."""
+    regions = probes.rendered
+    for row, conversation in enumerate(probes.conversations):
+        low = int(regions.text_ends[row - 1]) if row else 0
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for index in (regions.piece_rows == row).nonzero()[0].tolist():
+            ends = int(regions.piece_starts[index]) - low, int(regions.piece_ends[index]) - low
+            pieces.setdefault(int(regions.piece_messages[index]), []).append(ends)
+        yield conversation, regions.data[low : int(regions.text_ends[row])], pieces
 
 
 def _observe_message(

@@ -35,10 +35,10 @@ def split_chains(arranger: Arranger, splitter: Splitter, rendered: Rendered) -> 
     if misaligned:
         chains = arranger.arrange(rendered, frozenset(misaligned))
         segments, errors = splitter.split_chains(chains)
-        heads, misaligned = _heads(chains, segments)
-        assert not misaligned, "examples that share nothing can't be misaligned"
+        heads, _ = _heads(chains, segments)  # examples that share nothing can't be misaligned
     order = np.arange(len(chains.rows)) - np.searchsorted(chains.rows, chains.rows)
-    return ChainSegments(chains.rendered.texts, segments, chains.rows, order, heads, chains.seams, errors)
+    seams = np.where(segments.known, chains.seams, 0)
+    return ChainSegments(chains.rendered.texts, segments, chains.rows, order, heads, seams, errors)
 
 
 def _heads(chains: Chains, segments: Segments) -> tuple[Int64, set[int]]:

@@ -151,6 +151,7 @@ def _batch(
         message_roles=rendered.message_roles[messages],
         message_flags=rendered.message_flags[messages],
         message_weights=None if weights is None else weights[messages],
+        conversation=lambda example: rendered.conversation(int(rows[example])),
         special={},
         notes={},
         errors={},

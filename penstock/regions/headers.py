@@ -15,6 +15,7 @@ from itertools import chain
 from penstock.chat.conversation import Role
 from penstock.literals import Literals
 from penstock.regions.calibrate import Observation, common_length
+from penstock.regions.markers import TurnMarkers
 
 _MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")  # <|im_start|>, <think>, [INST], …
 
@@ -32,12 +33,12 @@ class Boundaries:
         the role's header (`<|im_start|>` of `<|im_start|>assistant`), and is some other text.
         """
         common = common_length(prompt, region)
-        edges = [edge for marker in self._markers(prompt) for edge in marker]
+        edges = [edge for marker in self.markers(prompt) for edge in marker]
         edges += [line.end() for line in re.finditer(b"\n", prompt)]
         cut = max((edge for edge in edges if edge <= common), default=0)
         return prompt[:cut] if not cut or not self._without_markers(prompt[cut:]).strip() else None
 
-    def _markers(self, text: bytes) -> Iterator[tuple[int, int]]:
+    def markers(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Yields where markers begin and end. Where both fit, a special token wins."""
         end = 0
         while True:
@@ -49,7 +50,7 @@ class Boundaries:
             yield start, end
 
     def _without_markers(self, text: bytes) -> bytes:
-        edges = [0, *(edge for marker in self._markers(text) for edge in marker), len(text)]
+        edges = [0, *(edge for marker in self.markers(text) for edge in marker), len(text)]
         return b"".join(text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
@@ -69,6 +70,7 @@ class Headers:
     openings: tuple[bytes, ...]  # all headers that are not blank, longest first
     bare: bool  # some context was observed to have no header
     boundaries: Boundaries
+    markers: TurnMarkers
 
     def candidates(self, previous: Role) -> tuple[bytes, ...]:
         """Headers that need no further check, longest first: those that aren't blank, if the context has one prompt."""
@@ -95,7 +97,7 @@ class Headers:
 
     def for_empty_prompt(self, region: bytes) -> bytes | None:
         """The header if the row's prompt supplies nothing: a known one that is printed anyway, or an empty one."""
-        return self.opening(region) or (b"" if self.bare else None)
+        return self.opening(region) or (b"" if self.bare and not self.markers.opens(region) else None)
 
     def opening(self, region: bytes) -> bytes:
         """The header, other than a blank one, that opens a region; empty if there is none."""
@@ -110,8 +112,12 @@ class Headers:
     def _header(self, prompt: Prompt, region: bytes) -> bytes | None:
         header = _longest(prompt.headers, region)
         if header is None:
-            return self.boundaries.shared(prompt.text, region) or None
-        return header if header.strip() else self.opening(region) or header  # printed although the prompt has none
+            shared = self.boundaries.shared(prompt.text, region) or None
+            return None if shared and not shared.strip() and self.markers.opens(region) else shared
+        if header.strip():
+            return header
+        opening = self.opening(region)  # printed although the prompt has none
+        return opening or (None if self.markers.opens(region) else header)
 
     def _by_prompt(self) -> dict[bytes, tuple[bytes, ...]]:
         headers: dict[bytes, set[bytes]] = {}
@@ -128,9 +134,8 @@ def _longest(headers: Sequence[bytes], region: bytes) -> bytes | None:
     return next((header for header in headers if region.startswith(header)), None)
 
 
-def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[str]) -> Headers:
+def learn_headers(observations: Sequence[Observation], boundaries: Boundaries, markers: TurnMarkers) -> Headers:
     """Builds the table of headers from observations."""
-    boundaries = Boundaries(special_tokens)
     found: dict[tuple[Role, bytes], set[bytes]] = {}
     visible: list[tuple[Observation, bytes, bytes]] = []
     blank: list[tuple[Observation, bytes, bytes]] = []
@@ -151,10 +156,10 @@ def learn_headers(observations: Sequence[Observation], special_tokens: Iterable[
         printed = _longest(openings, seen.literal)
         # Only a plain answer shows that there is no header: calls and reasoning begin with the model's own markers.
         if printed is None and (not seen.literal.strip() if seen.plain else key in found):
-            printed = header
+            printed = None if markers.opens(seen.literal) else header
         if printed is not None:
             found.setdefault(key, {prompt} if prompt.strip() else set()).add(printed)
-    return _table(found, openings, boundaries)
+    return _table(found, openings, boundaries, markers)
 
 
 def _extend(found: dict[tuple[Role, bytes], set[bytes]], visible: list[tuple[Observation, bytes, bytes]]) -> None:
@@ -179,9 +184,14 @@ def _observed(seen: Observation, prompt: bytes, boundaries: Boundaries) -> bytes
     return boundaries.shared(prompt, seen.region)
 
 
-def _table(found: dict[tuple[Role, bytes], set[bytes]], openings: tuple[bytes, ...], boundaries: Boundaries) -> Headers:
+def _table(
+    found: dict[tuple[Role, bytes], set[bytes]],
+    openings: tuple[bytes, ...],
+    boundaries: Boundaries,
+    markers: TurnMarkers,
+) -> Headers:
     prompts: dict[Role, tuple[Prompt, ...]] = {}
     for (role, prompt), texts in found.items():
         prompts[role] = (*prompts.get(role, ()), Prompt(prompt, _longest_first(texts)))
     bare = any(b"" in texts for (_, prompt), texts in found.items() if not prompt)
-    return Headers(prompts, openings, bare, boundaries)
+    return Headers(prompts, openings, bare, boundaries, markers)

@@ -13,22 +13,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.arrays import UInt8
+from penstock.arrays import Bool, UInt8
 from penstock.chat.conversation import Message, Part, Role
 from penstock.chat.notes import Note, joined_notes
 from penstock.errors import RowError
-from penstock.regions.calibrate import Engine, ProbeRenders, observe, render_probes
+from penstock.regions.calibrate import (
+    Engine,
+    ProbeRenders,
+    foreign_literals,
+    literals_of_others,
+    observe,
+    render_probes,
+)
 from penstock.regions.chain_labels import PromptEnds, labelled, with_answers
 from penstock.regions.chains import Chains
-from penstock.regions.cuts import Pieces, run_lengths, to_segments
-from penstock.regions.dropped import find_dropped
-from penstock.regions.headers import learn_headers
+from penstock.regions.cuts import PartCuts, Pieces, run_lengths, to_segments
+from penstock.regions.headers import Boundaries, learn_headers
 from penstock.regions.last_stops import LastStops, token_after_every_answer
+from penstock.regions.markers import learn_markers
 from penstock.regions.modes import RegionsMode as RegionsMode
 from penstock.regions.segments import Segments
 from penstock.regions.stops import StopFinder, learn_end_tokens, stops_answers
-from penstock.regions.structure import HeaderFinder, structural_cuts
+from penstock.regions.structure import Finder, HeaderFinder, structural_cuts
 from penstock.regions.tagged import tagged_cuts
+from penstock.template.dropped import find_dropped
 from penstock.template.rendered import MessageFlag, Rendered
 
 _NO_STOP = (
@@ -65,9 +73,11 @@ class Splitter:
         self._tagged = mode is RegionsMode.AUTO and engine.has_generation
         probes = render_probes(engine)
         observations = observe(engine, probes)
-        headers = learn_headers(observations, special_tokens)
-        self._finder = HeaderFinder(engine, special_tokens, headers)
-        self.boundaries = headers.boundaries
+        self.boundaries = Boundaries(special_tokens)
+        literals = literals_of_others(probes), foreign_literals(engine)
+        self._markers = learn_markers(observations, *literals, self.boundaries.markers)
+        headers = learn_headers(observations, self.boundaries, self._markers)
+        self._finder = HeaderFinder(engine, headers)
         self._has_headers = bool(headers.prompts)
         end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
         self._stops = StopFinder(end_tokens)
@@ -105,13 +115,14 @@ class Splitter:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:
             finder = PromptEnds(chains, self._finder)
-            outcome = structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, self._next_markers)
+            outcome = self._structural(rendered, pieces, finder, chains.prompt_ends < 0)
         known = rendered.known.copy()
         known[list(outcome.lost)] = False
-        found = {Note.SPAN_UNOWNED: outcome.lost, Note.NO_STOP: outcome.unstopped}
+        reason = Note.SPAN_UNOWNED if self._tagged else Note.HEADER_UNKNOWN
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
-        errors, dropped = find_dropped(rendered, chains.rows)
+        errors, dropped = find_dropped(rendered)
         of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
         segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
         return segments, {int(chains.rows[example]): error for example, error in errors.items()}
@@ -120,13 +131,16 @@ class Splitter:
         if tagged:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:
-            roles, markers = rendered.message_roles, self._next_markers
-            outcome = structural_cuts(rendered, pieces, roles, self._finder, self._stops, markers)
+            outcome = self._structural(rendered, pieces, self._finder)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
         found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
+
+    def _structural(self, rendered: Rendered, pieces: Pieces, finder: Finder, context: Bool | None = None) -> PartCuts:
+        markers = self._markers, self._next_markers
+        return structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, *markers, context)
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
         """Warnings about tags that disagree with the structure."""

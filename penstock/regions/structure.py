@@ -14,12 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.arrays import Int64, UInt8
+from penstock.arrays import Bool, Int64, UInt8
 from penstock.chat.conversation import Conversation, Part, Role
 from penstock.errors import RowError
 from penstock.regions.calibrate import Engine, observe, render_probes
 from penstock.regions.cuts import Cuts, PartCuts, Pieces
 from penstock.regions.headers import Headers, learn_headers
+from penstock.regions.markers import TurnMarkers
 from penstock.regions.stops import StopFinder, begins_with
 from penstock.template.rendered import Rendered
 
@@ -32,8 +33,8 @@ _RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.u
 class HeaderFinder:
     """Finds where the headers of assistant messages end."""
 
-    def __init__(self, engine: Engine, special_tokens: frozenset[str], headers: Headers) -> None:
-        self._engine, self._special_tokens, self._headers = engine, special_tokens, headers
+    def __init__(self, engine: Engine, headers: Headers) -> None:
+        self._engine, self._headers = engine, headers
         self._candidates = [*(headers.candidates(role) for role in Role), ()]
         self._tables: dict[str, Headers] = {}
 
@@ -112,7 +113,8 @@ class HeaderFinder:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             rendered = render_probes(self._engine, conversation.variables)
-            self._tables[key] = learn_headers(observe(self._engine, rendered), self._special_tokens)
+            seen, known = observe(self._engine, rendered), self._headers
+            self._tables[key] = learn_headers(seen, known.boundaries, known.markers)
         return self._tables[key]
 
 
@@ -129,11 +131,14 @@ def structural_cuts(
     roles: UInt8,
     finder: Finder,
     stops: StopFinder,
+    markers: TurnMarkers,
     next_markers: Sequence[bytes] = (),
+    context: Bool | None = None,
 ) -> PartCuts:
     """Cuts at headers and stops; `roles` are the roles of all messages of the batch.
 
-    If a turn has no stop, one of `next_markers` that follows it counts as its stop.
+    Rows with a body that holds a turn marker are lost, unless its message is only `context`. If a turn has no stop,
+    one of `next_markers` that follows it counts as its stop.
     """
     opens, closes = _first_and_last(pieces, len(roles))
     opening = pieces.take(opens)
@@ -145,12 +150,17 @@ def structural_cuts(
     repeated[opens] = False
     later = np.flatnonzero(repeated)
     bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
+    stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
+    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
+    trained = pieces.roles == Role.ASSISTANT
+    if context is not None:
+        trained &= ~context[pieces.numbers]
+    lost |= markers.uncertain_rows(regions, pieces, np.flatnonzero(trained), bodies, stop_starts)
     if lost:
         certain = ~np.isin(pieces.rows, list(lost))
         pieces, bodies = pieces.take(np.flatnonzero(certain)), bodies[certain]
+        stop_starts, stop_ends = stop_starts[certain], stop_ends[certain]
         _, closes = _first_and_last(pieces, len(roles))
-    stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
-    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
     if next_markers:
         open_ended = closes[stop_starts[closes] == stop_ends[closes]]
         pieces, bodies, stop_ends = _extend_to_markers(regions, pieces, bodies, stop_ends, open_ended, next_markers)

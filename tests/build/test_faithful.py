@@ -22,6 +22,7 @@ from penstock.chat.conversation import Part
 from penstock.errors import CorruptError, UsageError, ViewError
 from penstock.store.chains import check_prefixes, sizes, tokens
 from penstock.view.settings import LossPolicy
+from tests.regions.splitting import trained_texts
 
 Rows = Callable[..., Path]
 Write = Callable[[list[object]], Path]
@@ -411,3 +412,28 @@ def test_unsupported_combinations_are_refused(tokenizer: Path, write_rows: Rows)
 def test_context_is_a_separate_part(chains: ps.Dataset) -> None:
     view = chains.view()
     assert any(Part.CONTEXT in view.example(k).runs.parts for k in range(len(view)))
+
+
+SPACE_BEFORE_TAG = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' %}
+{{- '\\n' }}{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def test_prompts_that_end_inside_a_header(deepseek: Path, write_rows: Write, tmp_path: Path) -> None:
+    """White space between the prompt and the author's tag would merge with the prompt's last token."""
+    (tmp_path / "template.jinja").write_text(SPACE_BEFORE_TAG)
+    file = write_rows(rows_of([[user("one"), says("two")], [user("a"), says("b", "c"), says("d")]]))
+
+    def prepared(**more: Any) -> ps.Dataset:
+        template, cache = tmp_path / "template.jinja", tmp_path / "cache"
+        return ps.prepare(file, tokenizer=str(deepseek), template=template, cache=cache, workers=1, **more)
+
+    prepared()  # with a preview of the other mode
+    dataset = prepared(turns="faithful")
+    trained = ["".join(trained_texts(dataset, k)).strip() for k in range(len(dataset.view(max_length=None)))]
+    assert trained == ["two<|im_end|>", "b<|im_end|>", "d<|im_end|>"]
+    assert not dataset.ledger["notes"].keys() - {"reasoning_dropped", "no_stop"}

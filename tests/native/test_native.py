@@ -67,6 +67,26 @@ def test_split_lines_takes_only_bytes() -> None:
         native.split_lines(bytearray(b"a"))  # type: ignore[arg-type]
 
 
+@given(st.lists(st.text("<|a \n", max_size=12).map(str.encode), max_size=5), st.sets(st.text("<|a", min_size=1)))
+def test_find_markers(texts: list[bytes], markers: set[str]) -> None:
+    assert native is not None
+    opening, inside = (tuple(m.encode() for m in sorted(markers)[k::2]) for k in range(2))
+    ends = np.cumsum([0, *map(len, texts)])
+    found = native.find_markers(b"".join(texts), ends[:-1].copy(), ends[1:].copy(), opening, inside)
+    assert list(found) == [t.lstrip().startswith(opening) or any(m in t for m in inside) for t in texts]
+
+
+def test_wrong_arguments_of_find_markers() -> None:
+    assert native is not None
+    places = np.array([0, 2, 4])
+    for starts, ends, markers in (
+        (places[:2], places, (b"a",)), (places, places[::-1].copy(), (b"a",)), (places + 9, places + 9, (b"a",)),
+        (places - 1, places, (b"a",)), (places, places, (b"",)), (places, places, ("a",)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            native.find_markers(b"abcd", starts, ends, markers, ())  # type: ignore[arg-type]
+
+
 # ---- programs
 
 TEMPLATE = (

@@ -133,7 +133,11 @@ def returns(text: str, number: int = 0) -> Message:
 
 def trained_texts(dataset: ps.Dataset, number: int = 0) -> list[str]:
     """The trained spans of an example, as text."""
-    example = dataset.view(max_length=None)[number]
+    return trained_spans(dataset, dataset.view(max_length=None)[number])
+
+
+def trained_spans(dataset: ps.Dataset, example: Any) -> list[str]:
+    """The trained spans of a view's example, as text."""
     pieces = dataset.vocabulary.token_bytes
     texts, before = [], False
     for token, mask in zip(example.input_ids.tolist(), example.loss_mask.tolist(), strict=True):

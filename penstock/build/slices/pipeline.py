@@ -29,7 +29,7 @@ from penstock.build.slices.batch import (
     piece_texts,
     with_prefix_and_suffix,
 )
-from penstock.build.slices.seams import Seams, merge_parts, split_at_seams
+from penstock.build.slices.seams import Seams, cut_at_seams, merge_parts, split_at_seams
 from penstock.build.slices.state import (
     SliceState,
     batch_ranges,
@@ -253,13 +253,14 @@ class Pipeline:
         return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
 
     def _encoded(self, examples: _Examples) -> ExampleBatch:
+        examples.segments = cut_at_seams(examples.segments, examples.seams)
         texts, segments, counts = split_at_seams(examples.texts, examples.segments, examples.seams)
         batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
         return merge_parts(batch, counts)
 
     def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
         """Turns answers that don't start right after the tokens of their prompt into context."""
-        for example, message in self.seams.mismatches(examples.texts, examples.segments, batch):
+        for example, message in self.seams.mismatches(examples.texts, examples.segments, batch, examples.seams):
             own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
             parts, messages = batch.parts[own], batch.messages[own]
             parts[messages == message] = Part.CONTEXT

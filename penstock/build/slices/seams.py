@@ -9,6 +9,7 @@ tokens, and are not trained. Costs a few microseconds per turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,22 @@ class Seams:
         joined = self._encoder.reference([(tail + answer[:_HEAD]).decode(errors="ignore").encode()]).ids
         return not np.array_equal(joined[: len(alone)], alone)
 
-    def mismatches(self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch) -> list[tuple[int, int]]:
-        """Returns (example, message) of answers that don't start right after the tokens of their prompt."""
+    def mismatches(
+        self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch, seams: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Returns (example, message) of answers that don't start right after the tokens of their prompt.
+
+        After a seam, text before the answer (white space before a tag) was encoded by itself, too.
+        """
         found: list[tuple[int, int]] = []
         examples, starts = _answer_starts(segments)
         for example, segment in zip(examples.tolist(), starts.tolist(), strict=True):
             first = segment == int(segments.offsets[example])
             end = 0 if first else int(segments.ends[segment - 1])
             tokens = 0 if first else int(batch.ends[segment - 1])
-            expected = self._ids(self._tail(texts[example][:end]))
+            is_apart = 0 < seams[example] < end
+            tail = texts[example][seams[example] : end] if is_apart else self._tail(texts[example][:end])
+            expected = self._ids(tail)
             start = int(batch.offsets[example])
             if tokens < len(expected) or not np.array_equal(
                 batch.ids[start + tokens - len(expected) : start + tokens], expected
@@ -94,7 +102,8 @@ def _answer_starts(segments: Segments) -> tuple[Int64, Int64]:
 def split_at_seams(
     texts: list[bytes], segments: Segments, seams: Sequence[int]
 ) -> tuple[list[bytes], Segments, list[int]]:
-    """Splits texts at their seams (0 for none). Returns the parts, their segments, and the number of parts per text."""
+    """Splits texts at their seams (0 for none), where segments end. Returns the parts, their segments, and the number
+    of parts per text."""
     if not any(seams):
         return texts, segments, [1] * len(texts)
     parts: list[bytes] = []
@@ -104,7 +113,6 @@ def split_at_seams(
         if seam:
             first = int(segments.offsets[example])
             middle = first + int(np.searchsorted(segments.ends[first:last], seam, side="right"))
-            assert ends[middle - 1] == seam, "a seam lies inside a segment"
             ends[middle:last] -= seam
             parts += [text[:seam], text[seam:]]
             offsets += [middle, last]
@@ -113,12 +121,26 @@ def split_at_seams(
             offsets.append(last)
     counts = [2 if seam else 1 for seam in seams]
     known = np.repeat(segments.known, counts)
-    cut = Segments(
-        offsets=np.array(offsets, np.int64), ends=ends, roles=segments.roles, parts=segments.parts,
-        messages=segments.messages, inclusive=segments.inclusive, known=known, weights=segments.weights,
-        notes=segments.notes,
-    )  # fmt: skip
-    return parts, cut, counts
+    return parts, replace(segments, offsets=np.array(offsets, np.int64), ends=ends, known=known), counts
+
+
+def cut_at_seams(segments: Segments, seams: Sequence[int]) -> Segments:
+    """Cuts each segment that a seam (0 for none) crosses: text before the seam is encoded by itself."""
+    places, examples = [], []
+    for example in np.flatnonzero(seams).tolist():
+        first, last = segments.offsets[example : example + 2].tolist()
+        at = first + int(np.searchsorted(segments.ends[first:last], seams[example]))
+        if at < last and segments.ends[at] != seams[example]:
+            places.append(at)
+            examples.append(example)
+    if not places:
+        return segments
+    chosen = np.sort(np.concatenate((np.arange(len(segments.ends)), places)))
+    added = np.cumsum(np.bincount(examples, minlength=len(seams)))
+    cut = segments.picked(chosen, segments.offsets + np.concatenate(([0], added)))
+    ends = cut.ends.copy()
+    ends[np.array(places) + np.arange(len(places))] = [seams[example] for example in examples]
+    return replace(cut, ends=ends)
 
 
 def merge_parts(batch: ExampleBatch, counts: list[int]) -> ExampleBatch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.arrays import Int64
 from penstock.chat.conversation import Message, Role
 from penstock.chat.notes import Note, NotedRows
 from penstock.errors import RowError
@@ -16,11 +15,8 @@ from penstock.template.flags import shows_arguments
 from penstock.template.rendered import MessageFlag, Rendered
 
 
-def find_dropped(rendered: Rendered, origins: Int64 | None = None) -> tuple[dict[int, RowError], NotedRows]:
-    """Returns errors for missing calls, and notes for missing messages, reasoning and names.
-
-    `origins` are the conversations that texts come from, if these are chains.
-    """
+def find_dropped(rendered: Rendered) -> tuple[dict[int, RowError], NotedRows]:
+    """Returns errors for missing calls, and notes for missing messages, reasoning and names."""
     roles, flags = rendered.message_roles, rendered.message_flags
     rows = np.repeat(np.arange(len(rendered.text_ends)), np.diff(rendered.message_offsets))
     if rendered.errors:
@@ -31,7 +27,7 @@ def find_dropped(rendered: Rendered, origins: Int64 | None = None) -> tuple[dict
     for number in np.flatnonzero(calls_dropped).tolist():
         row = int(rows[number])
         if row not in errors:
-            conversation = rendered.conversation(row if origins is None else int(origins[row]))
+            conversation = rendered.conversation(row)
             index = number - int(rendered.message_offsets[row])
             errors[row] = _calls_dropped(index, conversation.messages[index], _text(rendered, row))
     missing = (flags & MessageFlag.CONTENT_PRINTED) == 0
