@@ -28,7 +28,7 @@ from penstock.build.recipe import Recipe, make_recipe
 from penstock.build.workers.engine import Setup, SliceEngine
 from penstock.build.workers.limits import worker_count
 from penstock.build.workers.pool import InProcess, WorkerProcesses
-from penstock.build.workers.process import OUT_OF_MEMORY, Task, failed_call
+from penstock.build.workers.process import Task, system_failure
 from penstock.build.workers.sharing import Sharing
 from penstock.chat.formats import Format, detect, format_columns
 from penstock.chat.json_rows import parse_row
@@ -68,14 +68,11 @@ def _os_errors_explained() -> Iterator[None]:
     """Raises StoreError for an error of the system that no stage has turned into an error of its own."""
     try:
         yield
-    except OSError as error:
-        raise StoreError(f"{failed_call(error)} Run the same command again: finished slices are kept.") from error
-    except MemoryError as error:
-        raise StoreError(f"{OUT_OF_MEMORY}. Finished slices are kept.") from error
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
+    except (OSError, MemoryError, RuntimeError) as error:
+        text = system_failure(error)
+        if text is None:
             raise
-        raise StoreError(f"no thread can be started: {OUT_OF_MEMORY}. Finished slices are kept.") from error
+        raise StoreError(f"{text} Run the same command again: finished slices are kept.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,21 @@ def died_twice(task: Task, how: str) -> WorkerError:
     )
 
 
-def failed_call(error: OSError) -> str:
-    """Returns what failed and what to check; only an error that names a file is one of the disk."""
+def system_failure(error: Exception) -> str | None:
+    """Returns what failed and what to check if the system refused a request; None for any other error."""
+    match error:
+        case MemoryError():
+            return f"{OUT_OF_MEMORY}."
+        case OSError():
+            return _failed_call(error)
+        case RuntimeError() if "can't start new thread" in str(error):
+            return f"no thread can be started: {OUT_OF_MEMORY}."
+        case _:
+            return None
+
+
+def _failed_call(error: OSError) -> str:
+    """Only an error that names a file is one of the disk."""
     said = error.strerror or str(error)
     if error.filename is not None:
         is_gone = (
@@ -75,17 +88,9 @@ def failed_call(error: OSError) -> str:
 
 def failure(error: Exception) -> dict[str, Any]:
     """Returns an error as a worker replies it; `reported_error` is its counterpart."""
-    match error:
-        case PenstockError():
-            text = str(error)
-        case MemoryError():
-            text = OUT_OF_MEMORY
-        case OSError():
-            text = failed_call(error)
-        case RuntimeError() if "can't start new thread" in str(error):
-            text = f"no thread can be started: {OUT_OF_MEMORY}"
-        case _:
-            text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
+    text = str(error) if isinstance(error, PenstockError) else system_failure(error)
+    if text is None:
+        text = f"{error!r}\n{''.join(traceback.format_exception(error))}"
     return {"error": text, "kind": type(error).__name__}
 
 
