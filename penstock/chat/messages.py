@@ -239,12 +239,14 @@ def check_calls(calls: object, where: str) -> None:
 
 
 def _read_calls(calls: Any, where: str) -> Any:
-    """Returns tool calls, parsed if they or their elements are JSON strings; None for the text of none.
+    """Returns a list of tool calls, parsed if it or its elements are JSON strings; None for the text of none.
 
-    Tables hold them as text, with "[]" where a message calls nothing.
+    Tables hold them as text, with "[]" where a message calls nothing. A single call may be given without a list.
     """
     if type(calls) is str:
         calls = (_parsed_call(calls, where) or None) if calls.strip() else None
+    if type(calls) is dict and calls:
+        calls = [calls]
     if type(calls) is list and any(type(call) is str for call in calls):
         parsed = (_parsed_call(call, f"{where}[{k}]") if type(call) is str else call for k, call in enumerate(calls))
         return list(parsed)

@@ -119,7 +119,13 @@ static void check_message(Machine *m, const Layout *l, const Dict *message, Valu
     unusual(m);
 }
 
-/* Calls and their elements may be JSON strings; the text of none becomes null. */
+static Value list_of(Machine *m, Value element) {
+    const Value list = of_list(m, 1, PLAIN_LIST);
+    list.list->v[0] = element;
+    return list;
+}
+
+/* Calls and their elements may be JSON strings, and one call may be no list; the text of none becomes null. */
 static void parse_calls(Machine *m, Dict *message, int32_t number) {
     Value *calls = find_key(message, NAME("tool_calls"));
     if (!calls) return;
@@ -127,6 +133,7 @@ static void parse_calls(Machine *m, Dict *message, int32_t number) {
         *calls = strip(m, *calls, NULL, true, true).size ? json_text(m, *calls, number) : none();
         if (!truth(m, *calls)) *calls = none();
     }
+    if (calls->tag == DICT && calls->dict->n) *calls = list_of(m, *calls);
     for (uint32_t i = 0; calls->tag == LIST && i < calls->list->n; i++)
         if (calls->list->v[i].tag == STRING) calls->list->v[i] = json_text(m, calls->list->v[i], number);
 }
@@ -137,11 +144,7 @@ static void set_calls(Machine *m, Dict *message, int32_t number) {
     if (!content || content->tag != STRING) unusual(m);
     Value calls = json_text(m, *content, number);
     remove_key(message, content);
-    if (calls.tag == DICT) {
-        const Value list = of_list(m, 1, PLAIN_LIST);
-        list.list->v[0] = calls;
-        calls = list;
-    }
+    if (calls.tag == DICT) calls = list_of(m, calls);
     if (calls.tag != LIST || !calls.list->n) unusual(m);
     for (uint32_t i = 0; i < calls.list->n; i++) {
         const Value call = calls.list->v[i];
@@ -289,11 +292,10 @@ static void adapt_content(Machine *m, const Layout *l, Dict *message, Value role
             content = LITERAL("");
     }
     if (content.tag == STRING && is_among(l->no_text, role)) {
-        const Value list = of_list(m, 1, PLAIN_LIST), part = of_dict(m, 2);
+        const Value part = of_dict(m, 2);
         set_key(m, part.dict, GIVEN("type", number), GIVEN("text", number));
         set_key(m, part.dict, GIVEN("text", number), content);
-        list.list->v[0] = part;
-        content = list;
+        content = list_of(m, part);
     }
     if (content.tag == MISSING) return;
     if (given)

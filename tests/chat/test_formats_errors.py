@@ -187,7 +187,7 @@ MESSAGES: list[tuple[object, str, str]] = [
     (
         [HI, {**HO, "tool_calls": '{"a": 1}'}],
         "bad_tool_calls",
-        f"messages[1].tool_calls is an object, not a list. {CALL}",
+        f"messages[1].tool_calls[0] has no function name. {CALL}",
     ),
     (
         [HI, {**HO, "tool_calls": '[{"function": {}}]'}],

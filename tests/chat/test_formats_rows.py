@@ -151,6 +151,17 @@ def test_sharegpt() -> None:
     )
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_tool_calls_may_be_one_call_and_text(wrapped: bool, as_text: bool, as_list: bool) -> None:
+    call = {"name": "f", "arguments": {"a": 1}}
+    calls: Any = {"type": "function", "function": call} if wrapped else call
+    calls = [calls] if as_list else calls
+    row = {"messages": [user("Hi"), {**bot(""), "tool_calls": json.dumps(calls) if as_text else calls}]}
+    assert only(row).messages[1]["tool_calls"] == (calls if as_list else [calls])
+
+
 def test_sharegpt_calls_may_be_several() -> None:
     calls = [{"name": "f", "arguments": "{}"}, {"name": "g", "arguments": {}}]
     row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": json.dumps(calls)}]}

@@ -291,7 +291,12 @@ BESIDE: Final[dict[str, bytes]] = {
     "calls as text with a large number": row(
         [user("q"), assistant("", tool_calls=CALLS_TEXT.replace('"Bern"', "9" * 30))]
     ),
-    "calls that are no list": row([user("q"), assistant("a", tool_calls={"name": "f"})]),
+    "a call that is no list": row([user("q"), assistant("", tool_calls=json.loads(CALLS_TEXT)[0]), returns("r")]),
+    "a bare call that is no list": row([user("q"), assistant("a", tool_calls={"name": "f", "arguments": {"é": 1}})]),
+    "a bare call as text": row([user("q"), assistant("a", tool_calls='{"name": "f", "arguments": "{}"}')]),
+    "an empty object for calls": row([user("q"), assistant("a", tool_calls={})]),
+    "a call that is no list and has no name": row([user("q"), assistant("a", tool_calls={"a": 1})]),
+    "calls that are a number": row([user("q"), assistant("a", tool_calls=7)]),
     "further keys": row([{**user("q"), "x": {"y": [1]}, "name": "n"}, assistant("a", rating=0.5, get="g", items=1)]),
     "weights of every kind": row([{**user("q"), "loss": 0}, {**assistant("a"), "loss_scale": 2, "trainable": True}]),
     "equal weights": row([user("q"), {**assistant("a"), "weight": 0, "masked": True}]),

@@ -183,7 +183,10 @@ def test_renamed_columns_keys_and_roles(template: str) -> None:
     assert sum(isinstance(outcome, dict) for outcome in found.values()) == 6
 
 
-@pytest.mark.parametrize("name", [*USUAL, "a system prompt", "variables", "tools as text", "parts", "reasoning"])
+BESIDE_READ = ("a system prompt", "variables", "tools as text", "parts", "reasoning", "a bare call as text")
+
+
+@pytest.mark.parametrize("name", [*USUAL, *BESIDE_READ])
 def test_the_machine_reads_common_rows(name: str) -> None:
     renderer = pipelines("messages", "qwen3")[0].renderings["default"].renderer
     data = (BESIDE | USUAL)[name]
