@@ -22,7 +22,7 @@ from typing import Any, SupportsIndex, TypeVar
 from annotated_types import Ge
 
 from penstock.errors import UsageError
-from penstock.other_names import SYNONYMS
+from penstock.other_names import SYNONYMS, VALUES
 
 Record = TypeVar("Record")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -191,7 +191,8 @@ def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> st
     value, kind = problem["input"], bare_type(hint)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         known = [member.value for member in kind]
-        close = nearest(str(value), known, 0.6).replace(" Did", "; did")
+        meant = VALUES.get(name, {}).get(str(value).lower())
+        close = f"; did you mean {meant!r}?" if meant else nearest(str(value), known, 0.6).replace(" Did", "; did")
         return f"{location}={value!r} is unknown{close or '.'} Use one of: {', '.join(known)}."
     expected = _expected(owner, name) if hint is not None else ""
     if expected:

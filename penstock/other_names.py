@@ -64,7 +64,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("pack_length", "packing_length", "packed_length", "max_tokens", "batch_tokens"), "capacity"),
     **dict.fromkeys(("num_epochs", "num_train_epochs"), "epochs"),
     **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "steps"),
-    **dict.fromkeys(("data_seed", "shuffle_seed", "random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("data_seed", "random_seed", "random_state"), "seed"),
     **dict.fromkeys(("drop_last", "dataloader_drop_last"), "tail"),
     **dict.fromkeys(("dp_rank", "data_parallel_rank", "process_index", "shard_index"), "rank"),
     **dict.fromkeys(("dp_size", "dp_world_size", "num_processes", "num_replicas", "num_shards"), "world_size"),
@@ -72,6 +72,32 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("return_tensors", "with_format", "tensor_type"), "framework"),
     **dict.fromkeys(("num_proc", "num_workers", "dataset_num_proc"), "workers"),
     "padding_side": "side",
+}
+# Values of our options as other tools, or a first guess, spell them: consulted before values that only look alike.
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "train_on": {
+        **dict.fromkeys(("assistant", "assistants", "assistant_only", "assistant_messages"), "all_assistant_messages"),
+        **dict.fromkeys(("completion", "completions", "completion_only", "completions_only"), "all_assistant_messages"),
+        **dict.fromkeys(("response", "responses", "responses_only", "answer", "answers"), "all_assistant_messages"),
+        **dict.fromkeys(("all_assistant", "output", "outputs", "model", "gpt"), "all_assistant_messages"),
+        **dict.fromkeys(("last", "final", "last_message", "last_assistant", "last_answer"), "last_assistant_message"),
+        **dict.fromkeys(("last_turn", "turn", "mask_history"), "last_assistant_turn"),
+        **dict.fromkeys(("messages", "conversation", "turns", "all_turns"), "all_messages"),
+        **dict.fromkeys(("all", "everything", "full", "tokens", "text", "none"), "all_tokens"),
+        **dict.fromkeys(("user", "users", "prompt", "prompts", "input", "inputs"), "all_user_and_system_messages"),
+        **dict.fromkeys(("custom", "weights", "mask", "loss_mask"), "customized"),
+    },
+    "overlong": {
+        **dict.fromkeys(("right", "keep_start", "truncate_right"), "truncate"),
+        **dict.fromkeys(("left", "keep_end"), "truncate_left"),
+        **dict.fromkeys(("skip", "filter", "remove"), "drop"),
+        **dict.fromkeys(("chunk", "wrapped", "wrap"), "split"),
+    },
+    "collate": {
+        **dict.fromkeys(("pack", "packing", "bfd", "varlen", "padding_free"), "packed"),
+        **dict.fromkeys(("pad", "padding"), "padded"),
+        **dict.fromkeys(("pair", "preference", "dpo"), "pairs"),
+    },
 }
 FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # flags whose name differs from their option
 TRAIN: Mapping[str, str] = {

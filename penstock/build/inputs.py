@@ -15,12 +15,14 @@ from typing import Any
 from blake3 import blake3
 
 from penstock.build.location import CacheLocation, temporary_cache
-from penstock.errors import UsageError
+from penstock.errors import SourceError, UsageError
 from penstock.sources.discover import NamedFile
 from penstock.sources.memory import STDIN, Held, flattened, held
 from penstock.store.cache import Cache
 from penstock.store.files import explain_os_errors, fault, file_digest, is_readable_file
 from penstock.store.tree import temporary_name
+
+_EMPTY = f"b3-{blake3().hexdigest()}"
 
 
 def store_inputs(sources: Iterable[object], location: CacheLocation) -> list[str | Path | NamedFile]:
@@ -51,6 +53,8 @@ def _stored(cache: Cache, rows: Held) -> Path:
     with explain_os_errors(temporary, "can't be written"):
         try:
             digest = _write(cache, temporary, rows.chunks())
+            if digest == _EMPTY:
+                raise SourceError(f"{rows.name}: there are no rows.")
             path = _path(cache, digest, rows.suffix)
             cache.tree.move(temporary, path, keep_existing=_is_sound(path))
             fault("input.rename")

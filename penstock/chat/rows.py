@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
 from penstock.chat.conversation import Conversation, Message, Role
 from penstock.chat.extra_columns import Chat, ChatColumns
-from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, label_of
+from penstock.chat.formats import LABEL_COLUMN, Format, Mapping, detect, label_of
 from penstock.chat.json_rows import LargeInteger, check_integers, describe_type, parse_row, parse_row_exactly
 from penstock.chat.messages import MessageReader, NormalizedMessages
 from penstock.chat.notes import Note
-from penstock.errors import RowError
+from penstock.errors import RowError, SourceError
 
 Record = dict[str, Any]
 _NOTHING: tuple[object, ...] = (None, "", [], {})
@@ -130,13 +131,16 @@ class RowReader:
         value = record.get(column)
         if value is not None:
             return value
+        reason = f"there is no column {column!r}; the row's columns are {', '.join(record) or '(none)'}"
+        remedy = f"Name the column with --{purpose}-key"
         if column in record:
-            raise RowError("missing_column", f"column {column!r} is null", "Remove the row or give it a value")
-        raise RowError(
-            "missing_column",
-            f"there is no column {column!r}; the row's columns are {', '.join(record) or '(none)'}",
-            f"Name the column with --{purpose}-key",
-        )
+            reason, remedy = f"column {column!r} is null", "Remove the row or give it a value"
+        with suppress(SourceError):
+            own, kinds = detect([record]).format, (Format.PREFERENCE, Format.KTO)
+            can_mix = own == self._mapping.format or not {own, self._mapping.format} & {*kinds}
+            reason = f"{reason} (format {own}), unlike those of the first rows (format {self._mapping.format})"
+            remedy = f"Prepare rows of different formats apart{' and mix the datasets (ps.mix)' if can_mix else ''}"
+        raise RowError("missing_column", reason, remedy)
 
     def _text(self, record: Record, purpose: str) -> str:
         value = self._value(record, purpose)

@@ -48,6 +48,8 @@ def held(source: object) -> Held | None:
             f"a {kind} with {keys} is no list of rows. Give one split of a DatasetDict (data['train']), or the rows as "
             "a list of dicts."
         )
+    if isinstance(source, list | tuple) and not source:
+        raise UsageError("there are no rows: the list is empty. Give rows as dicts, or names of files and datasets.")
     if isinstance(source, Iterable):
         return Held(f"<{kind}>", "jsonl", lambda: _lines(source, kind))
     raise UsageError(

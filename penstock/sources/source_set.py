@@ -65,8 +65,8 @@ class SourceSet:
                 rows += head(file, n - len(rows), max_row_bytes=max_row_bytes, columns=columns)
         if not rows:
             raise SourceError(
-                f"{', '.join(file.name for file in self.files[:3])}: no rows of at most {max_row_bytes:,} bytes "
-                "(--max-row-bytes). Is this the right file?"
+                f"{', '.join(file.name for file in self.files[:3])}: there are no rows of up to {max_row_bytes:,} "
+                "bytes (--max-row-bytes). Check that these are the right data."
             )
         return rows
 

@@ -25,7 +25,7 @@ import orjson
 
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError, UsageError
-from penstock.store.cache import Cache, has_marker
+from penstock.store.cache import MARKER, Cache, has_marker
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.remote import SCHEMES, open_cache
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LATEST, MANIFEST = "latest", "manifest.json"
 KEY = re.compile(r"b3-[0-9a-f]{1,64}")
+_SHOWN_KEYS, _SHOWN_KEY = 4, 11  # datasets in an error, and characters of their keys, as in `penstock cache ls`
 DOWNLOAD_BYTES = 4 << 30  # of shards downloaded ahead of their use, at most
 USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
@@ -332,21 +333,43 @@ def open_dataset(
     if (path / "manifest.json").is_file():
         home = open_cache(path.absolute().parent.parent)
         return StoredDataset(home, read_manifest(home.find_dataset(path.name) if home.is_remote else path / MANIFEST))
-    return _by_key(open_cache(cache, local=local_cache), path.name, where)
+    home, name = open_cache(cache, local=local_cache), path.name
+    if (path / MARKER).is_file():
+        home, name = open_cache(path), ""
+    elif name.endswith("*") and path.parent.name == "datasets":
+        home = open_cache(path.absolute().parent.parent)
+    return _by_key(home, name.rstrip("*"), where)
 
 
 def _by_key(home: Cache, name: str, where: object) -> StoredDataset:
     """The dataset whose key starts with this."""
     key = name if name.startswith("b3-") else f"b3-{name}"
-    found = home.keys(key) if KEY.fullmatch(key) else []
+    found = home.keys(key) if key == "b3-" or KEY.fullmatch(key) else []
     if len(found) == 1:
         return StoredDataset(home, read_manifest(home.find_dataset(found[0])))
     if found:
-        raise StoreError(f"{where}: {len(found)} datasets start with this prefix. Give more of the key.")
+        raise _several(where, home, found)
     raise StoreError(
         f"{where}: no dataset at this path, and none with this key in {home.address}. "
         "List them with `penstock cache ls`."
     )
+
+
+def _several(where: object, home: Cache, keys: list[str]) -> StoreError:
+    """Names the datasets that a prefix or pattern matches."""
+    shown = "; ".join(f"{key[:_SHOWN_KEY]} ({_described(home, key)})" for key in keys[:_SHOWN_KEYS])
+    more = f" and {len(keys) - _SHOWN_KEYS:,} more" if len(keys) > _SHOWN_KEYS else ""
+    return StoreError(
+        f"{where}: {len(keys):,} datasets match: {shown}{more}. Give more of one key, or `latest` for the one used "
+        "last; `penstock cache ls` lists them with their sources."
+    )
+
+
+def _described(home: Cache, key: str) -> str:
+    try:
+        return f"{read_manifest(home.find_dataset(key)).ledger['examples']:,} examples"
+    except StoreError:
+        return "unreadable"
 
 
 def _latest(home: Cache) -> StoredDataset:

@@ -184,7 +184,8 @@ def explain_os_errors(path: Path, what: str) -> Iterator[None]:
                     "Free some space and run the same command again: finished slices are kept",
                 )
             case errno.EACCES | errno.EPERM | errno.EROFS:
-                why, remedy = "permission denied", "Choose a folder you can write to with --cache or PENSTOCK_CACHE"
+                why = "the file system is read-only" if error.errno == errno.EROFS else "permission denied"
+                remedy = "Choose a folder you can write to with --cache or PENSTOCK_CACHE"
             case errno.ENOTDIR | errno.EEXIST:
                 why = error.strerror or str(error)
                 remedy = "Remove what is in the way, or choose another folder with --cache or PENSTOCK_CACHE"

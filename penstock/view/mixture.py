@@ -16,6 +16,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from numbers import Real
 from typing import Final, NamedTuple, Self, SupportsIndex, Unpack
 
 import numpy as np
@@ -65,15 +66,22 @@ def mix(parts: Mapping[str, tuple[Part, float | Count]], seed: int = 0) -> BaseM
 
     A number is passes per epoch; `Count` is examples per epoch. Datasets get the default view; `.view(…)` changes it.
     """
+    unchecked: object = parts
+    if not isinstance(unchecked, Mapping):
+        raise UsageError(
+            f"a mixture is a dict of names, not a {type(unchecked).__name__}. "
+            'Write ps.mix({"chat": (chat, 1.0), "tools": (tools, 0.3)}), with the passes per epoch of each.'
+        )
     if not parts:
         raise UsageError("the mixture is empty. Give at least one name with (dataset, passes per epoch).")
-    unchecked: Mapping[str, object] = parts
     for name, given in unchecked.items():
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             kind = type(given).__name__
             raise UsageError(
                 f"part {name!r}: expected (dataset or view, passes per epoch), found a {kind}. Write (…, 1.0)."
             )
+        if not isinstance(given[0], BaseView) and not hasattr(type(given[0]), "shard_examples"):
+            raise UsageError(f"part {name!r}: expected a dataset or a view, found {given[0]!r:.60}.")
     shares = {name: Share(_as_view(part), _amount(name, amount)) for name, (part, amount) in parts.items()}
     _check_alike(shares)
     return BaseMixture(shares, seed)
@@ -203,7 +211,8 @@ def _amount(name: str, amount: float | Count) -> float | Count:
         if amount.examples < 1:
             raise UsageError(f"part {name!r}: {amount} is not a valid number of examples. Use 1 or more.")
         return amount
-    if isinstance(amount, bool) or not math.isfinite(amount) or not 0 < amount <= _MOST_PASSES:
+    number: object = amount
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 < amount <= _MOST_PASSES:
         raise UsageError(
             f"part {name!r}: {amount!r} is not a valid number of passes per epoch (above 0, at most {_MOST_PASSES}). "
             "For a number of examples, write Count(5000)."

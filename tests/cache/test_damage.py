@@ -158,6 +158,13 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+def test_a_read_only_file_system(forks: Forks, chats: Path, tokenizer: Path, little_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(little_disk)], check=True)
+    code, output = forks.run("prepare", chats, "--tokenizer", tokenizer, "--cache", little_disk / "cache")
+    assert code == 1
+    assert "can't be created: the file system is read-only. Choose a folder you can write to with --cache" in output
+
+
 def test_a_full_disk(forks: Forks, chats: Path, tokenizer: Path, little_disk: Path, cache: Path) -> None:
     command = ("prepare", chats, "--tokenizer", tokenizer, "--no-fast", "--cache")
     code, output = forks.run(*command, little_disk)

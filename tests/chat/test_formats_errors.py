@@ -230,7 +230,8 @@ MORE: list[tuple[str, dict[str, Any], str, str]] = [
         "messages",
         {"text": "a", "id": 1},
         "missing_column",
-        "there is no column 'messages'; the row's columns are text, id. Name the column with --messages-key",
+        "there is no column 'messages'; the row's columns are text, id (format text), unlike those of the first rows "
+        "(format messages). Prepare rows of different formats apart and mix the datasets (ps.mix)",
     ),
     (
         "messages",

@@ -95,7 +95,7 @@ def test_show_and_stats(prepared: tuple[Path, dict[str, object]]) -> None:
         (["prepare", "x.jsonl", "--tokenizer", "t", "--role", "bot"], 2, "expected NAME=VALUE"),
         (["prepare", "x.jsonl", "--tokenizer", "t", "--regions", "maybe"], 2, "auto"),
         (["prepare", "x.jsonl", "--tokenizer", "t", "--date", "yesterday"], 2, "date"),
-        (["prepare", "x.jsonl", "--tokenizer", "t", "--template-var", "tools=[]"], 2, "every row decides it"),
+        (["prepare", "x.jsonl", "--tokenizer", "t", "--template-var", "tools=[]"], 2, "it is not a template variable"),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, text: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -179,6 +180,73 @@ def test_a_dataset_can_be_named_by_a_short_key_or_latest(tokenizer: Path, tmp_pa
     assert ps.open(first.key[3:11], cache=tmp_path).key == first.key
     with pytest.raises(ps.PenstockError, match="latest: there is no dataset"):
         ps.open("latest", cache=tmp_path / "empty")
+
+
+def test_several_datasets_for_one_name_are_listed(tokenizer: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = ps.prepare([{"text": "a"}], tokenizer=tokenizer, cache=cache)
+    assert ps.open(f"{cache}/datasets/b3-*").key == ps.open(cache).key == first.key
+    second = ps.prepare([{"text": "b"}], tokenizer=tokenizer, cache=cache)
+    keys = sorted((first.key, second.key))
+    for where in ("b3-", "b3-*", f"{cache}/datasets/b3-*", cache):
+        with pytest.raises(ps.PenstockError) as caught:
+            ps.open(where, cache=cache)
+        assert str(caught.value) == (
+            f"{where}: 2 datasets match: {keys[0][:11]} (1 examples); {keys[1][:11]} (1 examples). Give more of one "
+            "key, or `latest` for the one used last; `penstock cache ls` lists them with their sources."
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("assistant", "all_assistant_messages"),
+        ("completion", "all_assistant_messages"),
+        ("last", "last_assistant_message"),
+        ("all", "all_tokens"),
+        ("User", "all_user_and_system_messages"),
+    ],
+)
+def test_values_by_other_names_are_explained(value: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"train_on='{value}' is unknown; did you mean '{meant}'\\? Use one of: all_"):
+        read_options(ViewSettings, {"train_on": value}, "a view")
+
+
+def test_values_by_other_names_are_values_of_ours() -> None:
+    for record in (ViewSettings, LoaderOptions):
+        for entry in fields(record):
+            for meant in set(other_names.VALUES.get(entry.name, {}).values()):
+                read_options(record, {entry.name: meant}, "them")
+    assert set(other_names.VALUES) <= {
+        entry.name for record in (ViewSettings, LoaderOptions) for entry in fields(record)
+    }
+
+
+def test_no_rows(tokenizer: Path, tmp_path: Path) -> None:
+    for source, said in (
+        ([], "there are no rows: the list is empty. Give rows as dicts, or names of files and datasets."),
+        (iter([]), "<list_iterator>: there are no rows."),
+        (pa.table({"text": pa.array([], pa.string())}), "<Table>: there are no rows of up to 32,000,000 bytes"),
+    ):
+        with pytest.raises(ps.PenstockError) as caught:
+            ps.prepare(source, tokenizer=tokenizer, cache=tmp_path)
+        assert str(caught.value).startswith(said)
+
+
+def test_rows_of_several_formats(tokenizer: Path, tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    alpaca, pair = {"instruction": "q", "output": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"}
+    unlike = (
+        "there is no column 'messages'; the row's columns are {} (format {}), unlike those of the first rows (format "
+    )
+    for other, columns, remedy in (
+        (alpaca, ("instruction, output", "alpaca"), "apart and mix the datasets (ps.mix)"),
+        (pair, ("prompt, chosen, rejected", "preference"), "apart"),
+    ):
+        with pytest.raises(ps.PenstockError) as caught:
+            ps.prepare([chat] * 30 + [other], tokenizer=tokenizer, cache=tmp_path)
+        said = f"{unlike.format(*columns)}messages). Prepare rows of different formats {remedy}"
+        assert str(caught.value) == f"<list>:31: {said}"
 
 
 def test_show_wraps_in_its_column(tokenizer: Path, tmp_path: Path) -> None:

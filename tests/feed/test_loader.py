@@ -206,13 +206,27 @@ def test_a_run_resumes_with_another_world_size_and_prefetch_depth() -> None:
 def test_states_of_other_runs_are_refused() -> None:
     served = view()
     state = Loader(served, batch_size=4).state_dict()
-    with pytest.raises(FeedError, match=r"belongs to another dataset: its dataset is b3-"):
+    with pytest.raises(FeedError, match=r"belongs to another dataset\. Open the loader"):
         Loader(view(36), batch_size=4).load_state_dict(state)
-    with pytest.raises(FeedError, match="belongs to another view"):
-        Loader(view(max_length=30), batch_size=4).load_state_dict(state)
-    for options in ({"batch_size": 5}, {"batch_size": 4, "seed": 1}, {"batch_size": 4, "collate": "packed"}):
-        with pytest.raises(FeedError, match="belongs to another plan"):
+    with pytest.raises(FeedError) as caught:
+        Loader(view(max_length=30, train_on="all_tokens"), batch_size=4).load_state_dict(state)
+    assert str(caught.value) == (
+        "the state belongs to another view: it was saved with train_on='all_assistant_messages', max_length=64, and "
+        "this loader has train_on='all_tokens', max_length=30. Open the loader with the settings of the run that saved "
+        "it, or start a new run."
+    )
+    packed = r"collate='padded', capacity=None, and this loader has collate='packed', capacity=50"
+    for options, named in (
+        ({"batch_size": 5}, "batch_size=4, and this loader has batch_size=5"),
+        ({"batch_size": 4, "seed": 1}, "seed=0, and this loader has seed=1"),
+        ({"batch_size": 4, "collate": "packed", "capacity": 50}, packed),
+    ):
+        with pytest.raises(FeedError, match=f"belongs to another plan: it was saved with {named}"):
             Loader(served, **options).load_state_dict(state)  # type: ignore[arg-type]
+    older = {name: value for name, value in state.items() if name != "settings"}
+    with pytest.raises(FeedError, match=r"belongs to another plan \(collate, batch_size, "):
+        Loader(served, batch_size=5).load_state_dict(older)
+    Loader(served, batch_size=4).load_state_dict(older)
     with pytest.raises(FeedError, match="not a loader state: dataset"):
         Loader(served, batch_size=4).load_state_dict({"step": 3})
     for wrong in (5, None, "state", [state], b"", 0.5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,9 +104,15 @@ def test_a_mixture_pickles_and_has_a_stable_digest() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "message"),
-    [(0.0, "0.0 is not a valid"), (5000, "write Count(5000)"), (-1.0, "-1.0"), (Count(0), "Count(examples=0)")],
+    [
+        (0.0, "0.0 is not a valid"),
+        (5000, "write Count(5000)"),
+        (-1.0, "-1.0"),
+        ("1", "'1' is not a valid"),
+        (Count(0), "Count(examples=0)"),
+    ],
 )
-def test_invalid_amounts_are_refused(amount: float | Count, message: str) -> None:
+def test_invalid_amounts_are_refused(amount: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         mix({"a": (dataset(3), amount)})
     assert message in str(caught.value)
@@ -118,6 +125,11 @@ def test_incompatible_parts_are_refused() -> None:
     pairs = MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 2, pairs=True)
     with pytest.raises(UsageError, match="holds preference pairs"):
         mix({"a": (first, 1.0), "b": (pairs, 1.0)})
+    for wrong in ([first, first], first.view()):
+        with pytest.raises(UsageError, match=r'a mixture is a dict of names, not a \w+\. Write ps\.mix\(\{"chat": '):
+            mix(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="part 'a': expected a dataset or a view, found 5"):
+        mix({"a": (5, 1.0)})  # type: ignore[dict-item]
     with pytest.raises(UsageError, match="mixture is empty"):
         mix({})
     with pytest.raises(
