@@ -38,6 +38,7 @@ class Note(StrEnum):
     STOP_APPENDED = "stop_appended"
     HEADER_UNKNOWN = "header_unknown"
     SPAN_UNOWNED = "span_unowned"
+    PROMPT_DIFFERS = "prompt_differs"
     TRAILING_MESSAGES = "trailing_messages"
     TURN_REFUSED = "turn_refused"
     TURN_UNSETTLED = "turn_unsettled"
@@ -125,6 +126,11 @@ _DESCRIPTIONS = {
     Note.SPAN_UNOWNED: (
         "a {% generation %} block has text of no message, so regions are unknown",
         "use --regions structure, or leave the rows out of views (regions_unknown='drop')",
+    ),
+    Note.PROMPT_DIFFERS: (
+        "an answer is trained after a prompt that inference never shows, often for lack of a <think> block",
+        "--turns faithful trains conversations, though not pairs, after the prompt of inference; or set the template "
+        "variables that print the same for both (enable_thinking)",
     ),
     Note.TRAILING_MESSAGES: (
         "messages after the last answer rewrite it, and are left out",

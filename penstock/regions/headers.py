@@ -78,6 +78,13 @@ class Headers:
         headers = prompts[0].headers if len(prompts) == 1 else ()
         return tuple(header for header in headers if header.strip() or not self.openings)
 
+    def prompts_unlike_headers(self, previous: Role) -> tuple[bytes, ...]:
+        """All beginnings of an answer at inference, if the template prints others too in this context; else none."""
+        pairs = [(p.text, header) for p in self.prompts.get(previous, ()) for header in (p.text, *p.headers)]
+        if all(header.startswith(text) or header.endswith(text) for text, header in pairs):
+            return ()
+        return _longest_first(header for text, header in pairs if header.endswith(text))
+
     def agreed(self, previous: Role, region: bytes) -> bytes | None:
         """The header on which all prompts observed in this context agree."""
         found = {self._header(prompt, region) for prompt in self.prompts.get(previous, ())} - {None}

@@ -68,8 +68,11 @@ class Splitter:
         mode: RegionsMode,
         next_markers: Iterable[str] = (),
         appends_stops: bool = False,
+        only_last: bool = False,
         why_unknown: str = "",
     ) -> None:
+        """`only_last`: only the last answers of conversations are meant to be trained."""
+        self._only_last = only_last
         self._tagged = mode is RegionsMode.AUTO and engine.has_generation
         probes = render_probes(engine)
         observations = observe(engine, probes)
@@ -103,7 +106,9 @@ class Splitter:
         pieces = _pieces(rendered)
         segments = self._segments(rendered, pieces, self._tagged)
         errors, dropped = find_dropped(rendered)
-        return replace(segments, notes=joined_notes(segments.notes, dropped)), errors
+        unlike = self._finder.unlike_inference(rendered, pieces, only_last=self._only_last)
+        differs = {Note.PROMPT_DIFFERS: unlike[segments.known[unlike]]}
+        return replace(segments, notes=joined_notes(segments.notes, dropped, differs)), errors
 
     def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
         """Cut examples whose prompts and answers are known; errors are keyed by conversation."""

@@ -27,6 +27,7 @@ from penstock.template.rendered import Rendered
 _MAX_PROMPTS_PER_ROW = 16  # bounds the renders for a long conversation
 _OWN_VARIABLES = len(Role)  # context of rows with their own template variables, which the table lacks
 _MAX_TABLES = 256
+_ASKING = (Role.SYSTEM, Role.USER, Role.TOOL)  # after which inference asks for an answer
 _RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.uint8)
 
 
@@ -36,6 +37,8 @@ class HeaderFinder:
     def __init__(self, engine: Engine, headers: Headers) -> None:
         self._engine, self._headers = engine, headers
         self._candidates = [*(headers.candidates(role) for role in Role), ()]
+        unlike = {role: headers.prompts_unlike_headers(role) for role in _ASKING}
+        self._at_inference = {role: prompts for role, prompts in unlike.items() if prompts}
         self._tables: dict[str, Headers] = {}
 
     def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]:
@@ -67,6 +70,33 @@ class HeaderFinder:
                 else:
                     found[index] += len(own)
         return found, lost
+
+    def unlike_inference(self, regions: Rendered, pieces: Pieces, *, only_last: bool) -> Int64:
+        """Rows with an answer, or a last one, that begins with none of the prompts inference shows in its context.
+
+        Free of charge where a template begins all answers with its generation prompt.
+        """
+        if not self._at_inference and regions.own_variables is None:
+            return np.empty(0, np.int64)
+        opening = pieces.take(_first_and_last(pieces, len(regions.message_roles))[0])
+        if only_last:
+            opening = opening.take(np.flatnonzero(np.diff(opening.rows, append=-1)))
+        if regions.message_weights is not None:
+            opening = opening.take(np.flatnonzero(regions.message_weights[opening.numbers] != 0))
+        previous = _previous_roles(opening, regions.message_roles)
+        text, found = np.frombuffer(regions.data, np.uint8), np.zeros(len(previous), np.bool_)
+        own = found.copy() if regions.own_variables is None else regions.own_variables[opening.rows]
+        for role, prompts in self._at_inference.items():
+            left = np.flatnonzero((previous == role) & ~own)
+            for prompt in prompts:
+                left = left[~begins_with(text, opening.starts[left], opening.ends[left], prompt)]
+            found[left] = True
+        for index in np.flatnonzero(own & np.isin(previous, _ASKING)).tolist():
+            table = self._table(regions.conversation(int(opening.rows[index])))
+            prompts = table.prompts_unlike_headers(Role(int(previous[index])))
+            start, end = int(opening.starts[index]), int(opening.ends[index])
+            found[index] = bool(prompts) and not regions.data[start:end].startswith(prompts)
+        return np.unique(opening.rows[found]).astype(np.int64)
 
     def find_repeated(self, data: bytes, later: Pieces) -> Int64:
         """Where a repeated header ends in later pieces of messages."""
@@ -142,8 +172,7 @@ def structural_cuts(
     """
     opens, closes = _first_and_last(pieces, len(roles))
     opening = pieces.take(opens)
-    before = np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
-    header_ends, lost = finder.find(regions, opening, before)
+    header_ends, lost = finder.find(regions, opening, _previous_roles(opening, roles))
     bodies = pieces.starts.copy()
     bodies[opens] = header_ends
     repeated = pieces.roles == Role.ASSISTANT
@@ -185,6 +214,11 @@ def _extend_to_markers(
             starts[index + 1] = end + size
             bodies[index + 1] = max(bodies[index + 1], end + size)
     return pieces._replace(starts=starts, ends=ends), bodies, stop_ends
+
+
+def _previous_roles(opening: Pieces, roles: UInt8) -> UInt8:
+    """The roles of the messages before those of some pieces."""
+    return np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
 
 
 def _first_and_last(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:

@@ -284,6 +284,73 @@ def test_messages_are_found_in_rows_without_regions(
     assert ds.noted("system_dropped").tolist() == [0] and "message_dropped" not in ds.ledger["notes"]
 
 
+# ---- answers after a prompt that inference never shows
+
+OPENS_BLOCK = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
+    "\n</think>\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
+    "<|im_start|>assistant\n{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+CLOSES_BLOCK = OPENS_BLOCK.replace("<think>\n{% endif %}{% endif %}", "<part>thought\n</part>{% endif %}{% endif %}")
+TAGGED = OPENS_BLOCK.replace(
+    "{{ m.content }}",
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
+    "{% endif %}",
+)
+ASKED, PLAIN_ANSWER = chat()["messages"]
+REASONED = {**PLAIN_ANSWER, "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [(OPENS_BLOCK, [0, 3, 4]), (TAGGED, [0, 3, 4]), (CLOSES_BLOCK, [0, 1, 3, 4]), (PLAIN, [])],
+    ids=["opens", "tagged", "closes", "alike"],
+)
+def test_answers_after_another_prompt_than_at_inference(
+    template: str, expected: list[int], fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        chat(),
+        {"messages": [ASKED, REASONED]},
+        {**chat(), "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [ASKED, REASONED, ASKED, PLAIN_ANSWER]},
+        {**chat(), "chat_template_kwargs": {"enable_thinking": True}},
+        {"messages": [ASKED, {**PLAIN_ANSWER, "weight": 0}]},
+    ]
+    (tmp_path / "t.jinja").write_text(template)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": tmp_path / "t.jinja", "fast": fast}
+    ds = ps.prepare(write_rows(rows), cache=tmp_path / "c", **options)
+    assert ds.ledger["notes"].get("prompt_differs", 0) == len(expected)
+    assert not expected or ds.noted("prompt_differs").tolist() == expected
+    faithful = ps.prepare(write_rows(rows), cache=tmp_path / "c", turns="faithful", **options)
+    assert "prompt_differs" not in faithful.ledger["notes"]
+
+
+def test_only_the_last_answers_of_pairs_and_labelled_rows_are_meant(
+    write_rows: Any, tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jinja").write_text(OPENS_BLOCK)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "template": tmp_path / "t.jinja", "cache": tmp_path / "c"}
+    prompt = [ASKED, PLAIN_ANSWER, ASKED]
+    other = {**REASONED, "content": "b"}
+    sides = [(REASONED, other), (PLAIN_ANSWER, other), (REASONED, PLAIN_ANSWER)]
+    pairs = [{"prompt": prompt, "chosen": [chosen], "rejected": [rejected]} for chosen, rejected in sides]
+    ds = ps.prepare(write_rows(pairs), **options)
+    assert ds.ledger["notes"] == {"prompt_differs": 2} and ds.noted("prompt_differs").tolist() == [1, 2]
+    labelled = [{"prompt": prompt, "completion": [answer], "label": True} for answer in (REASONED, PLAIN_ANSWER)]
+    assert ps.prepare(write_rows(labelled), format="kto", **options).ledger["notes"] == {"prompt_differs": 1}
+
+
+def test_the_summary_counts_rows_after_another_prompt(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(OPENS_BLOCK)
+    source = write_rows([{"messages": [ASKED, REASONED]}, chat(), chat()])
+    options = ["--tokenizer", tokenizer, "--template", tmp_path / "t.jinja", "--cache", tmp_path / "c"]
+    summary = " ".join(run("prepare", source, *options).stdout.split())
+    assert "prompt_differs: 2 rows: an answer is trained after a prompt that inference never shows" in summary
+    assert "--turns faithful" in summary and f"(first: {source} row 1)" in summary
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_calls_of_the_former_api_are_not_dropped(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     row = chat("")

@@ -142,6 +142,7 @@ class Rendering:
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
             appends_stops=recipe.appends_stops,
+            only_last=recipe.mapping.format in (Format.PREFERENCE, Format.KTO),
             why_unknown=self.renderer.why_unknown,
         )
         self.renderer.last_stops = self.splitter.last_stops
