@@ -296,7 +296,7 @@ class Builder:
         if noted:
             row, note = min((row, note) for note, row in noted.items())
             (where,) = row_locations(self.sources.files[part.file], part, [row])
-            raise RowError(note, *reason_and_remedy(Note(note)), where)
+            raise RowError(note, *reason_and_remedy(Note(note), self.recipe.as_json()), where)
 
     # -- building what is missing ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from penstock.arrays import Int64  # a hit of the cache loads no numpy
@@ -151,20 +151,36 @@ _DESCRIPTIONS = {
     Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),
 }
 
+_REASONING_WORDS = ("reasoning", "think", "thought")  # in templates that print reasoning
+
 NotedRows: TypeAlias = Mapping[Note, "Int64"]  # note -> sorted, unique row numbers
 
 
-def describe_note(note: str, count: int) -> str:
+def describe_note(note: str, count: int, recipe: Mapping[str, Any] | None = None) -> str:
     """Describes a note in one line of the summary. Unknown notes, of another version, are shown by name."""
     unit = "field" if note == Note.ARROW_NULLS else "row"
-    what = "; ".join(_DESCRIPTIONS[Note(note)]) if note in set(Note) else note
+    what = "; ".join(_described(Note(note), recipe)) if note in set(Note) else note
     return f"{count:,} {unit if count == 1 else unit + 's'}: {what}"
 
 
-def reason_and_remedy(note: Note) -> tuple[str, str]:
+def reason_and_remedy(note: Note, recipe: Mapping[str, Any] | None = None) -> tuple[str, str]:
     """Returns the reason and the remedy of an error for a row with this note."""
-    what, remedy = _DESCRIPTIONS[note]
+    what, remedy = _described(note, recipe)
     return what, remedy[0].upper() + remedy[1:]
+
+
+def _described(note: Note, recipe: Mapping[str, Any] | None) -> tuple[str, str]:
+    """What happened and the remedy, which may depend on how the dataset was prepared.
+
+    Faithful turns help only where the template prints some reasoning, and it prints none that it never mentions.
+    """
+    what, remedy = _DESCRIPTIONS[note]
+    if note is Note.REASONING_DROPPED and recipe is not None:
+        prints = any(word in text for text in recipe["templates"].values() for word in _REASONING_WORDS)
+        is_pair = recipe["mapping"]["format"] == "preference"
+        if recipe.get("turns") == "faithful" or is_pair or not prints:
+            remedy = "use one that prints it (--template)"
+    return what, remedy
 
 
 def joined_notes(*parts: NotedRows) -> NotedRows:

@@ -189,7 +189,8 @@ def _noted(dataset: Dataset, view: View, note: str, console: Terminal) -> list[i
 
     numbers = dataset.noted(note)
     items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
-    console.print(f"{note}: {describe_note(note, dataset.ledger['notes'][note])}", highlight=False, markup=False)
+    described = describe_note(note, dataset.ledger["notes"][note], dataset.recipe)
+    console.print(f"{note}: {described}", highlight=False, markup=False)
     files = dataset.notes.get("files", [])
     for k, item in enumerate(items):
         place = view[item].row

@@ -34,6 +34,20 @@ def test_reasoning_that_the_template_drops(fast: bool, write_rows: Any, tokenize
     )
     ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
     assert ds.ledger["notes"] == {"reasoning_dropped": 2}
+    assert describe_note("reasoning_dropped", 2, ds.recipe).endswith("; use one that prints it (--template)")
+
+
+def test_faithful_turns_are_recommended_only_where_they_help() -> None:
+    recipe: dict[str, Any] = {"templates": {"default": "{{ m.reasoning_content }}"}, "turns": "conversation"}
+    recipe["mapping"] = {"format": "messages"}
+    for changed, recommended in (
+        ({}, True),
+        ({"turns": "faithful"}, False),
+        ({"templates": {"default": "{{ m.content }}"}}, False),
+        ({"mapping": {"format": "preference"}}, False),
+    ):
+        _, remedy = reason_and_remedy(Note.REASONING_DROPPED, {**recipe, **changed})
+        assert ("--turns faithful" in remedy) is recommended
 
 
 @pytest.mark.parametrize("fast", [True, False])

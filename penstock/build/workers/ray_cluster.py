@@ -89,8 +89,8 @@ class RayCluster:
         self.slots, notice = worker_count(workers)
         if notice:
             log.warning("%s", notice)
-        self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR"))  # for this user only
         try:
+            self._folder = tempfile.mkdtemp(prefix="ray-", dir=os.environ.get("RAY_TMPDIR"))  # for this user only
             with _ray_settings(loopback=True), _private_environment():
                 found = self.ray.init(
                     address="local",
@@ -215,7 +215,8 @@ def _let_raylets_print(yes: bool) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    line = str(error).strip().split("\n")[0]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def _job() -> Any:

@@ -52,7 +52,8 @@ def dataset_facts(dataset: StoredDataset) -> list[Fact]:
         found.append(("regions", f"{ledger['regions_unknown']:,} examples with unknown regions"))
     notes = ledger["notes"].items()
     return found + [
-        ("note", f"{note}: {describe_note(note, count)}{_first_noted(dataset, note)}") for note, count in notes
+        ("note", f"{note}: {describe_note(note, count, dataset.recipe)}{_first_noted(dataset, note)}")
+        for note, count in notes
     ]
 
 
