@@ -338,3 +338,11 @@ def named(driver: int, name: str) -> list[int]:
         with suppress(OSError):  # gone
             found += [pid] if Path(f"/proc/{pid}/comm").read_text().startswith(name) else []
     return found
+
+
+def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "nowhere"))
+    with pytest.raises(
+        WorkerError, match=r"Ray can't be started on this machine: .*nowhere.*\. Use --engine local, or"
+    ):
+        RayCluster("local", "1")
