@@ -63,12 +63,16 @@ app.add_typer(train_app, name="train")
 def main() -> None:
     """Run the command; errors raised on purpose become one line and an exit code."""
     try:
-        arguments = sys.argv[1:]
-        sys.stdout = _Output.replacing(sys.stdout)
+        arguments, output = sys.argv[1:], sys.stdout
+        sys.stdout = explained = _Output.replacing(output)
         try:
             app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
         finally:
-            sys.stdout.flush()
+            try:
+                explained.flush()
+            finally:
+                explained.detach()  # or it would close the output when it is collected
+                sys.stdout = output
     except UsageError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)

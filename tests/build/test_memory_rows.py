@@ -144,7 +144,7 @@ def test_a_tokenizer_object_gives_the_ids_of_its_folder(rows: Rows, tokenizer: P
         ([{"text": "a\ud800"}], SourceError, "<list>:1: the row can't be written as JSON"),
         ({"train": [], "test": []}, UsageError, r"Give one split of a DatasetDict \(data\['train'\]\)"),
         (7, UsageError, "can't take rows from a int"),
-        ([], SourceError, "<list>: .*empty"),
+        ([], UsageError, "there are no rows: the list is empty"),
     ],
 )
 def test_objects_that_are_not_rows_are_refused(
@@ -177,7 +177,7 @@ def test_standard_input_and_limit(examples: Path, tokenizer: Path, tmp_path: Pat
     twice = command(*prepare, "-", stdin=data)
     assert twice.returncode == 2
     assert b"given twice" in twice.stderr
-    assert b"empty" in command(*prepare, stdin=b"").stderr
+    assert b"<stdin>: there are no rows" in command(*prepare, stdin=b"").stderr
 
 
 def test_limit_of_a_split(examples: Path, tokenizer: Path, tmp_path: Path) -> None:

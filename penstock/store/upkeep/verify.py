@@ -90,7 +90,7 @@ class _Verifier:
         """Check a dataset, unless `gc` drops it meanwhile: then nothing is wrong with what is missing."""
         known = len(self.result.findings)
         self._dataset(folder)
-        if len(self.result.findings) > known and not is_readable_file(self._cache.find_dataset(folder.name)):
+        if len(self.result.findings) > known and _is_gone(self._cache.find_dataset(folder.name)):
             del self.result.findings[known:]
             self.result.datasets -= 1
 
@@ -235,6 +235,17 @@ def _miscounts(columns: Columns, meta: ShardMeta, table: ShardTable, number: int
         "rows rejected": (len(meta.rejected), sum(meta.ledger["rejected"].values())),
     }
     return [f"{there:,} {what}, not {due:,}" for what, (there, due) in counts.items() if there != due]
+
+
+def _is_gone(manifest: Path) -> bool:
+    """Whether nothing is there any more: a damaged manifest, or a link or pipe in its place, is a problem."""
+    try:
+        manifest.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def source_name(dataset: StoredDataset, source: int) -> str:
