@@ -155,7 +155,7 @@ def test_a_first_row_over_the_limit_is_skipped_by_detection(write_rows: Any, tok
     source = write_rows([{"unlike": "x" * 5000}, good])
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
     assert len(ps.prepare(source, max_row_bytes=1000, **options)) == 1
-    with pytest.raises(SourceError, match="no rows of at most 10 bytes"):
+    with pytest.raises(SourceError, match="no rows of up to 10 bytes"):
         ps.prepare(source, max_row_bytes=10, **options)
 
 
