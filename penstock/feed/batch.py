@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.arrays import Int64
 from penstock.notebook import html
-from penstock.store.dataset import RowLocation
+from penstock.store.dataset import MemberRow, RowLocation
 from penstock.view.view import Served
 
 
@@ -41,9 +41,10 @@ class Batch:
     @property
     def rows(self) -> tuple[RowLocation, ...]:
         """The source and row of each sequence (or pair), counted from 0, and its member in a mixture."""
-        members = self.members or ("",) * len(self.places)
-        located = zip(self.places.tolist(), members, strict=True)
-        return tuple(RowLocation(source, row, name) for (source, row), name in located)
+        located = tuple(RowLocation(source, row) for source, row in self.places.tolist())
+        if not self.members:
+            return located
+        return tuple(MemberRow.of(row, name) for row, name in zip(located, self.members, strict=True))
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -46,18 +46,38 @@ USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
 class RowLocation(NamedTuple):
-    """Where an example comes from: ordinal of the source file and row number in it, both from 0.
-
-    In a mixture, `member` is the name of the member whose source it is.
-    """
+    """Where an example comes from: ordinal of the source file and row number in it, both from 0."""
 
     source: int
     row: int
-    member: str = ""
+
+    @property
+    def member(self) -> str:
+        """In a mixture, the name of the member whose source it is; else nothing."""
+        return ""
+
+
+class MemberRow(RowLocation):
+    """The location of a row of a mixture's member. It compares and unpacks as source and row."""
+
+    _member: str
+
+    @classmethod
+    def of(cls, location: RowLocation, member: str) -> MemberRow:
+        """The location with the member's name."""
+        found = cls(*location)
+        found._member = member
+        return found
+
+    @property
+    def member(self) -> str:
+        return self._member
 
     def __repr__(self) -> str:
-        member = f", member={self.member!r}" if self.member else ""
-        return f"RowLocation(source={self.source}, row={self.row}{member})"
+        return f"RowLocation(source={self.source}, row={self.row}, member={self.member!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., MemberRow], tuple[RowLocation, str]]:
+        return MemberRow.of, (RowLocation(*self), self.member)
 
 
 class StoredDataset:

@@ -26,6 +26,7 @@ from blake3 import blake3
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
+from penstock.store.dataset import MemberRow
 from penstock.view.empty import empty_view
 from penstock.view.example import Example, Pair
 from penstock.view.examples import Examples, default_policy
@@ -155,8 +156,8 @@ class BaseMixture:
         name, item = self.place(index)
         found = self.shares[name].view[item]
         if isinstance(found, Example):
-            return replace(found, row=found.row._replace(member=name))
-        row = found.row._replace(member=name)
+            return replace(found, row=MemberRow.of(found.row, name))
+        row = MemberRow.of(found.row, name)
         return replace(found, chosen=replace(found.chosen, row=row), rejected=replace(found.rejected, row=row))
 
     def __iter__(self) -> Iterator[Example | Pair]:

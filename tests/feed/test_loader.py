@@ -113,7 +113,7 @@ def test_three_sequences_on_eight_ranks() -> None:
     served = view(3)
     ranks = [list(Loader(served, batch_size=3, rank=rank, world_size=8, framework="numpy")) for rank in range(8)]
     assert [len(rank) for rank in ranks] == [1] * 8
-    assert sorted(row[:2] for rank in ranks for row in rank[0].rows) == [(0, 0), (0, 1), (0, 2)]
+    assert sorted(row for rank in ranks for row in rank[0].rows) == [(0, 0), (0, 1), (0, 2)]
     for (batch,) in ranks:
         assert batch.tensors["input_ids"].shape[0] == 1 and batch.tensors["attention_mask"].any()
         assert batch.counts.filler_rows == 1 - len(batch.rows)
@@ -149,7 +149,7 @@ def test_evaluation_serves_every_row_once_in_order_every_time() -> None:
     served = view()
     evaluation = Loader(served, batch_size=8, shuffle=False)
     for _ in range(2):
-        assert [row[:2] for batch in evaluation for row in batch.rows] == [(0, row) for row in range(37)]
+        assert [row for batch in evaluation for row in batch.rows] == [(0, row) for row in range(37)]
 
 
 def test_a_run_limited_by_steps_crosses_epochs() -> None:
