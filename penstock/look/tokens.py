@@ -26,7 +26,7 @@ from penstock.view.settings import LossPolicy
 ROLE_NAMES: Final[Mapping[Role, str]] = {role: "template" if role is Role.NONE else role.name.lower() for role in Role}
 CONTINUED: Final = "‿"  # a token that continues the character of the token before it
 TokenBytes = Sequence[bytes]
-_SPLIT: Final = 8  # tokens that share characters; more are not looked at
+_SPLIT: Final = 16  # tokens that share characters; more are not looked at
 
 
 class TokenRun(NamedTuple):
