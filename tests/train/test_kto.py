@@ -91,7 +91,7 @@ def test_what_is_no_label(tokenizer: Path, tmp_path: Path) -> None:
         labelled.view(**VIEW).export("trl", tmp_path / "out", capacity=64)
     turns = [{"messages": [*chat(row)["messages"], *chat(row)["messages"]], "label": row["label"]} for row in ROWS]
     with pytest.raises(UsageError, match="24 of 24 rows have untrained tokens after the first trained one"):
-        ps.prepare(turns, **options).view().export("trl", tmp_path / "out")
+        ps.prepare(turns, **options).view(train_on="all_assistant_messages").export("trl", tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("ignore")
