@@ -1,4 +1,4 @@
-"""Most of a minute of the fuzzer, from a fixed seed: nothing is found, and it did look."""
+"""Half a minute of the fuzzer, from a fixed seed: nothing is found, and it did look."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 @pytest.mark.skipif(native is None, reason="installed without a compiler")
 def test_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tools.fuzz", "--seconds", "40", "--seed", "20", "--finds", str(tmp_path)]
+    command = [sys.executable, "-m", "tools.fuzz", "--seconds", "30", "--seed", "20", "--finds", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     counts = {what: int(count.replace(",", "")) for count, what in re.findall(r"^ *([\d,]+) (.+)$", done.stdout, re.M)}
-    assert counts["served by the machine"] > 500
-    assert counts["equal"] > 500
+    assert counts["served by the machine"] > 200
+    assert counts["equal"] > 200
     if shutil.which("gcc"):
         rows = re.search(r"sanitizer: +([\d,]+) rows", done.stdout)
         assert rows is not None

@@ -68,6 +68,7 @@ from penstock.chat.conversation import Conversation  # noqa: E402
 from penstock.chat.rows import RowReader  # noqa: E402
 from penstock.errors import RowError, TemplateError  # noqa: E402
 from penstock.native import RenderedBatch  # noqa: E402
+from penstock.printable import printable  # noqa: E402
 from penstock.template.compile.bytecode import NotCompiled  # noqa: E402
 from penstock.template.jinja.reference import Reference  # noqa: E402
 from penstock.template.machine import Machine, conversation_layout, encoded  # noqa: E402
@@ -270,7 +271,7 @@ class TemplateCheck:
             if batch.status[number] == 3:
                 counts["refused"] += 1
                 actual = facts.refusal or "rendered"
-                expected_prefix = f"the chat template refused the conversation: {own.refusal}"
+                expected_prefix = f"the chat template refused the conversation: {printable(own.refusal or '')}"
                 if not actual.startswith(expected_prefix):
                     yield Difference(number, "refusal", own.refusal, actual)
                 continue
@@ -371,17 +372,17 @@ class FuzzRun:
         rnd.shuffle(pairs)
         pairs.sort(key=lambda pair: pair[1] != "messages" and rnd.random() < 0.6)
         checks: dict[tuple[str, str, bool], RowCheck] = {}
-        end = time.monotonic() + seconds
+        end = time.process_time() + seconds
         for pair in itertools.cycle(pairs):
-            if time.monotonic() >= end:
+            if time.process_time() >= end:
                 return
             template, name, turns = templates[pair[0]], *pair[1:]
             check = checks[pair] = checks.get(pair) or RowCheck(template, name, turns=turns)
             if not check.renderer.reads_rows:
                 self.counts[f"not served: {pair[0]} {check.renderer.why_reference}"] += 1
                 continue
-            until = min(end, time.monotonic() + 2)
-            while time.monotonic() < until:
+            until = min(end, time.process_time() + 2)
+            while time.process_time() < until:
                 rows = [mutated_row(rnd, rnd.choice(formats[name][1])) for _ in range(BATCH)]
                 self._check_rows(check, rows, {"part": "rows", "template": template, "format": name, "turns": turns})
 
@@ -398,8 +399,8 @@ class FuzzRun:
     def templates(self, seconds: float) -> None:
         rnd = random.Random(f"{self.seed} templates {self.compares}")  # noqa: S311
         maker = TemplateGenerator(rnd)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
             template = maker.make()
             self.counts["templates"] += 1
             try:
@@ -420,9 +421,9 @@ class FuzzRun:
     def tokens(self, seconds: float) -> None:
         from tools import fuzz_tokens
 
-        end = time.monotonic() + seconds
+        end = time.process_time() + seconds
         for case in fuzz_tokens.rounds(random.Random(f"{self.seed} tokens"), self.tokenizers):  # noqa: S311
-            if time.monotonic() >= end:
+            if time.process_time() >= end:
                 return
             for what in fuzz_tokens.differences(case, self.counts)[:3]:
                 self.report(case, Difference(0, what, "", ""))
@@ -430,9 +431,9 @@ class FuzzRun:
     def viewer(self, seconds: float) -> None:
         from tools import fuzz_viewer
 
-        rnd, end = random.Random(f"{self.seed} viewer"), time.monotonic() + seconds  # noqa: S311
+        rnd, end = random.Random(f"{self.seed} viewer"), time.process_time() + seconds  # noqa: S311
         with fuzz_viewer.viewer_app() as (app, rows):
-            while time.monotonic() < end:
+            while time.process_time() < end:
                 path = fuzz_viewer.any_path(rnd, rows)
                 for what in fuzz_viewer.differences(app, path, self.counts):
                     self.report({"part": "viewer", "path": path}, Difference(0, what, "", ""))
@@ -496,7 +497,7 @@ def build_sanitized(folder: Path) -> Path | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=60, help="of CPU time, so that a busy machine checks as much")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are mutated too")
