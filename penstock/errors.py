@@ -25,13 +25,15 @@ Messages state what happened, where, the value and the remedy. Every error can b
 from __future__ import annotations
 
 from penstock.printable import printable
+from penstock.spelling import spelled
 
 
 class PenstockError(Exception):
-    """Base of all errors raised on purpose. Messages quote data, so they are made printable."""
+    """Base of all errors raised on purpose. Messages quote data, so they are made printable, and options, which
+    are spelled as the caller does."""
 
     def __str__(self) -> str:
-        return printable(self._message())
+        return printable(spelled(self._message()))
 
     def _message(self) -> str:
         return super().__str__()

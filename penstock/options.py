@@ -23,6 +23,7 @@ from annotated_types import Ge
 
 from penstock.errors import UsageError
 from penstock.other_names import SYNONYMS, VALUES
+from penstock.spelling import learn
 
 Record = TypeVar("Record")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -87,6 +88,8 @@ def _members(hint: Any) -> set[Any]:
 
 def with_signature(record: type[Any]) -> Callable[[Function], Function]:
     """Gives a function that takes `**options` a signature with the record's fields, for completion and `help()`."""
+
+    learn(record)
 
     def decorate(function: Function) -> Function:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]

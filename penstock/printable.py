@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from penstock.spelling import spelled
+
 
 def printable(text: str) -> str:
     """The text with every unprintable character escaped, except for newlines and tabs."""
@@ -40,7 +42,7 @@ def _json_escape(char: str) -> str:
 
 class _PrintableLog(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = printable(record.getMessage()), ()
+        record.msg, record.args = printable(spelled(record.getMessage())), ()
         return True
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import penstock.api  # noqa: F401 (makes the options of all functions known, as any caller does)
 from penstock.encode import align, code_points
 from penstock.native import native
 from penstock.sources.text import json_lines

@@ -20,7 +20,7 @@ STAGES = (
 )  # fmt: skip
 SHARED = (  # no stage
     "addresses", "arguments", "arrays", "child", "config_files", "errors", "literals", "native", "notebook", "objects",
-    "options", "other_names", "printable", "transient",
+    "options", "other_names", "printable", "spelling", "transient",
 )  # fmt: skip
 MAX_MODULES, MAX_LINES = 15, 500
 

@@ -279,7 +279,7 @@ def _asked_for(options: FormatOptions) -> list[_Shape]:
         named = _OTHER_NAMES.get(options.format.lower())
         near = named or get_close_matches(options.format, [f.value for f in Format], 1, 0)[0]
         expected = ", ".join(("auto", *Format))
-        raise UsageError(f"--format {options.format} is unknown; expected {expected}. Nearest: {near}.")
+        raise UsageError(f"--format {options.format!r} is unknown; expected {expected}. Nearest: {near}.")
     return [shape for shape in _SHAPES if shape.format == options.format]
 
 
@@ -425,24 +425,26 @@ def _no_fit(
         return (
             f"the rows have a column {sides[0]!r} but no {other!r} with a value, and a pair needs both. The columns "
             f"are: {', '.join(columns)}. Name the other side with --{other}-key; to train on one side alone, use "
-            f"--prompt-key and --completion-key {sides[0]}."
+            f"--prompt-key and --completion-key {sides[0]!r}."
         )
     for shape in candidates:
         for purpose, names in shape.needs.items():
             near = get_close_matches(names[0], columns, 1, 0.75)
             if near and near[0] not in names:
                 flag = "messages" if names == _LIST_COLUMNS else purpose
-                return f"{text} Column {near[0]!r} is near {names[0]!r}: name it with --{flag}-key {near[0]}."
+                return f"{text} Column {near[0]!r} is near {names[0]!r}: name it with --{flag}-key {near[0]!r}."
     if listed and message is None:
         return f"{text} {_no_messages(listed[0], rows)}"
     if options.format != "auto":
         return text
     query, response = (next((n for n in names if n in columns), None) for names in (_QUESTIONS, _ANSWERS))
     if query and response:
-        return f"{text} If these are questions and answers, say so: --query-key {query} --response-key {response}."
+        return f"{text} If these are questions and answers, say so: --query-key {query!r} --response-key {response!r}."
     lists = [c for c in columns if any(isinstance(v := r.get(c), list) and v and isinstance(v[0], dict) for r in rows)]
     nearest = lists or sorted(columns, key=lambda c: -max(_likeness(c, name) for name in _LIST_COLUMNS))[:1]
-    return f"{text} If {nearest[0]!r} holds the conversation, say so: --messages-key {nearest[0]}." if nearest else text
+    return (
+        f"{text} If {nearest[0]!r} holds the conversation, say so: --messages-key {nearest[0]!r}." if nearest else text
+    )
 
 
 def _no_messages(column: str, rows: Sequence[dict[str, Any]]) -> str:

@@ -22,6 +22,7 @@ from penstock.cli.train import train_app
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.other_names import prepare_flags
+from penstock.spelling import speaking_flags
 
 app = typer.Typer(
     help="Turns conversations into training batches: token-exact, fast, once.",
@@ -62,26 +63,32 @@ app.add_typer(train_app, name="train")
 
 def main() -> None:
     """Run the command; errors raised on purpose become one line and an exit code."""
-    try:
-        arguments, output = sys.argv[1:], sys.stdout
-        sys.stdout = explained = _Output.replacing(output)
+    takes_keys = sys.argv[1:2] == ["train"]  # its options are keys of a file
+    with contextlib.nullcontext() if takes_keys else speaking_flags():
         try:
-            app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
+            _run(sys.argv[1:])
+        except UsageError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            sys.exit(2)
+        except PenstockError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            print("penstock: interrupted; finished slices are kept; rerun the command to resume", file=sys.stderr)
+            sys.exit(130)
+
+
+def _run(arguments: list[str]) -> None:
+    output = sys.stdout
+    sys.stdout = explained = _Output.replacing(output)
+    try:
+        app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
+    finally:
+        try:
+            explained.flush()
         finally:
-            try:
-                explained.flush()
-            finally:
-                explained.detach()  # or it would close the output when it is collected
-                sys.stdout = output
-    except UsageError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(2)
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("penstock: interrupted; finished slices are kept; rerun the command to resume", file=sys.stderr)
-        sys.exit(130)
+            explained.detach()  # or it would close the output when it is collected
+            sys.stdout = output
 
 
 class _Output(io.TextIOWrapper):

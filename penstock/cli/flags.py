@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from penstock.errors import UsageError
 from penstock.options import bare_type
+from penstock.spelling import learn
 
 Command = Callable[..., None]
 
@@ -27,6 +28,8 @@ def flag_of(option: Field[Any]) -> str:
 
 def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Add one flag per field of a record to a command, which receives the given values as `given`."""
+
+    learn(record)
 
     def decorate(command: Command) -> Command:
         hints = typing.get_type_hints(record)

@@ -133,7 +133,7 @@ def test_a_difference_stops_the_build(rows: Path, gpt2: Path, tmp_path: Path) ->
             build(rows, gpt2, tmp_path / "cache")
         text = str(caught.value)
         assert "tokenizer.json and AutoTokenizer (GPT2Tokenizer of transformers" in text
-        assert "--tokenizer-as auto" in text and "--tokenizer-as file" in text and "PreTrainedTokenizerFast" in text
+        assert "tokenizer_as='auto'" in text and "tokenizer_as='file'" in text and "PreTrainedTokenizerFast" in text
     assert not list((tmp_path / "cache").glob("datasets/*/manifest.json"))
 
 
@@ -222,7 +222,7 @@ def test_a_vocabulary_that_transformers_converts(rows: Path, gpt2: Path, tmp_pat
     (gpt2 / "vocab.json").write_text(json.dumps(model["vocab"]))
     (gpt2 / "merges.txt").write_text("".join(" ".join(merge) + "\n" for merge in model["merges"]))
     file.unlink()
-    with pytest.raises(TokenizerError, match=r"no tokenizer.json \(found: .*--tokenizer-as auto"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json \(found: .*tokenizer_as='auto'"):
         build(rows, gpt2, tmp_path / "cache")
     dataset = build(rows, gpt2, tmp_path / "cache", tokenizer_as="auto").dataset
     assert dataset.input_ids(0).tolist() == ids_of_auto(gpt2)

@@ -149,7 +149,7 @@ def test_invalid_arguments(examples: Path, tokenizer: Path, tmp_path: Path) -> N
         ps.prepare(source, tokenizer=examples / "data", cache=tmp_path)
     with pytest.raises(TemplateError, match="no such file"):
         ps.prepare(source, tokenizer=tokenizer, template="nowhere.jinja", cache=tmp_path)
-    with pytest.raises(TemplateError, match="has no chat template. Give one with --template"):
+    with pytest.raises(TemplateError, match="has no chat template. Give one with template="):
         (tmp_path / "bare").mkdir()
         (tmp_path / "bare" / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
         ps.prepare(source, tokenizer=tmp_path / "bare", cache=tmp_path)

@@ -396,9 +396,9 @@ def test_notes_do_not_depend_on_the_engine(write_rows: Any, tokenizer: Path, tmp
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (ROWS[1], "rows.jsonl:2: the template never shows the tools. Use one that prints them (--template)"),
+        (ROWS[1], "rows.jsonl:2: the template never shows the tools. Use one that prints them (template)"),
         (ROWS[6], "rows.jsonl:2: the template drops the name of a speaker. Use one that prints it"),
-        (ROWS[10], "rows.jsonl:2: a column that looks meant is not used. Name it (--messages-key, --tools-key"),
+        (ROWS[10], "rows.jsonl:2: a column that looks meant is not used. Name it (messages_key, tools_key"),
         (chat(label=False), "rows.jsonl:2: the column 'label' is false"),
     ],
 )

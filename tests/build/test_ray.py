@@ -256,12 +256,12 @@ def test_nothing_of_ray_is_imported_without_it(source: Path, tokenizer: Path, tm
 
 def test_the_error_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"--engine ray needs Ray. Install it with: pip install 'penstock\[ray\]'"):
+    with pytest.raises(UsageError, match=r"engine='ray' needs Ray. Install it with: pip install 'penstock\[ray\]'"):
         require_ray()
 
 
 def test_an_address_needs_the_engine() -> None:
-    with pytest.raises(UsageError, match="--ray-address head:6379: it is only used with --engine ray"):
+    with pytest.raises(UsageError, match="ray_address='head:6379': it is only used with engine='ray'"):
         prepare_options({"tokenizer": "t", "ray_address": "head:6379"})
 
 
@@ -343,6 +343,6 @@ def named(driver: int, name: str) -> list[int]:
 def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "nowhere"))
     with pytest.raises(
-        WorkerError, match=r"Ray can't be started on this machine: .*nowhere.*\. Use --engine local, or"
+        WorkerError, match=r"Ray can't be started on this machine: .*nowhere.*\. Use engine='local', or"
     ):
         RayCluster("local", "1")

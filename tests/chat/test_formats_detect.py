@@ -55,7 +55,7 @@ def test_the_format_is_detected_and_described(row: dict[str, Any], shown: str) -
 
 @pytest.mark.parametrize(("name", "meant"), [("chatml", "messages"), ("dpo", "preference"), ("alpca", "alpaca")])
 def test_formats_by_the_names_of_other_tools(name: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=rf"--format {name} is unknown; expected .*\. Nearest: {meant}\."):
+    with pytest.raises(UsageError, match=rf"format='{name}' is unknown; expected .*\. Nearest: {meant}\."):
         detect([{"messages": CHAT}], FormatOptions(format=name))
 
 
@@ -64,8 +64,8 @@ def test_half_a_pair() -> None:
         detect([{"prompt": "a", "chosen": "b"}])
     assert str(caught.value) == (
         "the rows have a column 'chosen' but no 'rejected' with a value, and a pair needs both. The columns are: "
-        "prompt, chosen. Name the other side with --rejected-key; to train on one side alone, use --prompt-key and "
-        "--completion-key chosen."
+        "prompt, chosen. Name the other side with rejected_key=…; to train on one side alone, use prompt_key and "
+        "completion_key='chosen'."
     )
 
 
@@ -75,8 +75,8 @@ def test_ones_and_zeros_beside_messages_are_a_question(chat: Any, plain: str) ->
     with pytest.raises(SourceError) as caught:
         detect(rows)
     assert str(caught.value) == (
-        "column 'label' holds only 1 and 0, which may mark good and bad answers (KTO) or be classes. Use --format kto "
-        f"to train on them as labels, or --format {plain} to ignore them."
+        "column 'label' holds only 1 and 0, which may mark good and bad answers (KTO) or be classes. Use format='kto' "
+        f"to train on them as labels, or format='{plain}' to ignore them."
     )
     assert detect(rows, FormatOptions(format=plain)).format == plain
     for options in (FormatOptions(format="kto"), FormatOptions(label_key="label")):
@@ -157,19 +157,19 @@ CATALOGUE = (
             [{"mesages": CHAT, "id": 1}],
             FormatOptions(),
             f"no row format fits the columns mesages, id. {CATALOGUE} "
-            "Column 'mesages' is near 'messages': name it with --messages-key mesages.",
+            "Column 'mesages' is near 'messages': name it with messages_key='mesages'.",
         ),
         (
             [{"a": 1}],
             FormatOptions(),
-            f"no row format fits the columns a. {CATALOGUE} If 'a' holds the conversation, say so: --messages-key a.",
+            f"no row format fits the columns a. {CATALOGUE} If 'a' holds the conversation, say so: messages_key='a'.",
         ),
         ([{"a": 1}], FormatOptions(format="alpaca"), f"format alpaca does not fit the columns a. {CATALOGUE}"),
         (
             [{"question": "q", "answer": "a"}],
             FormatOptions(),
             f"no row format fits the columns question, answer. {CATALOGUE} "
-            "If these are questions and answers, say so: --query-key question --response-key answer.",
+            "If these are questions and answers, say so: query_key='question' response_key='answer'.",
         ),
         (
             [{"conversations": json.dumps(SHAREGPT)}],
@@ -189,12 +189,12 @@ CATALOGUE = (
             [{"messages": [{"speaker": "a", "text": "b"}]}],
             FormatOptions(),
             "the messages in column 'messages' have the keys speaker, text; expected role and content, or from and "
-            "value. Name them with --role-key and --content-key.",
+            "value. Name them with role_key=… and content_key.",
         ),
         (
             [{"messages": CHAT, "tool": []}],
             FormatOptions(tools_key="toolz"),
-            "--tools-key: there is no column 'toolz'. The columns are: messages, tool. Nearest: tool.",
+            "tools_key: there is no column 'toolz'. The columns are: messages, tool. Nearest: tool.",
         ),
         ([], FormatOptions(), "there are no rows, so their format can't be found. Check the files and the split."),
     ],
@@ -208,7 +208,7 @@ def test_the_error_suggests_a_fix_if_no_format_fits(
 
 
 def test_wrong_options_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match=r"^--format mesages is unknown; expected auto, .*\. Nearest: messages\.$"):
+    with pytest.raises(UsageError, match=r"^format='mesages' is unknown; expected auto, .*\. Nearest: messages\.$"):
         detect([{"messages": CHAT}], FormatOptions(format="mesages"))
-    with pytest.raises(UsageError, match=r"^no row format has all the columns that --text-key, --messages-key name\."):
+    with pytest.raises(UsageError, match=r"^no row format has all the columns that text_key, messages_key name\."):
         detect([{"messages": CHAT}], FormatOptions(text_key="a", messages_key="b"))

@@ -114,7 +114,7 @@ def test_all_typos_in_a_configuration_are_reported_at_once() -> None:
 def test_an_unknown_format_error_names_the_column(tokenizer: Path, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [{"id": "1", "dialog": turns}]
-    with pytest.raises(SourceError, match="If 'dialog' holds the conversation, say so: --messages-key dialog."):
+    with pytest.raises(SourceError, match="If 'dialog' holds the conversation, say so: messages_key='dialog'."):
         ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path)
     assert len(ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path, messages_key="dialog")) == 1
 

@@ -98,9 +98,9 @@ def test_policies_that_need_roles_are_refused(rows: Path, tokenizer: Path, place
             {"input_ids": [1], "loss_mask": [1], "completion_mask": [1]},
             {},
             UsageError,
-            "several masks .* Choose one with --mask",
+            "several masks .* Choose one with mask=",
         ),
-        ({"input_ids": [1], "loss_mask": [1]}, {"mask": "labels"}, UsageError, "--mask labels: .* no such column"),
+        ({"input_ids": [1], "loss_mask": [1]}, {"mask": "labels"}, UsageError, "mask='labels': .* no such column"),
         ({"input_ids": [99_999], "labels": [-100]}, {}, TokenizerError, "rows.jsonl:1: the id 99999 is not one of"),
         ({"input_ids": [86, 75, 79, 71, 85], "labels": [-100] * 5}, {}, TokenizerError, "re-encode to different ids"),
         ({"input_ids": 5}, {}, SourceError, "the column 'input_ids' is int64, not a list per row"),
@@ -130,7 +130,7 @@ def test_missing_or_empty_source(tokenizer: Path, place: Path) -> None:
 
 def test_olmo_files_with_another_dtype(dataset: ps.Dataset, tokenizer: Path, place: Path) -> None:
     dataset.view().export("olmo", place / "out")
-    with pytest.raises(SourceError, match="have a different type, pass it with --dtype"):
+    with pytest.raises(SourceError, match="have a different type, pass it with dtype="):
         ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache", dtype="uint32")
     (place / "out" / "penstock.json").unlink()  # as other tools write it
     assert len(ps.adopt(place / "out", tokenizer=tokenizer, cache=place / "cache")) == 400

@@ -70,7 +70,7 @@ def test_append_ends_the_last_answer_of_a_row(
     assert ds.input_ids(0)[:-1].tolist() == plain.input_ids(0).tolist()
     assert ds.ledger["notes"]["stop_appended"] == 1 and ds.noted("stop_appended").tolist() == [0]
     assert ds.key != plain.key
-    with pytest.raises(UsageError, match="--turns faithful and --stop append exclude each other"):
+    with pytest.raises(UsageError, match="turns='faithful' and stop='append' exclude each other"):
         ps.prepare(rows, stop="append", turns="faithful", **options)
 
 

@@ -81,7 +81,7 @@ def test_folders_of_files(tmp_path: Path) -> None:
         (tmp_path / "shards/data").mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"text": [name]}), tmp_path / f"shards/data/{name}.parquet")
     assert len(discover([tmp_path / "shards"], split="train_sft").files) == 2
-    with pytest.raises(SourceError, match=r"has the splits test_sft, train_sft\. Choose one with --split"):
+    with pytest.raises(SourceError, match=r"has the splits test_sft, train_sft\. Choose one with split="):
         discover([tmp_path / "shards"])
     write(tmp_path / "plain/one.jsonl")
     write(tmp_path / "plain/two.jsonl.gz", gzip.compress(ROW, mtime=0))

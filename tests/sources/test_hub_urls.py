@@ -68,5 +68,5 @@ def test_addresses() -> None:
     assert parse_hub_url("hf://datasets/o/n") == ("datasets", "o/n", "main", "")
     with pytest.raises(UsageError, match=r"Write it as hf://datasets/owner/name/path"):
         parse_hub_url("hf://owner/name/x")
-    with pytest.raises(UsageError, match=r"names a revision, and so does --revision v2"):
+    with pytest.raises(UsageError, match=r"names a revision, and so does revision='v2'"):
         parse_hub_url("hf://datasets/o/n@v1/x", "v2")

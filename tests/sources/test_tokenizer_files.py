@@ -68,7 +68,7 @@ def test_unsupported_tokenizers_raise(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="the folder does not exist"):
         load_tokenizer(tmp_path / "nowhere")
     configure(folder, chat_template=[{"name": "rag", "template": "x"}])
-    with pytest.raises(TemplateError, match="several chat templates and no default: rag. Choose one with --template"):
+    with pytest.raises(TemplateError, match="several chat templates and no default: rag. Choose one with template="):
         load_tokenizer(folder).template()
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerError, match="invalid JSON"):

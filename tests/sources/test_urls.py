@@ -407,9 +407,9 @@ def test_what_is_not_there(url: str, message: str, s3: Proxy) -> None:
 
 
 def test_options_of_other_sources(s3: Proxy) -> None:
-    with pytest.raises(SourceError, match="--revision applies to Hugging Face datasets"):
+    with pytest.raises(SourceError, match="revision applies to Hugging Face datasets"):
         found(s3, "x", revision="main")
-    with pytest.raises(SourceError, match="--config applies to Hugging Face datasets by name"):
+    with pytest.raises(SourceError, match="config applies to Hugging Face datasets by name"):
         found(s3, "x", config="en")
     with pytest.raises(ObjectError, match="there is no bucket s3://no-such-bucket"):
         discover("s3://no-such-bucket/")

@@ -37,7 +37,7 @@ def parse_hub_url(url: str, revision: str | None = None) -> HubAddress:
     if found is None:
         raise UsageError(f"{url}: not an address of the Hub. Write it as hf://datasets/owner/name/path/to/file.jsonl.")
     if found["revision"] and revision:
-        raise UsageError(f"{url}: names a revision, and so does --revision {revision}. Give one of them.")
+        raise UsageError(f"{url}: names a revision, and so does --revision {revision!r}. Give one of them.")
     return HubAddress(found["kind"], found["repo"], found["revision"] or revision or "main", found["path"] or "")
 
 

@@ -188,7 +188,7 @@ class _Verifier:
         if ledger["rows"] != ledger["kept"] + rejected:
             off.append(f"{ledger['rows']:,} rows, but {ledger['kept']:,} kept and {rejected:,} rejected")
         if off:
-            what = f"the ledger does not add up: it has {'; '.join(off)}. Use prepare --force"
+            what = f"the ledger does not add up: it has {'; '.join(off)}. Prepare it again with --force"
             self._found(what, dataset.path, dataset=dataset.key)
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
@@ -221,7 +221,7 @@ def mark_bad_shard(cache: Cache, name: str, what: str) -> str:
     try:
         cache.mark_bad(name, what)
     except StoreError as error:
-        return f"{what}. It can't be marked ({error}) Use prepare --force"
+        return f"{what}. It can't be marked ({error}) Prepare it again with --force"
     return f"{what}. {REBUILD}"
 
 
