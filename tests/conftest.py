@@ -19,19 +19,6 @@ from penstock.sources.text import json_lines
 from tests.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 ROOT = Path(__file__).parent.parent
-SLOW = (  # what `make quick` leaves out: trainers, browsers, kills, whole documents, and tests that take seconds
-    "cache/test_bit_flips", "cache/test_crashes", "cache/test_damage", "cache/test_faults",
-    "cache/test_foreign_files", "cache/test_gc", "cache/test_manifests", "cache/test_nfs", "cache/test_readers",
-    "cache/test_remote", "cache/test_reuse", "cache/test_sharing", "cache/test_trust", "build/test_bombs",
-    "build/test_faithful", "build/test_memory_rows", "build/test_notes", "build/test_ray", "build/test_spot_check",
-    "build/test_start_up", "build/test_workers", "cli/", "encode/test_hostile_tokenizers",
-    "encode/test_spm_pieces", "export/", "feed/test_torch", "lint/test_releases", "look/test_browser",
-    "look/test_viewer", "dry_run/",
-    "sources/test_hub_urls", "sources/test_urls", "store/test_transient",
-    "template/test_expressions", "template/test_reference", "template/test_sandbox", "template/test_snippets",
-    "test_children", "test_config_files",
-    "test_conformance", "test_docs", "test_fuzz", "test_release", "test_site", "train/", "verify/",
-)  # fmt: skip
 
 # Background jobs, nohup and some CI ignore SIGINT, and processes inherit it: a test could not interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,13 +27,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A busy machine is no failure: a timing is never a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the slow modules."""
-    for item in items:
-        if str(item.path.relative_to(ROOT / "tests")).startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from penstock import child
 from tests.build.test_ray import LoopbackCluster
 from tools import graph
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SHADOWED = (
     *("penstock", "orjson", "numpy", "pyarrow", "tokenizers", "jinja2", "yaml", "xxhash", "blake3", "gigatoken"),

@@ -15,6 +15,8 @@ import pytest
 
 from penstock.config_files import MAX_DEPTH, MAX_VALUES, load_yaml
 
+pytestmark = pytest.mark.slow
+
 SECONDS, BYTES = 10, 1 << 30
 COMMANDS = {"lint": ["lint", "--for", "trl.SFTConfig"], "train": ["train", "sft"], "verify": ["verify"]}
 HARNESS = f"""

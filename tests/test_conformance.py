@@ -18,6 +18,8 @@ from benchmarks.material import Files, sampled
 from benchmarks.oracle import Oracle
 from benchmarks.segments import dump
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = trl_templates()
 TOOL = {
     "type": "function",

@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.exactness import table
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

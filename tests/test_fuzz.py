@@ -12,10 +12,11 @@ import pytest
 
 from penstock.native import native
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(native is None, reason="installed without a compiler")
 def test_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.fuzz", "--seconds", "30", "--seed", "20", "--finds", str(tmp_path)]

@@ -22,7 +22,7 @@ from tools import wheel_check
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ import pytest
 from penstock.cli.document import document as command_line
 from tools.api_reference import document as api
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.md")])

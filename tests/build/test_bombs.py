@@ -23,6 +23,8 @@ from penstock.sources import discover
 from penstock.sources.columnar import parquet
 from penstock.sources.columnar.messages import batch_header, unpacked_size
 
+pytestmark = pytest.mark.slow
+
 CHILD = """
 import json, resource, sys
 import penstock as ps

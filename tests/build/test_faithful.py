@@ -24,6 +24,8 @@ from penstock.store.chains import check_prefixes, sizes, tokens
 from penstock.view.settings import LossPolicy
 from tests.regions.splitting import trained_texts
 
+pytestmark = pytest.mark.slow
+
 Rows = Callable[..., Path]
 Write = Callable[[list[object]], Path]
 

@@ -23,6 +23,8 @@ from penstock.errors import SourceError, TokenizerError, UsageError
 from penstock.store.cache import Cache
 from penstock.store.upkeep.gc import collect_garbage
 
+pytestmark = pytest.mark.slow
+
 Rows = list[dict[str, Any]]
 
 

@@ -17,6 +17,8 @@ from penstock.chat.notes import Note, describe_note, reason_and_remedy, rows_to_
 from penstock.errors import RowError
 from tests.cli.test_cli import run
 
+pytestmark = pytest.mark.slow
+
 
 def chat(answer: Any = "a", **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}], **more}

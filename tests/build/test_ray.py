@@ -36,6 +36,8 @@ from penstock.store.beacon import Beacon, sees_beacon
 from penstock.store.tree import Tree
 from tests.build.test_workers import conversation
 
+pytestmark = pytest.mark.slow
+
 FILES, ROWS = 32, 80  # a file is a slice
 SLOTS = 3
 IN_FLIGHT = 2  # slices that a worker holds at most

@@ -23,6 +23,8 @@ from penstock.sources import SliceRows
 from penstock.template.machine import Machine
 from penstock.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TURNS: Final = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven, e\u0301."}]
 CHATS: Final[list[Any]] = [
     {"messages": TURNS},

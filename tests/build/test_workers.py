@@ -31,6 +31,8 @@ from penstock.errors import WorkerError
 from penstock.sources import SliceRows
 from penstock.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 ROWS: Final = 25_000
 
 

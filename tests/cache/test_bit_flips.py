@@ -16,6 +16,8 @@ from penstock.store.format import seal, unseal
 from penstock.store.shard import read_shard
 from tests.cache.conftest import CLOCK_TICK, ROOT, Prepare
 
+pytestmark = pytest.mark.slow
+
 
 def test_random_bit_flips() -> None:
     seed = random.SystemRandom().randrange(1 << 32)  # another sample each time; the failure names it

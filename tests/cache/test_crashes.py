@@ -13,6 +13,8 @@ import pytest
 import penstock as ps
 from tests.cache.conftest import Forks, leftovers, result
 
+pytestmark = pytest.mark.slow
+
 STEPS = [
     *(f"{file}.{step}" for file in ("marker", "note", "shard", "lease", "manifest", "notes", "tokenizer", "memo")
       for step in ("open", "write", "sync", "rename")),

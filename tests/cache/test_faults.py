@@ -16,7 +16,7 @@ from penstock.store.cache import Cache
 from penstock.store.memo import PlanMemo, now
 from tools.faults import ERRORS, Fault, Faults, compiled, faults
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,6 @@ def test_the_shim_counts_and_fails(side: Faults) -> None:
     assert side.try_one(Fault(side.calls + 100, "EIO", True)) == "done"  # never comes
 
 
-@pytest.mark.slow
 def test_an_input_error_is_not_called_a_lack_of_permission(side: Faults) -> None:
     """Also not by `access`, which only says no: it is among these calls."""
     assert {side.try_one(Fault(at, "EIO", True)) for at in range(30, 42)} == {"error"}
@@ -50,7 +49,6 @@ def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> No
     assert len(list(home.glob("memo/*/*.json"))) == 1
 
 
-@pytest.mark.slow
 def test_faults_at_sampled_calls(side: Faults) -> None:
     ended = {side.try_one(fault) for fault in faults(side.calls, ERRORS, every=401)}
     assert ended == {"done", "error"}

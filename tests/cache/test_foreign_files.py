@@ -20,7 +20,7 @@ from penstock.store.upkeep.listing import list_datasets
 from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
 MINE = (
     "claims/expenses.csv",

@@ -23,7 +23,7 @@ from penstock.store.upkeep.gc import DAY, collect_garbage
 from penstock.store.upkeep.listing import list_datasets
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
 
 def make_old(cache: Path, age: float = 40 * DAY) -> None:

@@ -22,7 +22,7 @@ from penstock.store.upkeep.listing import list_datasets
 from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Prepare, result
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
 WRONG: tuple[Any, ...] = (None, True, -1, 2**63, 1e300, "", "b3-", [], [None], {}, {"": [{}]})
 

@@ -11,6 +11,8 @@ import pytest
 from tests.cache import nfs_guest
 from tools import nfs
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 1
 
 
@@ -29,7 +31,6 @@ def found() -> dict[str, Any]:
     return value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", nfs_guest.SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_nfs(found: dict[str, Any], scenario: Any) -> None:
     outcome = found[scenario.__name__]

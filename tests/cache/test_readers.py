@@ -16,7 +16,7 @@ from penstock.store.upkeep.gc import collect_garbage
 from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
 
 def inodes(cache: Path) -> dict[str, int]:

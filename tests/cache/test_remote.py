@@ -30,7 +30,7 @@ from tests.cache.conftest import Prepare
 from tests.cache.conftest import result as files_of
 from tests.object_servers import Proxy
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 Built = Callable[..., Outcome]
 
 

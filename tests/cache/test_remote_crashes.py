@@ -12,6 +12,8 @@ from benchmarks import remote
 from tests.cache.conftest import Forks, result
 from tests.object_servers import Proxy
 
+pytestmark = pytest.mark.slow
+
 KILLED = -9
 STEPS = (
     "claim.create", "remote.index.put", "remote.shard.put", "claim.release", "lease.put", "remote.manifest.open",

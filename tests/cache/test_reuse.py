@@ -24,7 +24,7 @@ from penstock.sources.text import slicing
 from penstock.store import memo
 from tests.cache.conftest import CLOCK_TICK, Prepare, result
 
-pytestmark = pytest.mark.usefixtures("small_slices")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
 
 @pytest.fixture

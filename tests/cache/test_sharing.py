@@ -12,6 +12,8 @@ import pytest
 
 from tests.cache.conftest import Forks, leftovers, result
 
+pytestmark = pytest.mark.slow
+
 
 def made(output: str) -> int:
     """The number of slices a run encoded, from its `--json` output (which follows the format line)."""

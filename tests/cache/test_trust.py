@@ -27,6 +27,8 @@ from penstock.store.manifest import seal_manifest
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
 from tests.cache.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
 
+pytestmark = pytest.mark.slow
+
 WRITER, READER = 1, 65534  # daemon and nobody
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 

@@ -13,6 +13,8 @@ import pytest
 
 import penstock
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(penstock.__file__).parent.parent
 
 

@@ -32,6 +32,8 @@ from penstock.train.config_reader import flat, plain, read_config
 from penstock.verify.targets.target import TargetSpec, _factory
 from penstock.view.settings import ViewSettings
 
+pytestmark = pytest.mark.slow
+
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]

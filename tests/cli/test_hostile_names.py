@@ -11,6 +11,8 @@ import pytest
 
 from penstock.cli import main
 
+pytestmark = pytest.mark.slow
+
 ESCAPES = "\x1b[31m\x07\x9b2J\x7f\u202e\u200b[red]"  # C0, C1, delete, reordering, invisible, rich's markup
 NAME = f"a{ESCAPES}b"
 

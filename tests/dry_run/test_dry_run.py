@@ -22,6 +22,8 @@ from penstock.objects import open_object_store
 from penstock.sources.text import chunks
 from tests.object_servers import Proxy
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TOKENIZER = str(ROOT / "examples/tokenizer")
 

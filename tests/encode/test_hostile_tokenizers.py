@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Files = dict[str, Any]  # name -> JSON value, or bytes
 MEMORY = 1_000_000_000
 SECONDS = 10

@@ -21,7 +21,7 @@ from penstock.encode.vocabulary import Vocabulary
 from penstock.native import native
 from penstock.regions.segments import Segments
 
-pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(native is None, reason="installed without a compiler")]
 
 CORPUS = [
     "def f(x):\n    return x  # code with   runs of spaces",

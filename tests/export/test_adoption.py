@@ -19,6 +19,8 @@ from penstock.store.upkeep.verify import verify_cache
 from tests.encode.test_spm_pieces import SPACES, bpe
 from tests.export.readers import read
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def rows(place: Path) -> Path:

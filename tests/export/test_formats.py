@@ -28,6 +28,8 @@ from penstock.view.view import BaseView
 from tests.export.readers import READERS, Row, read
 from tests.view import rows as made
 
+pytestmark = pytest.mark.slow
+
 SHIFTED = ("skyrl", "skyrl_cache", "nemo")  # formats whose mask is for predictions: nothing predicts the first token
 FORMATS = format_names()
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing to disk would take most of the test time

@@ -19,6 +19,8 @@ import zstandard
 import penstock as ps
 from penstock.errors import PenstockError
 
+pytestmark = pytest.mark.slow
+
 IDS = [[10, 11, 12, 13], [7], [20, 21]]
 MASK = [[0, 1, 1, 0], [1], [1, 1]]
 FLAT_IDS, FLAT_MASK = [*chain(*IDS)], [*chain(*MASK)]

@@ -22,6 +22,8 @@ from penstock.view.view import BaseView
 from tests.export.conftest import EXITS, ROOT, Ask
 from tests.view.rows import chat
 
+pytestmark = pytest.mark.slow
+
 
 def listed(view: Any) -> list[dict[str, list[int]]]:
     items = [view[int(item)] for item in view.epoch_indices(0)]
@@ -213,7 +215,6 @@ def test_verl_dataset_class_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Pa
     assert found["flat"]["position_ids"] == [place for ids in first for place in range(len(ids))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["axolotl_sft", "skyrl_sft"])
 def test_trainers_prepare_the_same_tokens_and_masks(
     trainer: str, ask: Ask, place: Path, examples: Path, tokenizer: Path

@@ -20,6 +20,8 @@ from tests.cache.conftest import Forks
 from tests.feed.data import pair_view, view
 from tests.view.rows import chat
 
+pytestmark = pytest.mark.slow
+
 UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3))]
 
 

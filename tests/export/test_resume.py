@@ -13,6 +13,8 @@ import pytest
 import penstock as ps
 from tests.cache.conftest import Forks
 
+pytestmark = pytest.mark.slow
+
 KILLED = -9
 OPTIONS: dict[str, list[object]] = {
     "olmo": ["--to", "olmo", "--part-tokens", 900],

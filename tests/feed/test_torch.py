@@ -22,7 +22,7 @@ from tests.feed.data import mixture, pair_view, plains, view
 
 torch = pytest.importorskip("torch")
 datasets = pytest.importorskip("torch.utils.data")
-pytestmark = pytest.mark.filterwarnings("ignore")  # from third-party libraries
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # from third-party libraries
 
 from penstock.feed.torch_datasets import Collator, MapRows, Stream, hf_dataset  # noqa: E402
 

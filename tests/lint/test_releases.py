@@ -14,6 +14,8 @@ import pytest
 
 from penstock.lint.config_class import read_config_class
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = "use_liger_loss: true\nmax_seq_length: 2048\ntokenizer: x\nlearning_rat: 1.0e-5\nlearning_rate: 1.0e-5\n"
 

@@ -24,6 +24,8 @@ from penstock.look.survey import Flag
 from tests.look.conftest import TOKEN, serving
 from tools.fuzz_viewer import hostile_path
 
+pytestmark = pytest.mark.slow
+
 
 def ask(viewer: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
     address = urlsplit(viewer)

@@ -15,6 +15,8 @@ from penstock.errors import UsageError
 from penstock.sources.remote.hub_store import parse_hub_url
 from tests.object_servers import hub_server
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "yes"}]} for n in range(9)]
 LINES = b"".join(orjson.dumps(row) + b"\n" for row in ROWS)
 COMMIT = "c0ffee" * 6 + "cafe"

@@ -35,6 +35,8 @@ from penstock.sources.slices import SliceSizes
 from penstock.sources.text import slicing
 from tests.object_servers import Proxy, Request, web_server
 
+pytestmark = pytest.mark.slow
+
 SMALL = SliceSizes(4_000, 8_000, 16_000)
 WORDS = [
     "the",

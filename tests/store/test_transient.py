@@ -19,6 +19,8 @@ from penstock.store.tree import Tree
 from penstock.store.upkeep.gc import clean_orphans
 from tests.cache.conftest import leftovers
 
+pytestmark = pytest.mark.slow
+
 NAME = "b3-" + "a" * 64
 CALLS = {"close", "fsync", "fstat", "link", "mkdir", "open", "replace", "scandir", "stat", "unlink", "utime"}
 

@@ -19,7 +19,7 @@ from penstock.template.jinja.sandbox import Sandbox
 from penstock.template.machine import Machine, conversation_layout, encoded
 from tests.template.conversations import DATE
 
-pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(native is None, reason="installed without a compiler")]
 
 VALUES: dict[str, Any] = {
     "nothing": None,

@@ -15,6 +15,8 @@ from penstock.template.probes import PROBES, WORD, assistant, calling, result, s
 from penstock.template.rendered import MessageFlag, Rendered
 from tests.template.conversations import BATTERY, DATE, TOKENS, expected, templates
 
+pytestmark = pytest.mark.slow
+
 CHAT = Conversation([system(0), user(1), assistant(2), user(3), assistant(4)])
 NONE, CALLS, PRINTED, CONTENT = 0, MessageFlag.HAS_CALLS, MessageFlag.CALLS_PRINTED, MessageFlag.CONTENT_PRINTED
 THINKS, THOUGHT = MessageFlag.HAS_REASONING, MessageFlag.REASONING_PRINTED

@@ -23,6 +23,8 @@ from penstock.template.probes import PROBES, assistant, system, user
 from tests.template.conversations import BATTERY, DATE, TEMPLATES, TOKENS
 from tests.template.hostile import HOSTILE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,6 @@ for name in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
 def test_hostile_templates_stay_within_time_and_memory() -> None:
     names = list(HOSTILE)
     child = subprocess.run(
@@ -258,7 +259,6 @@ def test_long_rows_are_not_refused(template: str, messages: int, words: int) -> 
     assert by_reference(new(template), chat, False) == by_transformers(template, chat, False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_6", "gemma4_v5", "muse_glimmer", "gptoss", "smolvlm"])
 def test_a_row_of_32_mb_is_not_refused(name: str) -> None:
     template = next(path for path in TEMPLATES if path.stem == name).read_text()

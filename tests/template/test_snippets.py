@@ -20,7 +20,7 @@ from tests.regions.splitting import assistant, calls, returns, user
 from tests.template.conversations import DATE, TOKENS
 from tests.template.snippets import CALLS, MESSAGES, TOOL_LISTS, TOOLS, each, each_call, printing
 
-pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(native is None, reason="installed without a compiler")]
 
 SYSTEM: Message = {"role": "system", "content": "Be kind."}
 TURNS = [user("q"), assistant("abc")]

@@ -23,6 +23,8 @@ from penstock.train.output.lock import output_lock
 from penstock.train.run import train_sft
 from tests.train.runs import Config, environment, losses
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"feed": {"steps": 4}, "checkpoint": {"every": 2}}
 
 

@@ -16,6 +16,8 @@ from penstock.train.run import train_sft
 from penstock.train.schedule import learning_rate, warmup_steps
 from tests.train.runs import Config, losses
 
+pytestmark = pytest.mark.slow
+
 
 def report(step: int, loss: float = 1.0) -> StepReport:
     return StepReport(step, 10, 0, loss, 1e-3, 0.5, 4, 1000, 300, 0.9, 0.001, 0.1, {"reward_accuracy": 0.75})

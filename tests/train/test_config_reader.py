@@ -12,6 +12,8 @@ from penstock.train.config import TrainConfig
 from penstock.train.config_reader import flat, plain, read_config
 from penstock.train.document import keys_table
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = {"model": {"init": "x"}, "data": {"sources": ["a.jsonl", {"path": ["b", "c"], "weight": 0.3}]}}
 
 

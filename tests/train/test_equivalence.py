@@ -22,6 +22,8 @@ from penstock.train.objectives.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, losses
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_prefetching_is_bit_identical(config: Config, method: str) -> None:

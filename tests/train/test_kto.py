@@ -24,6 +24,8 @@ from penstock.train.objectives.reference import FrozenReference
 from penstock.train.run import train_kto, train_sft
 from tests.train.runs import Config, losses, metrics
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {"prompt": f"{a} plus {b} is", "completion": f" {a + b + (not good) * 7}, I think.", "label": good}
     for a, b, good in [(1, 2, True), (30, 4, False), (7, 7, False), (9, 12, True), (5, 5, True), (10, 2, False)] * 4

@@ -18,6 +18,8 @@ from penstock.train.errors import TrainError
 from penstock.train.run import train_sft
 from tests.train.runs import Config, environment, losses, metrics
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 
 

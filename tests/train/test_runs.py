@@ -14,6 +14,8 @@ from penstock.train.objectives.reference import Scored
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, losses, metrics
 
+pytestmark = pytest.mark.slow
+
 
 def test_loss_halves(config: Config, examples: Path) -> None:
     values = config(feed={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, eval={"holdout": 20})

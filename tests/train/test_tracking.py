@@ -23,6 +23,8 @@ from penstock.train.objectives.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, metrics
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ("loss_by_source/first", "loss_by_source/second")
 
 

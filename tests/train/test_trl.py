@@ -19,7 +19,7 @@ from penstock.train.data import open_data
 from penstock.train.objectives.objective import Dpo, Policy, Sft, pair_log_probs
 from tests.train.runs import Config
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "max_length": None, "disable_tqdm": True}
 
 

@@ -18,7 +18,7 @@ from penstock.train.config import Mean
 from penstock.train.objectives.objective import Dpo, Policy, Sft, pair_log_probs
 from tests.train.test_trl import QUIET, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parent.parent.parent
 
 

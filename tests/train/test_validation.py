@@ -16,6 +16,8 @@ from penstock.train.objectives.loss import sft_terms
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("override", "reason"),

@@ -16,6 +16,8 @@ from penstock.cli import app
 from penstock.verify.certificate import Certificate, Finding, PackageInfo, Verdict
 from tests.verify.conftest import HERE, ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     subject = PackageInfo("liger_kernel", "0.8.5", "/x/liger_kernel/__init__.py", "abc+changes")

@@ -14,6 +14,8 @@ from penstock.verify.supervisor import Failure, Supervisor
 from penstock.verify.verifier import VerifyOptions, _Verification, verify
 from tests.verify.conftest import HERE, ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_segfault_and_hang_are_reported(supervisor: Supervisor) -> None:
     died = supervisor.observe(ProbeJob(JobKind.RUN, {"factory": "factories:segfault"}))

@@ -11,6 +11,8 @@ from penstock.verify.judge import compare_losses, judge_run
 from penstock.verify.verifier import OFF
 from tests.verify.conftest import Observe
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ("rms_norm", "rope", "mlp", "cross_entropy", "fused_linear_cross_entropy")
 
 

@@ -9,6 +9,8 @@ from penstock.verify.jobs import JobKind
 from penstock.verify.judge import isolation_finding, isolation_verdict
 from tests.verify.conftest import Observe
 
+pytestmark = pytest.mark.slow
+
 ISOLATED = {
     "position_ids": True,
     "position_ids, default use_cache": False,

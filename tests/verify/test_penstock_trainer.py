@@ -12,6 +12,8 @@ from penstock.verify.certificate import Certificate, Verdict
 from penstock.verify.supervisor import Supervisor
 from penstock.verify.verifier import VerifyOptions, _Verification
 
+pytestmark = pytest.mark.slow
+
 
 def configuration(examples: Path, folder: Path, rows: str, **more: Any) -> str:
     values = {

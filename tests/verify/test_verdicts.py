@@ -12,6 +12,8 @@ from penstock.verify.bisection import bisect_kernels
 from penstock.verify.certificate import Certificate, Finding, Verdict, required_promises
 from penstock.verify.judge import isolation_verdict, ran_attention
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ["rms_norm", "rope", "mlp", "cross_entropy", "fused_linear_cross_entropy"]
 
 
