@@ -35,7 +35,7 @@ quick: $(VENV)/dev  ## Run the quick tests, under two minutes
 
 generate: $(VENV)/dev  ## Rewrite the files that are generated from the code: arguments.py, docs/cli.md, docs/api.md
 	$(BIN)/python -m tools.arguments > .arguments && mv .arguments penstock/arguments.py
-	$(BIN)/python -m penstock.cli.document > .reference && mv .reference docs/cli.md
+	$(BIN)/python -m tools.cli_reference > .reference && mv .reference docs/cli.md
 	$(BIN)/python -m tools.api_reference > .reference && mv .reference docs/api.md
 
 docs: $(VENV)/dev  ## Build the documentation into build/site; warnings are errors
@@ -68,7 +68,7 @@ bench: $(VENV)/dev  ## Run all benchmarks (under 25 minutes), and write their fi
 
 # The trainers' own packages, for the tests of exports and `benchmarks.peers`: an environment apart, for they pin what
 # they need each. Those that ask for CUDA or for a package of another kind come without what they depend on; see
-# tests/export/packages.
+# tests/exchange/packages.
 exits: .exits/done  ## Install other trainers, whose own code reads our exports in tests and runs in benchmarks.peers
 
 .exits/done: constraints-exits.txt

@@ -27,18 +27,17 @@ import numpy as np
 import torch
 
 from penstock.arrays import Int64
-from penstock.chat.conversation import Part, Role
-from penstock.feed.batch import Batch
-from penstock.feed.collate import Padding, packed, padded
-from penstock.feed.loader import Loader
-from penstock.feed.prefetch import Prefetcher
-from penstock.feed.torch_datasets import MapRows
-from penstock.feed.torch_tensors import TensorConverter
-from penstock.store.columns import Columns
+from penstock.load.collate import Batch, Padding, packed, padded
+from penstock.load.gather import Gatherer
+from penstock.load.loader import Loader
+from penstock.load.prefetch import Prefetcher
+from penstock.load.torch_datasets import MapRows
+from penstock.load.torch_tensors import TensorConverter
+from penstock.load.view import BaseView
+from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.encode.columns import Columns
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
-from penstock.view.gather import Gatherer
-from penstock.view.memory import MemoryExamples
-from penstock.view.view import BaseView
+from tests.support.memory_dataset import MemoryExamples
 
 ROWS: Final = 32
 MEAN_LENGTHS: Final = (300, 800, 2000)

@@ -36,7 +36,7 @@ from benchmarks.material import Files, sampled
 from benchmarks.oracle import Expected, Oracle, token_hash
 from benchmarks.servers import Server, ServerDiedError, serve
 from penstock.errors import SourceError
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 NAMED = 3  # differing rows to print per template
 

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from penstock.sources.slices import SliceSizes
+from penstock.prepare.sources.slices import SliceSizes
 from tests.cache.conftest import Forks, leftovers, result
 from tests.cache.test_crashes import KILLED, REWRITES, STEPS
 

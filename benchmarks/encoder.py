@@ -25,14 +25,14 @@ import numpy as np
 from benchmarks.grow import MATERIAL, grow_rows, material
 from benchmarks.prepare import accepted
 from penstock.build.options import prepare_options
-from penstock.build.recipe import make_recipe
-from penstock.build.slices import pipeline as pipeline_module
-from penstock.build.slices.batch import encode_texts
-from penstock.build.slices.pipeline import Pipeline
-from penstock.chat.formats import detect
-from penstock.regions.segments import Segments
-from penstock.sources import SliceRows
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare import pipeline as pipeline_module
+from penstock.prepare.chat.formats import detect
+from penstock.prepare.encode.example_batch import encode_texts
+from penstock.prepare.pipeline import Pipeline
+from penstock.prepare.recipe import make_recipe
+from penstock.prepare.regions.segments import Segments
+from penstock.prepare.sources.slices import SliceRows
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 SHARE = 0.7
 SLICE_ROWS = 8192

@@ -36,9 +36,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import penstock as ps
 from benchmarks.grow import MATERIAL, grow
-from penstock.feed.loader import Loader
+from penstock.load.loader import Loader
 from penstock.train.config import Mean
-from penstock.train.objectives.loss import sft_terms, targets
+from penstock.train.objective import sft_terms, targets
 
 EPOCHS = 2
 REAL_ROWS, SIMULATED_ROWS = 32, 256  # per batch; simulated batches have about 12,000 tokens, as on a GPU

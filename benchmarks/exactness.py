@@ -26,16 +26,14 @@ import numpy as np
 
 from benchmarks.grow import MATERIAL
 from benchmarks.models import download
-from penstock.build.slices.batch import encode_texts
-from penstock.encode import encoder as encoder_module
-from penstock.encode.align import segment_counts
-from penstock.encode.code_points import code_points, utf8_widths
-from penstock.encode.encoder import Encoder
-from penstock.encode.nfc import NfcNormalizer
-from penstock.encode.vocabulary import Vocabulary
-from penstock.regions.segments import Segments
+from penstock.prepare.encode import encoder as encoder_module
+from penstock.prepare.encode.encoder import Encoder
+from penstock.prepare.encode.example_batch import encode_texts, segment_counts
+from penstock.prepare.encode.unicode_checks import NfcNormalizer, code_points, utf8_widths
+from penstock.prepare.regions.segments import Segments
+from penstock.prepare.tokenizer.files import load_tokenizer
+from penstock.prepare.tokenizer.vocabulary import Vocabulary
 from penstock.store.files import bytes_digest
-from penstock.tokenizer import load_tokenizer
 
 PACKAGES = (
     "aya_expanse", "baichuan2", "chatglm3", "claude", "claude1", "command_r_plus", "deepseek_v3", "gemma", "gemma2",

@@ -32,11 +32,11 @@ import penstock as ps
 from benchmarks.clock import DATE, stop_clock
 from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
-from penstock.chat.conversation import Role
 from penstock.errors import PenstockError
-from penstock.store.chains import roots, sizes
-from penstock.view.settings import UnknownRegions, ViewSettings
-from penstock.view.view import BaseView
+from penstock.load.options import UnknownRegions, ViewSettings
+from penstock.load.view import BaseView
+from penstock.prepare.chat.conversation import Role
+from penstock.prepare.faithful.prefixes import roots, sizes
 
 FILES = (
     "tau_airline_a",

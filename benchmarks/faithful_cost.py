@@ -35,10 +35,10 @@ import penstock as ps
 from benchmarks.faithful import REASONING
 from benchmarks.grow import grown, material
 from penstock.arrays import Int64
-from penstock.chat.conversation import Part, Role
-from penstock.feed.tree import RowTrees
-from penstock.store.chains import row_of, sizes, tokens
-from penstock.store.columns import Columns
+from penstock.load.assemble import RowTrees
+from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.encode.columns import Columns
+from penstock.prepare.faithful.prefixes import row_of, sizes, tokens
 
 FILES = {"tau-bench airline": "tau_airline_a", "SWE-agent": "swe_trajs_a"}
 MODES = ("conversation", "faithful")

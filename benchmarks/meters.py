@@ -27,8 +27,8 @@ import xxhash
 from benchmarks.clock import DATE
 from benchmarks.oracle import Oracle, has_null_content, token_hash
 from benchmarks.servers import Answer, Server, answers, serve
-from penstock.encode.engines import FastEngine, Gigatoken, Splintr
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare.encode.engines import FastEngine, Gigatoken, Splintr
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 
 class Meter:

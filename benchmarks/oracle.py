@@ -60,7 +60,7 @@ def reference_tokenizer(folder: Path) -> Any:
     """The tokenizer exactly as in its file, loaded with transformers' class for a bare tokenizer.json."""
     from transformers import AddedToken, PreTrainedTokenizerFast
 
-    from penstock.tokenizer import load_tokenizer
+    from penstock.prepare.tokenizer.files import load_tokenizer
 
     config = json.loads((folder / "tokenizer_config.json").read_text())
     declared = {int(k): AddedToken(**v) for k, v in (config.get("added_tokens_decoder") or {}).items()}

@@ -27,10 +27,10 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.arrays import Int32
-from penstock.pack.balance import shares, work_of
-from penstock.pack.plan import Plan
-from penstock.pack.settings import PlanSettings
-from tests.pack.lengths import Lengths, best_fit_decreasing, chat_like, reasoning_like
+from penstock.load.assemble import shares, work_of
+from penstock.load.options import PlanSettings
+from penstock.load.plan import Plan
+from tests.support.lengths import Lengths, best_fit_decreasing, chat_like, reasoning_like
 
 CASES: Final = {"chat-like": (chat_like, 8192), "reasoning-like": (reasoning_like, 16384)}
 TRL_ROWS: Final = 50_000

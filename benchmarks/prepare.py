@@ -38,7 +38,7 @@ from benchmarks.meters import Meter, chosen, timed
 from benchmarks.models import trl_templates
 from benchmarks.oracle import Oracle, token_hash
 from benchmarks.scaling import long_conversations, speed_up
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
 TIMES, SHARE = 30.0, 0.3  # targets, relative to transformers and to the encoder

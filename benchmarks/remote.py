@@ -33,7 +33,7 @@ from penstock.store.remote.objects import CacheObjects
 from penstock.store.remote.transfer import copy_dataset
 from tests.cache.conftest import Forks, result
 from tests.cache.forks import cut_small
-from tests.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
+from tests.support.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 STEPS = (
     "claim.create", "claim.release", "lease.put", "remote.index.put", "remote.shard.put", "remote.manifest.open",

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from penstock.api import Dataset, Mixture, View, adopt, estimate, mix, prepare
     from penstock.api import open_ as open
     from penstock.errors import PenstockError
-    from penstock.feed.loader import Loader
-    from penstock.view.mixture import Count
+    from penstock.load.loader import Loader
+    from penstock.load.view import Count
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
 
 # Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
 _HOMES = {
-    "Count": "view.mixture",
+    "Count": "load.view",
     "Dataset": "api",
-    "Loader": "feed.loader",
+    "Loader": "load.loader",
     "Mixture": "api",
     "PenstockError": "errors",
     "View": "api",
@@ -41,6 +41,10 @@ _HOMES = {
     "open": "api",
     "prepare": "api",
 }
+
+# `ps.prepare` is a function, and `penstock.prepare` a package too. Imported before, it does not hide the function.
+import_module("penstock.prepare")
+del globals()["prepare"]
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.adoption.options import AdoptOptions, adopt_options
 from penstock.arguments import (
     AdoptArguments,
     ExportArguments,
@@ -16,28 +15,28 @@ from penstock.arguments import (
     ViewArguments,
 )
 from penstock.build.options import PrepareOptions, prepare_options
-from penstock.export.options import WriteOptions
-from penstock.feed.loader import Loader
-from penstock.feed.settings import LoaderOptions
+from penstock.exchange.options import AdoptOptions, WriteOptions, adopt_options
+from penstock.load.example import default_policy
+from penstock.load.loader import Loader
+from penstock.load.options import LoaderOptions, ViewSettings, view_settings
+from penstock.load.view import BaseMixture, BaseView, Count
+from penstock.load.view import mix as mix_views
 from penstock.notebook import html
 from penstock.options import with_signature
 from penstock.store.dataset import StoredDataset, open_dataset
-from penstock.view import mixture, view
-from penstock.view.examples import default_policy
-from penstock.view.settings import ViewSettings, view_settings
 
 if TYPE_CHECKING:
     import datasets
 
+    from penstock.build.conversations import ConversationReader
+    from penstock.build.estimate import Estimate
     from penstock.build.progress import OnProgress, Progress
-    from penstock.dry_run.predict import Estimate
-    from penstock.export.exporter import Exported
-    from penstock.export.exporter import OnProgress as OnExportProgress
-    from penstock.look.stats import Stats
-    from penstock.store.conversations import ConversationReader
+    from penstock.exchange.export import Exported
+    from penstock.exchange.export import OnProgress as OnExportProgress
+    from penstock.look.statistics import Stats
 
 
-class View(view.BaseView):
+class View(BaseView):
     """A dataset under a loss policy, a maximum length and a hold-out."""
 
     def stats(self, capacity: int | None = None) -> Stats:
@@ -68,7 +67,7 @@ class View(view.BaseView):
         return _to_hf(self, capacity)
 
 
-class Mixture(mixture.BaseMixture):
+class Mixture(BaseMixture):
     """Several views combined, with a share of each per epoch."""
 
     def stats(self, capacity: int | None = None) -> Stats:
@@ -100,7 +99,7 @@ class Mixture(mixture.BaseMixture):
 
 
 def _stats(counted: View | Mixture | Dataset, capacity: int | None) -> Stats:
-    from penstock.look.stats import stats
+    from penstock.look.statistics import stats
 
     return stats(counted, capacity)
 
@@ -112,13 +111,13 @@ def _export(
     on_progress: OnExportProgress | None,
     options: ExportArguments,
 ) -> Exported:
-    from penstock.export.exporter import export  # imports pyarrow's writers, which training doesn't need
+    from penstock.exchange.export import export  # imports pyarrow's writers, which training doesn't need
 
     return export(served, to, folder, on_progress, **options)
 
 
 def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
-    from penstock.export.lazy import lazy_dataset
+    from penstock.exchange.tables import lazy_dataset
 
     return lazy_dataset(served, capacity)
 
@@ -149,7 +148,7 @@ class Dataset(StoredDataset):
     @cached_property
     def origin(self) -> ConversationReader:
         """Reads the source rows of examples."""
-        from penstock.store.conversations import ConversationReader  # imports the template engines
+        from penstock.build.conversations import ConversationReader  # imports the template engines
 
         return ConversationReader(self)
 
@@ -175,8 +174,8 @@ def prepare(
     command, the function continues with a warning if the cache is not writable: it builds once per host in a temporary
     folder, unless `on_unwritable="error"`.
     """
-    from penstock.build.prepare import Builder  # prepared datasets open without the engines
-    from penstock.look.terminal.watching import watched
+    from penstock.build.run import Builder  # prepared datasets open without the engines
+    from penstock.look.progress import watched
 
     values, given = _tokenizer_apart({"on_unwritable": "temporary", **options})
     with watched(progress) as watch:
@@ -205,7 +204,7 @@ def estimate(*sources: Any, nodes: int = 1, **options: Unpack[PrepareArguments])
 
     Takes the sources and options of `prepare`. `nodes` is the number of machines like this one to predict the time for.
     """
-    from penstock.dry_run.predict import predict
+    from penstock.build.estimate import predict
 
     values, given = _tokenizer_apart({**options})
     return predict(sources, prepare_options(values), nodes=nodes, tokenizer=given)
@@ -214,7 +213,7 @@ def estimate(*sources: Any, nodes: int = 1, **options: Unpack[PrepareArguments])
 @with_signature(AdoptOptions)
 def adopt(*sources: str | os.PathLike[str], **options: Unpack[AdoptArguments]) -> Dataset:
     """Create a dataset from rows that are already tokenized. Takes the options of `penstock adopt`."""
-    from penstock.adoption.adopt import adopt as run
+    from penstock.exchange.adopt import adopt as run
 
     dataset = run(sources, adopt_options(options)).dataset
     return Dataset(dataset.cache, dataset.manifest)
@@ -233,10 +232,10 @@ def open_(
     return Dataset(stored.cache, stored.manifest)
 
 
-def mix(parts: Mapping[str, tuple[Dataset | View, float | mixture.Count]], seed: int = 0) -> Mixture:
+def mix(parts: Mapping[str, tuple[Dataset | View, float | Count]], seed: int = 0) -> Mixture:
     """Mix datasets or views: `{"chat": (chat, 1.0), "tools": (tools, 0.3), "extra": (extra, Count(500))}`.
 
     A number means passes per epoch (0.3 is a different 30% each epoch); `Count` means examples per epoch.
     """
-    mixed = mixture.mix(parts, seed)
+    mixed = mix_views(parts, seed)
     return Mixture(mixed.shares, mixed.seed)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from penstock.adoption.options import Check
     from penstock.build.options import (
         Arguments,
         DroppedCalls,
@@ -21,13 +20,10 @@ if TYPE_CHECKING:
         SpecialText,
         TokenizerAs,
     )
-    from penstock.export.options import Weights
-    from penstock.feed.collate import Side
-    from penstock.feed.settings import Collate, Framework
-    from penstock.pack.settings import Tail
-    from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
+    from penstock.exchange.options import Check, Weights
+    from penstock.load.options import Collate, Framework, HoldoutPart, LossPolicy, Overlong, Side, Tail, UnknownRegions
+    from penstock.prepare.modes import RegionsMode, StopMode, TurnsMode
     from penstock.store.trust import Trust
-    from penstock.view.settings import HoldoutPart, LossPolicy, Overlong, UnknownRegions
 
 
 class PrepareArguments(TypedDict, total=False):

@@ -17,7 +17,10 @@
     │   └── RangesUnsupported a web server sends only whole files
     ├── ViewError             a view can't be served
     │   └── RegionsUnknown    a loss policy needs regions that are unknown
-    └── FeedError             a batch can't be served, or a state belongs to another loader
+    ├── FeedError             a batch can't be served, or a state belongs to another loader
+    └── TrainError            training failed
+        ├── UnsupportedError  this model, data or machine can't do what the configuration asks; raised before training
+        └── NonFiniteError    the loss or gradient of a step is not finite; names the step and the source rows
 
 Messages state what happened, where, the value and the remedy. Every error can be pickled.
 """
@@ -118,3 +121,15 @@ class RegionsUnknown(ViewError):
 
 class FeedError(PenstockError):
     """A batch can't be served, or a state belongs to another loader."""
+
+
+class TrainError(PenstockError):
+    """Training failed."""
+
+
+class UnsupportedError(TrainError):
+    """This model, data or machine can't do what the configuration asks."""
+
+
+class NonFiniteError(TrainError):
+    """A loss or gradient is not finite."""

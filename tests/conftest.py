@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import penstock.api  # noqa: F401 (makes the options of all functions known, as any caller does)
-from penstock.encode import align, code_points
 from penstock.native import native
-from penstock.sources.text import json_lines
-from tests.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
+from penstock.prepare.encode import example_batch, unicode_checks
+from penstock.prepare.sources import text_rows
+from tests.support.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,6 +110,6 @@ def inner_loops(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("installed without a compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for module in (json_lines, code_points, align):
+            for module in (text_rows, unicode_checks, example_batch):
                 patch.setattr(module, "native", None)
         yield

@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.addresses import scheme_of
 from penstock.cli import main
 from penstock.errors import PenstockError, UsageError
-from penstock.lint.config_values import read_file
-from penstock.train.config_reader import read_config
+from penstock.train.config import read_config
+from penstock.train.lint.config_values import read_file
 
 SFT: dict[str, Any] = {"model": {"path": "m"}, "data": {"sources": ["a.jsonl"]}}
 

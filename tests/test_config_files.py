@@ -22,7 +22,7 @@ COMMANDS = {"lint": ["lint", "--for", "trl.SFTConfig"], "train": ["train", "sft"
 HARNESS = f"""
 import json, os, resource, sys
 from penstock.cli import main
-import penstock.lint, penstock.train.config_reader, penstock.verify.table, penstock.verify.verifier
+import penstock.train.lint, penstock.train.config, penstock.cli.train, penstock.train.verify.verifier
 for number, line in enumerate(json.load(sys.stdin)):
     child = os.fork()
     if child == 0:

@@ -141,7 +141,7 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_an_export_page_run(workplace: Path, page: Path) -> None:
-    """Their other recipes run where the trainers' packages are: tests/export/test_packages.py."""
+    """Their other recipes run where the trainers' packages are: tests/exchange/test_packages.py."""
     variables = environment(workplace)
     for number, code in enumerate(blocks(page, "bash")):
         place = workplace / str(number)

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import ObjectChanged, ObjectError, ObjectMissing, UsageError
 from penstock.objects import PIECE_BYTES, ObjectStore, _etag, open_object_store, parse_url
-from tests.object_servers import Proxy, web_server
+from tests.support.object_servers import Proxy, web_server
 
 ODD_NAMES = ["a b.jsonl", "p%20q", "q?x#y", "ünï/é", "st*ar[1]", "pl+us", "~&<>", "a=b/c:d@e,f;g", "日本/語"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.document import document as command_line
 from tools.api_reference import document as api
+from tools.cli_reference import document as command_line
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +24,12 @@ RUN_BY = {
     "README.md": "tests/test_docs.py",
     "coming-from-axolotl.md": "tests/test_docs.py",
     "coming-from-llama-factory.md": "tests/test_docs.py",
-    "coming-from-open-instruct.md": "tests/export/test_packages.py",
+    "coming-from-open-instruct.md": "tests/exchange/test_packages.py",
     "coming-from-skyrl.md": "tests/test_docs.py",
     "coming-from-trl.md": "tests/test_docs.py",
-    "coming-from-verl.md": "tests/export/test_packages.py",
+    "coming-from-verl.md": "tests/exchange/test_packages.py",
     "tutorial.md": "tests/test_release.py",
-    "views.md": "tests/view/test_docs_views.py",
+    "views.md": "tests/load/test_docs_views.py",
 }
 
 

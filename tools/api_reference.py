@@ -11,9 +11,9 @@ from typing import Any
 
 import penstock
 from penstock import errors
-from penstock.feed.batch import Batch
-from penstock.view.example import Example, Pair
-from penstock.view.ledger import Ledger
+from penstock.load.collate import Batch
+from penstock.load.example import Example, Pair
+from penstock.load.windows import Ledger
 
 INTRODUCTION = """# The Python API
 

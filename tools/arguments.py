@@ -16,11 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from penstock.adoption.options import AdoptOptions
 from penstock.build.options import PrepareOptions
-from penstock.export.options import WriteOptions
-from penstock.feed.settings import LoaderOptions
-from penstock.view.settings import ViewSettings
+from penstock.exchange.options import AdoptOptions, WriteOptions
+from penstock.load.options import LoaderOptions, ViewSettings
 
 RECORDS = {
     "PrepareArguments": (PrepareOptions, "ps.prepare(…)"),

@@ -30,7 +30,7 @@ import numpy as np
 
 from penstock.api import Dataset
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder
+from penstock.build.run import Builder
 from penstock.errors import PenstockError
 from penstock.store import claims
 from penstock.store.cache import Cache

@@ -17,7 +17,7 @@ sanitizer   rows and templates again in a separate process, with the C core comp
             without references.
 
 Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
-regression test, move its file to tests/template/fuzz_corpus.
+regression test, move its file to tests/prepare/template/fuzz_corpus.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ if __name__ == "__main__" and "--native" in sys.argv:
 
 from benchmarks.clock import DATE, stop_clock  # noqa: E402
 from benchmarks.models import trl_templates  # noqa: E402
-from penstock.chat.conversation import Conversation  # noqa: E402
-from penstock.chat.rows import RowReader  # noqa: E402
 from penstock.errors import RowError, TemplateError  # noqa: E402
 from penstock.native import RenderedBatch  # noqa: E402
+from penstock.prepare.chat.conversation import Conversation  # noqa: E402
+from penstock.prepare.chat.rows import RowReader  # noqa: E402
+from penstock.prepare.template.bytecode import NotCompiled  # noqa: E402
+from penstock.prepare.template.compiler import Machine, conversation_layout, encoded  # noqa: E402
+from penstock.prepare.template.probes import rows as regions_of  # noqa: E402
+from penstock.prepare.template.reference import Reference  # noqa: E402
+from penstock.prepare.template.rendered import Rendered  # noqa: E402
+from penstock.prepare.template.renderer import TemplateRenderer  # noqa: E402
+from penstock.prepare.template.turns import REFUSED, Turns, TurnState  # noqa: E402
 from penstock.printable import printable  # noqa: E402
-from penstock.template.compile.bytecode import NotCompiled  # noqa: E402
-from penstock.template.jinja.reference import Reference  # noqa: E402
-from penstock.template.machine import Machine, conversation_layout, encoded  # noqa: E402
-from penstock.template.probe_checks import rows as regions_of  # noqa: E402
-from penstock.template.rendered import Rendered  # noqa: E402
-from penstock.template.renderer import TemplateRenderer  # noqa: E402
-from penstock.template.turns import REFUSED, Turns, TurnState  # noqa: E402
 from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
 from tools.fuzz_templates import TemplateGenerator, conversations  # noqa: E402
 

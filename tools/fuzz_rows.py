@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.chat.formats import FormatOptions, Mapping, detect
+from penstock.prepare.chat.formats import FormatOptions, Mapping, detect
 
 ROOT: Final = Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ import random
 import re
 from typing import Any, Final
 
-from penstock.chat.conversation import Conversation
+from penstock.prepare.chat.conversation import Conversation
 from tools.fuzz_rows import NESTED, NUMBERS, TEXTS, mutated_value, odd_value
 
 _CONSTANTS: Final = (

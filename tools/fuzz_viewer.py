@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 import penstock as ps
 from penstock.look.options import LookOptions
-from penstock.look.server.app import make_app
-from penstock.look.server.session import Session
+from penstock.look.viewer.app import make_app
+from penstock.look.viewer.session import Session
 from tools.fuzz_text import SCRIPT, conversation, text
 
 App = Callable[

@@ -29,14 +29,14 @@ from typing import Any
 from tools.mutations import MUTATIONS, PIPELINE
 
 ROOT = Path(__file__).parent.parent
-_MACHINE = "tests/template/test_machine.py"
+_MACHINE = "tests/prepare/template/test_machine.py"
 STAGES = (  # files of tests, and which of them
     *((_MACHINE, "not trl"), (_MACHINE, "trl")),
-    *(("tests/template/test_special_text.py", ""), ("tests/template/test_rows.py", "")),
+    *(("tests/prepare/template/test_special_text.py", ""), ("tests/prepare/template/test_rows.py", "")),
     ("tests/native/test_characters.py", ""),
 )
 QUICK = (("tests", ""),)
-ALIGNMENT = (("tests/encode/test_align.py", ""), ("tests/encode/test_spm_pieces.py", ""))
+ALIGNMENT = (("tests/prepare/encode/test_align.py", ""), ("tests/prepare/encode/test_spm_pieces.py", ""))
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file
 SHARE = 0.01
@@ -133,10 +133,10 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
     import orjson
 
     from benchmarks.models import trl_templates
-    from penstock.chat.adapt import Adapter
-    from penstock.chat.formats import FormatOptions, detect
-    from penstock.template.jinja.reference import Reference
-    from penstock.template.machine import Machine, can_read, row_layout
+    from penstock.prepare.chat.adapt import Adapter
+    from penstock.prepare.chat.formats import FormatOptions, detect
+    from penstock.prepare.template.compiler import Machine, can_read, row_layout
+    from penstock.prepare.template.reference import Reference
 
     date = datetime.date(2026, 1, 1)
     base = {"documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}

@@ -252,17 +252,21 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}shown.c", SHOWN),
         (f"{_NATIVE}program.c", PROGRAM),
         (f"{_NATIVE}align.c", ALIGN),
-        ("penstock/template/compile/compiler.py", COMPILER),
-        ("penstock/template/compile/expressions.py", EXPRESSIONS),
+        ("penstock/prepare/template/compiler.py", COMPILER),
+        ("penstock/prepare/template/expressions.py", EXPRESSIONS),
     )
     for old, new in table
 )
 
-_ENCODER, _COLLATE, _POLICY = "penstock/encode/encoder.py", "penstock/feed/collate.py", "penstock/view/policy.py"
+_ENCODER, _COLLATE, _POLICY = (
+    "penstock/prepare/encode/encoder.py",
+    "penstock/load/collate.py",
+    "penstock/load/policy.py",
+)
 _PIPELINE, _BATCH, _LINES = (
-    "penstock/build/slices/pipeline.py",
-    "penstock/build/slices/batch.py",
-    "penstock/sources/text/json_lines.py",
+    "penstock/prepare/pipeline.py",
+    "penstock/prepare/encode/example_batch.py",
+    "penstock/prepare/sources/text_rows.py",
 )
 
 PIPELINE: Final = (
@@ -270,12 +274,12 @@ PIPELINE: Final = (
     (_ENCODER, "            return Encoded(ids, offsets, Counter())", "            return Encoded(ids ^ (np.arange(len(ids)) == 9), offsets, Counter())"),
     (_ENCODER, "        if not slow:\n", "        if True:\n"),
     (_ENCODER, "return _spliced(ids, offsets, slow, served), np", "return Encoded(ids, offsets, served.reference), np"),
-    ("penstock/encode/engines.py", "return np.array(layout.content.data), np", "return np.array(layout.content.data) ^ 1, np"),
+    ("penstock/prepare/encode/engines.py", "return np.array(layout.content.data), np", "return np.array(layout.content.data) ^ 1, np"),
     (_BATCH, "texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))", "findings = inspect_texts(texts)"),
     (_PIPELINE, "with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix)", "self._encode(plain, state)"),
     # wrong masks
-    ("penstock/encode/align.py", 'counts = np.searchsorted(token_ends, ends, side="right")', 'counts = np.searchsorted(token_ends, ends, side="left")'),
-    ("penstock/regions/splitter.py", "HEADER_UNKNOWN\n        known[list(outcome.lost)] = False\n", "HEADER_UNKNOWN\n"),
+    ("penstock/prepare/encode/example_batch.py", 'counts = np.searchsorted(token_ends, ends, side="right")', 'counts = np.searchsorted(token_ends, ends, side="left")'),
+    ("penstock/prepare/regions/splitter.py", "HEADER_UNKNOWN\n        known[list(outcome.lost)] = False\n", "HEADER_UNKNOWN\n"),
     (_POLICY, "return runs.of_part(Part.BODY, Part.STOP)", "return runs.of_part(Part.BODY)"),
     (_POLICY, "trained = runs.messages > np.repeat(last, runs.counts)", "trained = runs.messages > np.repeat(last, runs.counts) + 1"),
     (_COLLATE, "    labels[first], weights[first] = IGNORED, 0\n", ""),
@@ -285,10 +289,10 @@ PIPELINE: Final = (
     (_LINES, "    if partial.size:\n        yield", "    if False:\n        yield"),
     (_LINES, "            position += stop - first\n", ""),
     (_LINES, "filled = np.flatnonzero(np.diff(before))\n", "filled = np.flatnonzero(np.diff(before) > 1)\n"),
-    ("penstock/build/slices/state.py", "        first = stop\n", "        first = stop + 1\n"),
+    ("penstock/prepare/pipeline.py", "        first = stop\n", "        first = stop + 1\n"),
     (_PIPELINE, "        plain = self._render_read(rows.rows, left, examples, state)", "        plain = self._render_read(rows.rows, left[1:], examples, state)"),
     (_PIPELINE, "batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch", "pass"),
-    ("penstock/sources/columnar/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),
-    ("penstock/pack/plan.py", "positions = np.arange(local * size, (local + 1) * size)", "positions = np.arange(local * size, (local + 1) * size - (local > 2))"),
-    ("penstock/pack/plan.py", "self._kept[0] != epoch:", "False:"),
+    ("penstock/prepare/sources/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),
+    ("penstock/load/plan.py", "positions = np.arange(local * size, (local + 1) * size)", "positions = np.arange(local * size, (local + 1) * size - (local > 2))"),
+    ("penstock/load/plan.py", "self._kept[0] != epoch:", "False:"),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from pathlib import Path
 import blake3
 
 import penstock as ps
-from penstock.export.formats import format_names
+from penstock.exchange.formats import format_names
 
 DATE = "2026-01-01"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import penstock as ps
 from penstock.look.options import LookOptions
 from penstock.look.report import report, write_report
-from penstock.look.server.session import Session
+from penstock.look.viewer.session import Session
 from tests.look.browser import browser
 from tests.look.conftest import TOKEN, serving
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import penstock as ps
 from penstock.build.progress import Progress
-from penstock.build.slices.job import SliceJob
+from penstock.build.slice_job import SliceJob
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = f"{ROOT / 'penstock'}/"

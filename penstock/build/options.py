@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from penstock.addresses import local_path
-from penstock.chat.extra_columns import RESERVED_VARIABLES
-from penstock.chat.formats import FormatOptions
 from penstock.errors import UsageError
 from penstock.options import option, read_options
 from penstock.other_names import prepare_values
-from penstock.regions.modes import RegionsMode, StopMode, TurnsMode
+from penstock.prepare.chat.formats import FormatOptions
+from penstock.prepare.chat.messages import RESERVED_VARIABLES
+from penstock.prepare.modes import RegionsMode, StopMode, TurnsMode
 from penstock.store.trust import Trust
 
 

@@ -1,4 +1,4 @@
-"""Progress of a build: the report of a finished slice, and the totals so far. `look/terminal/live.py` shows them."""
+"""Progress of a build: the report of a finished slice, and the totals so far. `look/progress.py` shows them."""
 
 from __future__ import annotations
 

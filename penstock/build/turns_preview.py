@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.build.recipe import Recipe
-from penstock.build.slices.pipeline import Pipeline
-from penstock.chat.conversation import Part, Role
-from penstock.chat.notes import Note
-from penstock.regions.modes import TurnsMode
-from penstock.sources import SliceRows
-from penstock.store.columns import Columns
-from penstock.store.conversations import ConversationReader
+from penstock.build.conversations import ConversationReader
+from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.chat.notes import Note
+from penstock.prepare.encode.columns import Columns
+from penstock.prepare.modes import TurnsMode
+from penstock.prepare.pipeline import Pipeline
+from penstock.prepare.recipe import Recipe
+from penstock.prepare.sources.slices import SliceRows
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import read_regular
 

@@ -12,14 +12,11 @@ from typing import Annotated, TextIO
 import typer
 
 from penstock import __version__
-from penstock.cli.adopt import adopt
 from penstock.cli.cache import cache_app
-from penstock.cli.export import export
-from penstock.cli.lint import lint
+from penstock.cli.exchange import adopt, export
 from penstock.cli.look import diff, report, show, stats, view
 from penstock.cli.prepare import prepare
-from penstock.cli.train import train_app
-from penstock.cli.verify import verify
+from penstock.cli.train import lint, train_app, verify
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.other_names import prepare_flags
 from penstock.spelling import speaking_flags

@@ -61,8 +61,7 @@ def list_(
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.look.terminal.console import Terminal
-    from penstock.look.terminal.live import amount
+    from penstock.look.progress import Terminal, amount
 
     table = Table("key", "name", "rows", "tokens", "bytes", "age", "last use", box=None, pad_edge=False)
     for entry in found:
@@ -160,7 +159,7 @@ def verify(
     else:
         total.add(verify_cache(home))
     if share is not None:
-        from penstock.build.checks.recheck import recheck as redo
+        from penstock.build.recheck import recheck as redo
 
         for place, folder in [(d.cache, d.path) for d in opened] or [(home, f) for f in dataset_folders(home)]:
             total.add(redo(place, folder, share))

@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.build.progress import Progress
-from penstock.look.terminal.live import PLAIN_EVERY, amount, duration, progress_line
-from penstock.train.objectives.reference import Scored
-from penstock.train.output.metrics import EvalReport, Report, StepReport
+from penstock.look.progress import PLAIN_EVERY, amount, duration, progress_line
+from penstock.train.metrics import EvalReport, Report, StepReport
+from penstock.train.reference import Scored
 
 
 class LiveTraining:

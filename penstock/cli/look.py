@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.export import with_passes
+from penstock.cli.exchange import with_passes
 from penstock.cli.flags import dataset_keys, with_flags
 from penstock.errors import SourceError, UsageError
 from penstock.look.options import LookOptions, look_options, open_to_look
@@ -23,7 +23,7 @@ from penstock.printable import printable_json
 if TYPE_CHECKING:
     from penstock.api import Dataset, Mixture, View
     from penstock.build.turns_preview import TurnsCompared
-    from penstock.look.terminal.console import Terminal
+    from penstock.look.progress import Terminal
 
 Where = Annotated[
     str,
@@ -56,9 +56,9 @@ def show(
     given: dict[str, Any],
 ) -> None:
     """Print an example's tokens, with the role and part of each run and whether it is trained."""
-    from penstock.look.terminal.console import Terminal
-    from penstock.look.terminal.show import show as show_item
-    from penstock.look.terminal.turns import show_turns
+    from penstock.look.progress import Terminal
+    from penstock.look.terminal import show as show_item
+    from penstock.look.terminal import show_turns
 
     console = Terminal()
     opened, view = _opened(datasets, cache, given, console)
@@ -77,9 +77,9 @@ def show(
 def stats(datasets: Several, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
     """Print statistics: rows, tokens, trained shares, lengths, roles, duplicates."""
     from penstock.api import Mixture
-    from penstock.look.stats import stats as count
-    from penstock.look.terminal.console import Terminal
-    from penstock.look.terminal.stats_table import stats_table
+    from penstock.look.progress import Terminal
+    from penstock.look.statistics import stats as count
+    from penstock.look.terminal import stats_table
 
     console = Terminal(stderr=json)
     opened, view = _opened(datasets, cache, given, console)
@@ -103,10 +103,9 @@ def report(
     given: dict[str, Any],
 ) -> None:
     """Write a report on a dataset, or on a mixture, as one self-contained HTML file."""
+    from penstock.look.progress import Terminal
     from penstock.look.report import report as make
-    from penstock.look.report import write_report
-    from penstock.look.runs_folder import training_run
-    from penstock.look.terminal.console import Terminal
+    from penstock.look.report import training_run, write_report
 
     console = Terminal()
     training = None if run is None else training_run(run)
@@ -129,8 +128,8 @@ def view(
     from penstock.api import open_
 
     try:
-        from penstock.look.server.app import listen, serve
-        from penstock.look.server.session import Session
+        from penstock.look.viewer.app import listen, serve
+        from penstock.look.viewer.session import Session
     except ImportError as error:
         raise UsageError(f"the viewer needs {error.name}: pip install 'penstock[look]'") from error
 
@@ -170,8 +169,8 @@ def diff(
     """Compare two datasets row by row. The exit code is 0 if they are equal and 1 if they differ."""
     from penstock.api import open_
     from penstock.look.compare import compare
-    from penstock.look.terminal.compare_table import print_comparison
-    from penstock.look.terminal.console import Terminal
+    from penstock.look.progress import Terminal
+    from penstock.look.terminal import print_comparison
 
     compared = compare(open_(a, cache=cache), open_(b, cache=cache), look_options(given).train_on)
     if json:
@@ -185,7 +184,7 @@ def _noted(dataset: Dataset, view: View, note: str, console: Terminal) -> list[i
     """List the items of a view whose rows have a note, with their locations."""
     import numpy as np
 
-    from penstock.chat.notes import describe_note
+    from penstock.prepare.chat.notes import describe_note
 
     numbers = dataset.noted(note)
     items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
@@ -212,7 +211,7 @@ def _turns(dataset: Dataset, console: Terminal) -> TurnsCompared | None:
 
 
 def _options(dataset: Dataset, given: dict[str, Any]) -> LookOptions:
-    from penstock.view.examples import default_policy
+    from penstock.load.example import default_policy
 
     return look_options({"train_on": default_policy(dataset), **given})
 

@@ -13,13 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.build.finish import outcome_json
 from penstock.build.options import PrepareOptions, prepare_options
-from penstock.build.prepare import Builder, Outcome
+from penstock.build.outcome import outcome_json
+from penstock.build.run import Builder, Outcome
 from penstock.cli.flags import with_flags
-from penstock.look.terminal.console import Terminal
-from penstock.look.terminal.live import LiveProgress, progress_line
-from penstock.look.terminal.outcome import WARNING, facts
+from penstock.look.progress import WARNING, LiveProgress, Terminal, facts, progress_line
 from penstock.printable import printable_json
 
 
@@ -53,8 +51,8 @@ def prepare(
 
 def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool) -> None:
     """Print what the build would produce and cost."""
-    from penstock.dry_run.predict import predict
-    from penstock.dry_run.table import show_estimate
+    from penstock.build.estimate import predict
+    from penstock.look.terminal import show_estimate
 
     with _interruptible():
         found = predict(sources, prepare_options(given), nodes=nodes)

@@ -20,14 +20,13 @@ import xxhash
 
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError
+from penstock.load.example import Example, place_of
+from penstock.load.options import LossPolicy
+from penstock.load.windows import Rows, row_hashes
 from penstock.look.survey import columns_of, survey, whole
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of
-from penstock.store.columns import Columns
+from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.view.example import Example
-from penstock.view.examples import place_of
-from penstock.view.index.shard import Rows, row_hashes
-from penstock.view.settings import LossPolicy
 
 _FEW: Final = 20  # changed rows described in full
 _CONTEXT: Final = 8  # tokens before the first difference

@@ -12,14 +12,13 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from penstock.errors import PenstockError
-from penstock.feed.batch import Batch
+from penstock.load.collate import Batch
+from penstock.load.example import Example, Pair
+from penstock.load.view import BaseMixture, BaseView, Share
 from penstock.look.html import render
-from penstock.look.stats import Stats
+from penstock.look.statistics import Stats
 from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides_of, token_texts
 from penstock.store.dataset import StoredDataset
-from penstock.view.example import Example, Pair
-from penstock.view.mixture import BaseMixture, Share
-from penstock.view.view import BaseView
 
 _MOST: Final = 1500  # tokens of a sequence
 _SHOWN: Final = 3  # sequences of a batch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from annotated_types import Ge
 
 from penstock.errors import RegionsUnknown
+from penstock.load.options import UnknownRegions, ViewSettings, view_settings
 from penstock.options import option, read_options
-from penstock.view.settings import UnknownRegions, ViewSettings, view_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,16 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64, UInt8
-from penstock.chat.conversation import Part, Role
-from penstock.store.columns import Columns
+from penstock.load.example import Examples
+from penstock.load.options import LossPolicy, Overlong
+from penstock.load.policy import Runs, Tally, run_weights
+from penstock.load.view import BaseView
+from penstock.load.windows import Rows, prompt_lengths
+from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import StoredDataset
-from penstock.view.examples import Examples
-from penstock.view.index.prompts import prompt_lengths
-from penstock.view.index.shard import Rows
-from penstock.view.policy import run_weights
-from penstock.view.runs import Runs, Tally
-from penstock.view.settings import LossPolicy, Overlong
-from penstock.view.view import BaseView
 
 _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows
 

@@ -39,7 +39,7 @@ class RenderedBatch(NamedTuple):
     roles: bytes  # (uint8) of messages
     flags: bytes  # (uint8) of messages
     weights: bytes  # (float32) of messages; empty if no row has any
-    # of `render_turns`; see `penstock.template.turns.Turns`
+    # of `render_turns`; see `penstock.prepare.template.turns.Turns`
     turns: bytes = b""  # (int32) nine numbers a turn
     turn_texts: bytes = b""
     turn_pieces: bytes = b""  # (int32) turn, message, start and end in the turn's text

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Same values as in penstock/encode/spm_pieces.py. */
+/* Same values as in penstock/prepare/tokenizer/vocabulary.py. */
 enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
 enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
 

@@ -193,7 +193,7 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     return role;
 }
 
-/* ---- adaptations to the template (as in penstock.chat.adapt) */
+/* ---- adaptations to the template (as in penstock.prepare.chat.adapt) */
 
 static bool is_bare(Value tool) {
     return !find_key(tool.dict, NAME("function")) && find_key(tool.dict, NAME("name"));

@@ -6,7 +6,7 @@
 
 typedef enum { READ_CONVERSATION, READ_MESSAGES, READ_ANSWER } Reading;
 
-/* The column mapping and the template's requirements, filled once by `penstock.template.machine`. An empty name
+/* The column mapping and the template's requirements, filled once by `penstock.prepare.template.compiler`. An empty name
  * means that there is no such column or key. Names are strings with hashes; lists are lists of such strings. */
 typedef struct Layout {
     int64_t reading;
@@ -14,7 +14,7 @@ typedef struct Layout {
     Value media;                                                               /* columns that must be empty */
     Value role_key, content_key, weight_keys, inverse_weight_key;
     Value roles; /* name -> role passed to the template; "tool_calls" for a message that is the JSON of its calls */
-    /* adaptations that the template requires (penstock.chat.adapt.Needs) */
+    /* adaptations that the template requires (penstock.prepare.chat.adapt.Needs) */
     bool object_arguments, string_arguments, wrapped_calls, typed_calls, no_empty_calls, null_with_calls;
     bool adapts_calls, wrapped_tools, bare_tools;
     Value text_for_null, text_for_missing, no_part, no_parts, no_text; /* lists of roles, or "calls" */
@@ -36,7 +36,7 @@ typedef struct Conversation {
     const Layout *layout;
     Value messages, tools;
     const Dict *variables;
-    uint8_t *roles;  /* one per message, as penstock.chat.conversation.Role */
+    uint8_t *roles;  /* one per message, as penstock.prepare.chat.conversation.Role */
     float *weights;  /* NULL if the row has none; NaN where a message has none */
     int32_t needle;  /* the first needle found in its text, or -1 */
     uint8_t notes;   /* what is noted about the row: the bits below */

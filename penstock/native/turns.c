@@ -6,7 +6,7 @@
 
 #include "batch.h"
 
-/* What is known of a turn; `penstock.template.turns.TurnState`. */
+/* What is known of a turn; `penstock.prepare.template.turns.TurnState`. */
 enum { PROMPT_REFUSED = 1, TURN_REFUSED = 2, CONTINUES = 4, EXTENDS = 8, IN_ROOT = 16, KNOWN = 32, IS_ROOT = 64 };
 enum { FIELDS = 9 };
 

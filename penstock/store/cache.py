@@ -47,7 +47,7 @@ from penstock.store.trust import CheckedContent, ShardWriter, Trust, shard_write
 from penstock.transient import retry_transient
 
 if TYPE_CHECKING:
-    from penstock.store.columns import Columns
+    from penstock.prepare.encode.columns import Columns
     from penstock.store.shard import ShardMeta
 
 MARKER = "penstock-cache.json"

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock.encode.vocabulary import Vocabulary
-    from penstock.store.columns import Columns
+    from penstock.prepare.encode.columns import Columns
+    from penstock.prepare.tokenizer.vocabulary import Vocabulary
     from penstock.store.shard import ShardMeta
 
 LATEST, MANIFEST = "latest", "manifest.json"
@@ -252,7 +252,7 @@ class StoredDataset:
         """Numbers of the examples (of pairs: of the pairs) whose rows have a note, such as `tools_dropped`."""
         import numpy as np
 
-        from penstock.chat.notes import runs_to_rows
+        from penstock.prepare.chat.notes import runs_to_rows
 
         if note not in self.ledger["notes"]:
             known = ", ".join(self.ledger["notes"]) or "none"
@@ -282,7 +282,7 @@ class StoredDataset:
     def input_ids(self, example: int) -> npt.NDArray[Any]:
         """The tokens of an example."""
         shard, number = self.find(example)
-        from penstock.store.chains import tokens
+        from penstock.prepare.faithful.prefixes import tokens
 
         return tokens(self.columns(shard), number)
 
@@ -302,7 +302,7 @@ class StoredDataset:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of the dataset's tokenizer."""
-        from penstock.encode.vocabulary import Vocabulary
+        from penstock.prepare.tokenizer.vocabulary import Vocabulary
 
         return Vocabulary(self.tokenizer_json)
 

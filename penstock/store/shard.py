@@ -19,8 +19,8 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import CorruptError, StoreError
-from penstock.store.chains import check_prefixes
-from penstock.store.columns import Columns
+from penstock.prepare.encode.columns import Columns
+from penstock.prepare.faithful.prefixes import check_prefixes
 from penstock.store.files import is_readable_file
 from penstock.store.format import FORMAT_VERSION, canonical, check_format
 from penstock.transient import retry_transient

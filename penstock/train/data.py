@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.arguments import ViewArguments
-from penstock.build.checks.auto_tokenizer import auto_model
+from penstock.build.auto_check import auto_model
 from penstock.build.options import TokenizerAs, prepare_options
-from penstock.build.prepare import Builder
 from penstock.build.progress import OnProgress
+from penstock.build.run import Builder
 from penstock.errors import UsageError
+from penstock.load.options import HoldoutPart
+from penstock.load.view import BaseMixture, BaseView, Count, mix, open_view
+from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
-from penstock.tokenizer import load_tokenizer
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
-from penstock.view.mixture import BaseMixture, Count, mix
-from penstock.view.settings import HoldoutPart
-from penstock.view.view import BaseView, open_view
 
 Served = BaseView | BaseMixture
 

@@ -15,25 +15,132 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
-from penstock.feed.batch import Batch, Counts
-from penstock.feed.loader import Loader
-from penstock.train.config import TrainConfig
-from penstock.train.data import source_rows
-from penstock.train.errors import NonFiniteError
-from penstock.train.evaluate import Evaluator, group_means
-from penstock.train.objectives.objective import Objective, Policy
-from penstock.train.output.checkpoint import Checkpoints
-from penstock.train.output.metrics import MetricsWriter, Report, StepReport
-from penstock.train.output.tracking import Tracking
-from penstock.train.schedule import learning_rate
-from penstock.train.signals import Signals
+from penstock.arrays import Int64
+from penstock.errors import NonFiniteError, UnsupportedError, UsageError
+from penstock.load.collate import Batch, Counts
+from penstock.load.loader import Loader
+from penstock.load.options import Collate
+from penstock.store.dataset import StoredDataset
+from penstock.train.checkpoint import Checkpoints
+from penstock.train.config import OptimConfig, ReferenceMode, Schedule, TrainConfig
+from penstock.train.data import Data, Served, source_rows, views_of
+from penstock.train.kto import Kto
+from penstock.train.metrics import EvalReport, MetricsWriter, Report, StepReport, Tracking
+from penstock.train.model import add_adapters, check_fits, dtypes_of, embeddings, load_model, weights_digest
+from penstock.train.objective import Dpo, FusedDpo, Groups, Objective, Policy, Sft
+from penstock.train.reference import (
+    AdapterReference,
+    CachedReferences,
+    FrozenReference,
+    LiveReferences,
+    OnScored,
+    ReferenceStore,
+)
+from penstock.train.run_process import Signals
+from penstock.train.validation import Method, check_isolation
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+# ---- schedule --------------------------------------------------------------------------------------------------------
+#
+# AdamW and its learning rate, which depends only on the step, so there is no scheduler state to save.
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable weights; weight decay applies to matrices but not to norms and biases."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [weight for weight in trained if weight.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in trained if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
+
+
+def warmup_steps(config: OptimConfig, steps: int) -> int:
+    """The number of warm-up steps, from a fraction of the run or a number."""
+    if config.warmup < 0 or config.warmup != config.warmup:
+        raise UsageError(f"optim.warmup={config.warmup} is neither a fraction of the run nor a number of steps.")
+    if config.warmup < 1:
+        return int(config.warmup * steps)
+    warmup = int(config.warmup)
+    if warmup >= steps:
+        raise UsageError(
+            f"optim.warmup={warmup} steps, but the run has only {steps}; the peak would never be reached. "
+            "Lower it, or train longer."
+        )
+    return warmup
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """The learning rate of a step (from 0) in a run of `steps` steps."""
+    warmup = warmup_steps(config, steps)
+    if step < warmup:
+        return config.lr * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(steps - warmup, 1)
+    match config.schedule:
+        case Schedule.CONSTANT:
+            share = 1.0
+        case Schedule.LINEAR:
+            share = 1 - done
+        case Schedule.COSINE:
+            share = 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * (config.final + (1 - config.final) * share)
+
+
+# ---- evaluate --------------------------------------------------------------------------------------------------------
+#
+# Evaluation: the mean of the objective over held-out data, each item once, unshuffled.
+
+
+class Evaluator:
+    """Evaluates an objective over a loader."""
+
+    def __init__(self, accelerator: Accelerator, policy: Policy, objective: Objective, loader: Loader) -> None:
+        self._accelerator, self._policy, self._objective, self._loader = accelerator, policy, objective, loader
+
+    def run(self, step: int) -> EvalReport:
+        """Evaluates after `step` steps; the model is left in training mode."""
+        started = time.perf_counter()
+        sums: dict[str, float] = {"weight": 0.0, "loss": 0.0}
+        self._policy.model.eval()
+        with torch.no_grad():
+            for batch in self._loader:
+                found = self._objective.loss(batch)
+                sums["weight"] += self._objective.weight(batch)
+                sums["loss"] += float(found.loss)
+                for name, value in found.measures.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                for name, pair in found.groups.items():
+                    for k, value in enumerate(pair):
+                        sums[f"{name} {k}"] = sums.get(f"{name} {k}", 0.0) + float(value)
+        self._policy.model.train()
+        names = sorted(sums)
+        values = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=self._accelerator.device)
+        total = dict(zip(names, self._accelerator.reduce(values, "sum").tolist(), strict=True))
+        weight = total.pop("weight") or 1.0
+        loss = total.pop("loss") / weight
+        groups = sorted({name.rpartition(" ")[0] for name in total if " " in name})
+        means = group_means(groups, [total.pop(f"{name} {k}") for name in groups for k in range(2)])
+        measures = {name: value / weight for name, value in total.items()}
+        return EvalReport(step, loss, time.perf_counter() - started, {**measures, **means})
+
+
+def group_means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+    """The means of groups, given the sum of losses and of weights of each in turn; groups without weight have none."""
+    return {name: loss / weight for name, loss, weight in zip(names, sums[0::2], sums[1::2], strict=True) if weight}
+
+
+# ---- loop ------------------------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger("penstock")
 MOST_ROWS = 20  # to name in an error
@@ -214,3 +321,102 @@ class Trainer:
             f"The weights are still those of step {step}. Inspect the rows with `penstock show`, lower optim.lr, or "
             "change model.precision."
         )
+
+
+# ---- assembly --------------------------------------------------------------------------------------------------------
+#
+# Assembles model, adapters, optimiser, reference and objectives from the configuration.
+#
+# The order matters: a live reference is copied and the weights are hashed before anything changes them, adapters are
+# added before the optimiser is created, and packing is tested on the model exactly as it will be trained.
+
+
+Items = Callable[[], Int64]  # numbers of items, which take a moment to find
+
+
+class Assembly(NamedTuple):
+    """A model prepared for (distributed) training, with its optimiser and objective."""
+
+    policy: Policy
+    optimizer: Any
+    objectives: Callable[
+        [Served, Items], Objective
+    ]  # the objective over a view or mixture, of which `Items` are visited
+
+
+def assemble(
+    method: Method, config: TrainConfig, data: Data, accelerator: Accelerator, on_scored: OnScored = lambda _: None
+) -> Assembly:
+    """Loads, checks and prepares the model. Random weights and adapters depend on torch's seed."""
+    device = accelerator.device
+    plain = load_model(config, device, fuse_loss=method is Method.SFT)
+    check_fits(plain, _vocabulary(data.train), max(_longest(data.train), _longest(data.held_out)))
+    name = weights_digest(plain) if method is Method.DPO and config.dpo.reference is ReferenceMode.CACHED else ""
+    frozen = None
+    live = method is Method.KTO or (method is Method.DPO and config.dpo.reference is ReferenceMode.LIVE)
+    if live and not config.lora.rank:
+        frozen = FrozenReference.copied(plain, device)
+    adapted = add_adapters(plain, config.lora) if config.lora.rank else plain
+    model, optimizer = accelerator.prepare(adapted, make_optimizer(adapted, config.optim))
+    policy = Policy(model, plain, device, dtypes_of(config.model.precision, device).autocast)
+    if config.feed.collate is Collate.PACKED:
+        _check_packing(policy)
+    if method is Method.SFT:
+        fused = config.liger.enabled and config.liger.fused_loss
+        return Assembly(policy, optimizer, lambda served, _: Sft(policy, config.loss.mean, fused, Groups(served)))
+    reference = frozen or (AdapterReference(policy, adapted) if config.lora.rank else FrozenReference(model, plain))
+    if method is Method.KTO:
+        limit = config.data.max_length
+        return Assembly(
+            policy, optimizer, lambda served, _: Kto(policy, reference, config.kto, accelerator, limit, Groups(served))
+        )
+    return Assembly(policy, optimizer, _dpo(config, policy, reference, name, accelerator, on_scored))
+
+
+def _dpo(
+    config: TrainConfig,
+    policy: Policy,
+    reference: AdapterReference | FrozenReference,
+    name: str,
+    accelerator: Accelerator,
+    on_scored: OnScored,
+) -> Callable[[Served, Items], Objective]:
+    """Returns a factory of DPO objectives; cached references are loaded or computed when it is called."""
+    chosen, live = config.dpo, LiveReferences(policy, reference)
+    if config.liger.enabled and config.liger.fused_loss:
+        return lambda *_: FusedDpo(policy, reference, chosen.beta)
+    if chosen.reference is ReferenceMode.LIVE:
+        return lambda served, _: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
+    identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
+    rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
+    store = ReferenceStore(accelerator, live, identity, rows, config.output, on_scored)
+
+    def objective(served: Served, items: Items) -> Objective:
+        references = CachedReferences(store.values(served, items()), policy.device)
+        return Dpo(policy, references, chosen.beta, chosen.label_smoothing, Groups(served))
+
+    return objective
+
+
+def _check_packing(policy: Policy) -> None:
+    attention = str(policy.plain.config._attn_implementation)
+    if attention.startswith("flex") and policy.device.type == "cpu":
+        raise UnsupportedError(f"feed.collate=packed: attention {attention!r} does not run on the CPU. Use sdpa.")
+
+    def forward(tensors: dict[str, Any]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = policy(tensors).logits.float()
+            return logits
+
+    policy.model.eval()
+    check_isolation(forward, embeddings(policy.plain), attention)
+    policy.model.train()
+
+
+def _vocabulary(served: Served) -> int:
+    dataset = views_of(served)[0].dataset
+    return dataset.vocabulary.size if isinstance(dataset, StoredDataset) else 0
+
+
+def _longest(served: Served | None) -> int:
+    return 0 if served is None else int(served.lengths.max(initial=0))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from blake3 import blake3
 
+from penstock.errors import UnsupportedError
 from penstock.train.config import LigerConfig, LoraConfig, ModelConfig, Precision, TrainConfig
-from penstock.train.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

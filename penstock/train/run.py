@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import LoaderArguments
 from penstock.build.progress import OnProgress
-from penstock.feed.loader import Loader
-from penstock.feed.settings import Collate
-from penstock.train.config import TrainConfig
-from penstock.train.config_reader import ConfigSource, read_config
+from penstock.errors import TrainError, UnsupportedError
+from penstock.load.loader import Loader
+from penstock.load.options import Collate
+from penstock.train.config import ConfigSource, TrainConfig, read_config
 from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
-from penstock.train.errors import TrainError, UnsupportedError
-from penstock.train.output.lock import output_lock
-from penstock.train.output.metrics import MetricsWriter, Report, StepReport
-from penstock.train.signals import Signals
+from penstock.train.metrics import MetricsWriter, Report, StepReport
+from penstock.train.run_process import Signals, output_lock
 from penstock.train.validation import Method, check_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from penstock.train.loop import OnReport, Trainer
-    from penstock.train.objectives.reference import OnScored, Scored
+    from penstock.train.reference import OnScored, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def _trained(
     on_status: OnStatus,
     on_scored: OnScored,
 ) -> TrainResult:
-    from penstock.train.output.final_model import save_model
+    from penstock.train.checkpoint import save_model
 
     seen: list[StepReport] = []
 
@@ -199,12 +197,9 @@ def _ready(
     """Loads, checks and prepares everything for (distributed) training."""
     from accelerate.utils import set_seed
 
-    from penstock.train.assembly import assemble
-    from penstock.train.evaluate import Evaluator
-    from penstock.train.loop import Trainer
-    from penstock.train.output.checkpoint import Checkpoints
-    from penstock.train.output.tracking import Tracking
-    from penstock.train.schedule import warmup_steps
+    from penstock.train.checkpoint import Checkpoints
+    from penstock.train.loop import Evaluator, Trainer, assemble, warmup_steps
+    from penstock.train.metrics import Tracking
 
     accelerator = _accelerator(config)
     loader = _loader(config, data.train, accelerator)

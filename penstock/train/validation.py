@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import UsageError
-from penstock.feed.collate import Padding, packed
-from penstock.feed.settings import Collate
+from penstock.errors import UnsupportedError, UsageError
+from penstock.load.collate import Padding, packed
+from penstock.load.gather import Gathered
+from penstock.load.options import Collate, LossPolicy
 from penstock.train.config import DpoConfig, KtoConfig, LossConfig, Mean, ReferenceMode, TrainConfig
-from penstock.train.errors import UnsupportedError
-from penstock.train.output.tracking import check_trackers
-from penstock.view.gather import Gathered
-from penstock.view.settings import LossPolicy
+from penstock.train.metrics import check_trackers
 
 LAST = (LossPolicy.LAST_ASSISTANT_TURN, LossPolicy.LAST_ASSISTANT_MESSAGE)
 

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from penstock.build.checks import auto_tokenizer as auto_check
+from penstock.build import auto_check
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
+from penstock.build.run import Builder, Outcome
 from penstock.errors import TokenizerError, UsageError
-from penstock.tokenizer import auto, load_tokenizer
-from penstock.tokenizer.auto import compare, load_auto, uses_file_as_is
+from penstock.prepare.tokenizer import auto
+from penstock.prepare.tokenizer.auto import compare, load_auto, uses_file_as_is
+from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.train.data import _opened
-from tests.encode.test_spm_pieces import SHAPES
+from tests.prepare.encode.test_spm_pieces import SHAPES
 
 TURNS = [{"role": "user", "content": "It's 12345 now, isn't it?"}, {"role": "assistant", "content": "  Yes: 67,890."}]
 TEMPLATE = "{% for m in messages %}<s> {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s> {% endif %}"

@@ -14,14 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.encode import encoder as encoders
-from penstock.encode.encoder import Encoder
-from penstock.encode.splitter import PIECE_BYTES
-from penstock.encode.vocabulary import Vocabulary
 from penstock.errors import EncoderPanic, RowError, SourceError
-from penstock.sources import discover
-from penstock.sources.columnar import parquet
-from penstock.sources.columnar.messages import batch_header, unpacked_size
+from penstock.prepare.encode import encoder as encoders
+from penstock.prepare.encode.encoder import PIECE_BYTES, Encoder
+from penstock.prepare.sources import parquet
+from penstock.prepare.sources.arrow import batch_header, unpacked_size
+from penstock.prepare.sources.discover import discover
+from penstock.prepare.tokenizer.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.slow
 

@@ -62,4 +62,4 @@ def test_an_empty_view(
 def test_commands_that_have_nothing_to_show(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     dataset = ps.prepare(write_rows([CHAT]), tokenizer=tokenizer, cache=tmp_path / "c")
     done = run("stats", dataset.path, "--max-length", 1)
-    assert done.returncode == 1 and "max_length=1" in done.stderr
+    assert done.returncode == 1 and "--max-length 1" in done.stderr

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder
-from penstock.build.recipe import make_recipe
-from penstock.build.slices.pipeline import Pipeline, SliceResult
-from penstock.chat.formats import detect
-from penstock.sources import SliceRows
-from penstock.tokenizer import load_tokenizer
-from tests.regions.splitting import assistant, calls, returns, user
+from penstock.build.run import Builder
+from penstock.prepare.chat.formats import detect
+from penstock.prepare.pipeline import Pipeline, SliceResult
+from penstock.prepare.recipe import make_recipe
+from penstock.prepare.sources.slices import SliceRows
+from penstock.prepare.tokenizer.files import load_tokenizer
+from tests.support.splitting import assistant, calls, returns, user
 
 
 def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) -> Pipeline:

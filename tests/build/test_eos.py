@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from benchmarks.completions import prepared, prepared_by_trl
 from penstock.errors import UsageError
-from tests.regions.splitting import trained_texts
+from tests.support.splitting import trained_texts
 
 END = "<|im_end|>"  # of the bundled tokenizer
 

@@ -17,12 +17,12 @@ import penstock as ps
 from benchmarks.clock import DATE
 from benchmarks.faithful import Truth, check
 from benchmarks.models import trl_templates
-from penstock.build.checks.equality import same_examples
-from penstock.chat.conversation import Part
 from penstock.errors import CorruptError, UsageError, ViewError
-from penstock.store.chains import check_prefixes, sizes, tokens
-from penstock.view.settings import LossPolicy
-from tests.regions.splitting import trained_texts
+from penstock.load.options import LossPolicy
+from penstock.prepare.chat.conversation import Part
+from penstock.prepare.check import same_examples
+from penstock.prepare.faithful.prefixes import check_prefixes, sizes, tokens
+from tests.support.splitting import trained_texts
 
 pytestmark = pytest.mark.slow
 
@@ -297,7 +297,7 @@ def test_a_holdout_never_splits_the_chains_of_a_row(chains: ps.Dataset) -> None:
 @given(st.integers(34, 70), st.sampled_from(["truncate", "truncate_left", "drop", "split"]))
 @settings(max_examples=25, deadline=None)
 def test_views_gather_and_ledgers_agree(chains: ps.Dataset, limit: int, overlong: str) -> None:
-    from penstock.view.gather import Gatherer
+    from penstock.load.gather import Gatherer
 
     view = chains.view(max_length=limit, overlong=overlong)
     assert view.ledger.adds_up
@@ -338,7 +338,7 @@ def test_exports_hold_the_examples_of_the_view(chains: ps.Dataset, tmp_path: Pat
 
 
 def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
-    from penstock.look.stats import stats
+    from penstock.look.statistics import stats
 
     found = stats(chains)
     assert found.rows == len(CHATS) * 4 and found.sequences == chains.examples > found.rows
@@ -377,10 +377,10 @@ def test_shards_are_identical_after_append_force_and_with_workers(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    from penstock.sources.slices import SliceSizes
-    from penstock.sources.text import slicing
+    from penstock.prepare.sources import text_slices
+    from penstock.prepare.sources.slices import SliceSizes
 
-    monkeypatch.setitem(slicing.cut_text.__kwdefaults__, "sizes", SliceSizes(400, 1_000, 4_000))
+    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SliceSizes(400, 1_000, 4_000))
     (tmp_path / "template.jinja").write_text(QWEN)
     lines = [json.dumps({"messages": chat}) + "\n" for chat in CHATS * 6]
     source = tmp_path / "rows.jsonl"

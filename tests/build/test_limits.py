@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.build.workers import limits
-from penstock.build.workers.limits import WORKER_BYTES
+from penstock.build.workers import runner
+from penstock.build.workers.runner import WORKER_BYTES
 
 GB = 1 << 30
 NO_LIMIT = str((1 << 63) - 4096)  # as v1 writes it
@@ -25,9 +25,9 @@ class Groups:
         self._own = root / "own"
         meminfo = root / "meminfo"
         meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {64 * GB >> 10} kB\n")
-        monkeypatch.setattr(limits, "_CGROUP", self._root)
-        monkeypatch.setattr(limits, "_OWN_GROUPS", self._own)
-        monkeypatch.setattr(limits, "_MEMINFO", meminfo)
+        monkeypatch.setattr(runner, "_CGROUP", self._root)
+        monkeypatch.setattr(runner, "_OWN_GROUPS", self._own)
+        monkeypatch.setattr(runner, "_MEMINFO", meminfo)
 
     def __call__(self, own: str, **groups: dict[str, object]) -> None:
         self._own.write_text(own)
@@ -47,8 +47,8 @@ def test_page_cache_is_free_memory(groups: Groups) -> None:
     """A group of 1.5 GB in which 2 GB were written is full of pages that the kernel drops when asked for memory."""
     stat = f"anon 1000\ninactive_file {int(1.4 * GB)}\nactive_file 1000"
     groups("0::/\n", __={"memory_max": 3 * GB // 2, "memory_current": 3 * GB // 2 - 5, "memory_stat": stat})
-    assert limits._memory_left() == 5 + int(1.4 * GB)
-    assert limits._limits()[1] == 1.4 * GB // WORKER_BYTES
+    assert runner._memory_left() == 5 + int(1.4 * GB)
+    assert runner._limits()[1] == 1.4 * GB // WORKER_BYTES
 
 
 def test_a_limit_between_the_group_and_the_root_counts(groups: Groups) -> None:
@@ -59,12 +59,12 @@ def test_a_limit_between_the_group_and_the_root_counts(groups: Groups) -> None:
         slurm__job_7={"memory_max": 8 * GB, "memory_current": 6 * GB},
         slurm__job_7__step_0__task_0={"memory_max": "max", "memory_current": 6 * GB},
     )
-    assert limits._memory_left() == 2 * GB
+    assert runner._memory_left() == 2 * GB
 
 
 def test_memory_high_counts(groups: Groups) -> None:
     groups("0::/job\n", job={"memory_max": "max", "memory_high": 5 * GB, "memory_current": GB})
-    assert limits._memory_left() == 4 * GB
+    assert runner._memory_left() == 4 * GB
 
 
 def test_a_group_below_the_root_of_v1(groups: Groups) -> None:
@@ -79,19 +79,19 @@ def test_a_group_below_the_root_of_v1(groups: Groups) -> None:
         },
         **{"cpu,cpuacct": {"cpu_cfs_quota_us": 150_000, "cpu_cfs_period_us": 100_000}},
     )
-    assert limits._memory_left() == 2 * GB
-    assert limits._cpu_quota() == 1.5
+    assert runner._memory_left() == 2 * GB
+    assert runner._cpu_quota() == 1.5
 
 
 def test_a_container_whose_path_is_only_visible_outside(groups: Groups) -> None:
     groups("4:memory:/docker/abc\n", memory={"memory_limit_in_bytes": GB, "memory_usage_in_bytes": 100})
-    assert limits._memory_left() == GB - 100
+    assert runner._memory_left() == GB - 100
 
 
 def test_without_limits_the_machine_decides(groups: Groups) -> None:
     groups("0::/\n")
-    assert limits._memory_left() == 64 * GB
-    assert limits._cpu_quota() is None
+    assert runner._memory_left() == 64 * GB
+    assert runner._cpu_quota() is None
 
 
 def test_a_real_group_full_of_page_cache(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_real_group_full_of_page_cache(tmp_path: Path) -> None:
             "with open(sys.argv[2], 'wb') as file:\n"
             "    for _ in range(300): file.write(bytes(1 << 20))\n"
             "    os.fsync(file.fileno())\n"
-            "from penstock.build.workers.limits import _memory_left\n"
+            "from penstock.build.workers.runner import _memory_left\n"
             "print(_memory_left())\n"
         )
         done = subprocess.run(
@@ -122,7 +122,7 @@ def test_a_small_address_space_is_refused_at_once(tmp_path: Path) -> None:
     """Libraries abort if they can't allocate memory, each with its own output."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))\n"
-        "from penstock.build.workers.limits import worker_count; worker_count('auto')\n"
+        "from penstock.build.workers.runner import worker_count; worker_count('auto')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = done.stderr.strip().rpartition("\n")[2]

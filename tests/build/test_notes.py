@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.chat.notes import Note, describe_note, reason_and_remedy, rows_to_runs, runs_to_rows
 from penstock.errors import RowError
+from penstock.prepare.chat.notes import Note, describe_note, reason_and_remedy, rows_to_runs, runs_to_rows
 from tests.cli.test_cli import run
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
+from penstock.build.run import Builder, Outcome
 
 Rows = Callable[..., Path]
 

@@ -24,11 +24,11 @@ import orjson
 import pytest
 
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder
-from penstock.build.workers.engine import Setup
+from penstock.build.run import Builder
 from penstock.build.workers.process import reported_error
+from penstock.build.workers.ray import RaySlot, versions
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
-from penstock.build.workers.ray_slot import RaySlot, versions
+from penstock.build.workers.runner import Setup
 from penstock.child import environment
 from penstock.errors import StoreError, UsageError, WorkerError
 from penstock.store import beacon as beacons

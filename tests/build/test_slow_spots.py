@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.build.checks.shortening import LONG_ROW, SHORT_BYTES, shortened
-from penstock.sources import discover, read_rows
+from penstock.prepare.check import LONG_ROW, SHORT_BYTES, shortened
+from penstock.prepare.sources.discover import discover
+from penstock.prepare.sources.reading import read_rows
 from tests.cli.test_cli import run
 
 ROW = b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'

@@ -11,17 +11,17 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.build.checks.spot_check import WINDOW, mismatches, sampled_rows
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
-from penstock.build.recipe import make_recipe
-from penstock.build.slices.pipeline import Pipeline, SliceResult
-from penstock.chat.conversation import Part
-from penstock.chat.formats import detect
+from penstock.build.run import Builder, Outcome
 from penstock.native import RenderedBatch
-from penstock.sources import SliceRows
-from penstock.template.machine import Machine
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare.chat.conversation import Part
+from penstock.prepare.chat.formats import detect
+from penstock.prepare.check import WINDOW, mismatches, sampled_rows
+from penstock.prepare.pipeline import Pipeline, SliceResult
+from penstock.prepare.recipe import make_recipe
+from penstock.prepare.sources.slices import SliceRows
+from penstock.prepare.template.compiler import Machine
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,7 @@ def test_a_small_build_imports_no_large_library(examples: Path, tokenizer: Path,
 
 def test_comparing_tokenizers_imports_no_torch(tokenizer: Path) -> None:
     pytest.importorskip("transformers")
-    command = [sys.executable, "-X", "importtime", "-m", "penstock.tokenizer.auto", tokenizer]
+    command = [sys.executable, "-X", "importtime", "-m", "penstock.prepare.tokenizer.auto", tokenizer]
     done = subprocess.run([*command, tokenizer / "tokenizer.json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["difference"] == ""
     assert "transformers" in done.stderr

@@ -20,16 +20,15 @@ import pytest
 
 from penstock import child
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
 from penstock.build.progress import Progress
-from penstock.build.recipe import make_recipe
-from penstock.build.slices.pipeline import Pipeline
-from penstock.build.slices.state import SliceState
-from penstock.build.workers.overlap import Overlap
-from penstock.chat.formats import detect
+from penstock.build.run import Builder, Outcome
+from penstock.build.workers.local import Overlap
 from penstock.errors import WorkerError
-from penstock.sources import SliceRows
-from penstock.tokenizer import load_tokenizer
+from penstock.prepare.chat.formats import detect
+from penstock.prepare.pipeline import Pipeline, SliceState
+from penstock.prepare.recipe import make_recipe
+from penstock.prepare.sources.slices import SliceRows
+from penstock.prepare.tokenizer.files import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +64,7 @@ def worker_processes() -> list[int]:
             command = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if parent == str(os.getpid()) and b"penstock.build.worker" in command:
+        if parent == str(os.getpid()) and b"penstock.build.workers.worker" in command:
             found.append(int(folder.name))
     return found
 
@@ -175,7 +174,7 @@ def test_a_slice_is_freed_without_the_garbage_collector(tokenizer: Path) -> None
 def test_a_worker_whose_parent_has_stopped_prints_nothing() -> None:
     """After another worker's error the parent closes the pipes; a second error then had no reader: a traceback."""
     process = subprocess.Popen(
-        child.command("penstock.build.worker"),
+        child.command("penstock.build.workers.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
+from penstock.build import slice_plans
 from penstock.build.options import prepare_options
-from penstock.build.prepare import Builder, Outcome
-from penstock.sources import reading
-from penstock.sources.slices import SliceSizes
-from penstock.sources.text import slicing
-from penstock.store import memo
+from penstock.build.run import Builder, Outcome
+from penstock.prepare.sources import reading, text_slices
+from penstock.prepare.sources.slices import SliceSizes
 
 CLOCK_TICK = 0.05  # seconds; kernels timestamp files with a clock that ticks every 1 to 10 ms
 Prepare = Callable[..., Outcome]
@@ -150,14 +149,14 @@ def leftovers(cache: Path) -> list[Path]:
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store plans of files that are young or on tmpfs, as all files of tests are, in this process (see forks.py)."""
-    monkeypatch.setattr(memo, "SETTLED", CLOCK_TICK)
-    monkeypatch.setattr(memo, "WITHOUT_TIMES", frozenset())
+    monkeypatch.setattr(slice_plans, "SETTLED", CLOCK_TICK)
+    monkeypatch.setattr(slice_plans, "WITHOUT_TIMES", frozenset())
 
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut sources into small slices, in this process."""
-    monkeypatch.setitem(slicing.cut_text.__kwdefaults__, "sizes", SMALL)
+    monkeypatch.setitem(text_slices.cut_text.__kwdefaults__, "sizes", SMALL)
     monkeypatch.setattr(reading, "SLICE_SIZES", SMALL)
 
 

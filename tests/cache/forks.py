@@ -19,14 +19,13 @@ import traceback
 from pathlib import Path
 
 from penstock import transient
-from penstock.build import prepare
+from penstock.build import run as prepare
+from penstock.build import slice_plans
 from penstock.cli import app
 from penstock.errors import PenstockError
-from penstock.sources import reading
-from penstock.sources.columnar import units
-from penstock.sources.slices import SliceSizes
-from penstock.sources.text import slicing
-from penstock.store import claims, memo
+from penstock.prepare.sources import columnar, reading, text_slices
+from penstock.prepare.sources.slices import SliceSizes
+from penstock.store import claims
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = SliceSizes(1_500, 5_000, 20_000)
@@ -34,8 +33,8 @@ SMALL = SliceSizes(1_500, 5_000, 20_000)
 
 def cut_small(sizes: SliceSizes = SMALL) -> None:
     """Cut all sources into small slices."""
-    slicing.cut_text.__kwdefaults__["sizes"] = sizes
-    units.cut_units.__defaults__ = (sizes,)
+    text_slices.cut_text.__kwdefaults__["sizes"] = sizes
+    columnar.cut_units.__defaults__ = (sizes,)
     reading.SLICE_SIZES = sizes
 
 
@@ -93,7 +92,7 @@ def warm_up() -> None:
 def main() -> None:
     """Serve until the input ends."""
     warm_up()
-    memo.SETTLED, memo.WITHOUT_TIMES = 0.05, frozenset()  # the files of tests are young, and on tmpfs
+    slice_plans.SETTLED, slice_plans.WITHOUT_TIMES = 0.05, frozenset()  # the files of tests are young, and on tmpfs
     cut_small(SliceSizes(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else SMALL)
     for line in sys.stdin:
         job = json.loads(line)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sources import FileKind, SourceFile, identity
+from penstock.build.slice_plans import PlanMemo, now
+from penstock.prepare.sources.kinds import FileKind
+from penstock.prepare.sources.slices import SourceFile, identity
 from penstock.store.cache import Cache
-from penstock.store.memo import PlanMemo, now
 from tools.faults import ERRORS, Fault, Faults, compiled, faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")]

@@ -12,8 +12,8 @@ import pytest
 import xxhash
 
 from penstock.api import Dataset
-from penstock.chat.conversation import Part, Role
-from penstock.sources import Slice
+from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.sources.slices import Slice
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import digest, writer_name
 from tests.cache.conftest import Prepare

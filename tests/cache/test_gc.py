@@ -164,7 +164,7 @@ def test_a_build_about_to_commit_keeps_its_shards(
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
     make_old(cache)
-    from penstock.build import commit_manifest as module
+    from penstock.build import commit as module
 
     real, found = module.commit_dataset, []
 

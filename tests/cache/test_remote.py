@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.build.prepare import Outcome
+from penstock.build.run import Outcome
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store.dataset import open_dataset
 from penstock.store.remote import cache as remote_cache
@@ -28,7 +28,7 @@ from penstock.store.upkeep.listing import list_datasets, list_shards
 from penstock.store.upkeep.verify import verify_cache
 from tests.cache.conftest import Prepare
 from tests.cache.conftest import result as files_of
-from tests.object_servers import Proxy
+from tests.support.object_servers import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 Built = Callable[..., Outcome]
@@ -131,8 +131,8 @@ def test_appending_encodes_only_what_is_new(build: Built, data: Path, url: str) 
 def test_worker_processes_and_the_variable(
     build: Built, prepare: Prepare, data: Path, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
 ) -> None:
-    monkeypatch.setattr("penstock.build.prepare.SMALL_BYTES", 0)
-    monkeypatch.setattr("penstock.build.prepare.worker_count", lambda asked: (2, ""))
+    monkeypatch.setattr("penstock.build.run.SMALL_BYTES", 0)
+    monkeypatch.setattr("penstock.build.run.worker_count", lambda asked: (2, ""))
     monkeypatch.setenv("PENSTOCK_CACHE", url)
     monkeypatch.setenv("PENSTOCK_LOCAL_CACHE", str(tmp_path / "variable"))
     built = prepare(data, cache=None)

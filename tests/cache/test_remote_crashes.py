@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import remote
 from tests.cache.conftest import Forks, result
-from tests.object_servers import Proxy
+from tests.support.object_servers import Proxy
 
 pytestmark = pytest.mark.slow
 

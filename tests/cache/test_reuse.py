@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.build import planning
-from penstock.build import recipe as recipes
+from penstock.build import slice_plans
 from penstock.build.explain import explain
 from penstock.build.options import prepare_options
-from penstock.sources import identity
-from penstock.sources.text import slicing
-from penstock.store import memo
+from penstock.prepare import recipe as recipes
+from penstock.prepare.sources import text_slices
+from penstock.prepare.sources.slices import identity
 from tests.cache.conftest import CLOCK_TICK, Prepare, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
@@ -41,7 +40,7 @@ def why(cache: Path, model: Path) -> Callable[..., list[str]]:
 def test_a_hit_reads_and_writes_nothing(prepare: Prepare, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(data)
     assert (first.hit, first.progress.slices_done) == (False, len(first.dataset.shards))
-    monkeypatch.setattr(slicing, "cut_text", None)
+    monkeypatch.setattr(text_slices, "cut_text", None)
     second = prepare(data)
     assert second.hit
     assert second.dataset.key == first.dataset.key
@@ -206,12 +205,12 @@ def test_on_miss_error(prepare: Prepare, data: Path, cache: Path) -> None:
 def test_a_file_that_was_just_written_is_not_memoized(
     prepare: Prepare, data: Path, cache: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(memo, "SETTLED", 60.0)
+    monkeypatch.setattr(slice_plans, "SETTLED", 60.0)
     prepare(data)
     assert not list(cache.glob("memo/*/*.json"))
     assert prepare(data).hit  # found by reading it again
-    monkeypatch.setattr(memo, "now", lambda: time.time() + 70)
-    monkeypatch.setattr(planning, "now", lambda: time.time() + 70)
+    monkeypatch.setattr(slice_plans, "now", lambda: time.time() + 70)
+    monkeypatch.setattr(slice_plans, "now", lambda: time.time() + 70)
     assert prepare(data).hit
     assert list(cache.glob("memo/*/*.json"))
 
@@ -230,9 +229,9 @@ def test_a_source_on_tmpfs_is_never_memoized(
     prepare: Prepare, chats: Path, memory: Path, cache: Path, monkeypatch: Any
 ) -> None:
     """On tmpfs, writing through a mapping never changes the times of a file."""
-    if memo._file_system(memory.stat().st_dev) != "tmpfs":
+    if slice_plans._file_system(memory.stat().st_dev) != "tmpfs":
         pytest.skip("no tmpfs here")
-    monkeypatch.setattr(memo, "WITHOUT_TIMES", frozenset({"tmpfs"}))
+    monkeypatch.setattr(slice_plans, "WITHOUT_TIMES", frozenset({"tmpfs"}))
     data = memory / "mapped.jsonl"
     data.write_bytes(chats.read_bytes())
     time.sleep(2 * CLOCK_TICK)
@@ -265,7 +264,7 @@ def test_rehash_reads_what_the_memo_would_skip(
     data.write_bytes(chats.read_bytes())
     time.sleep(2 * CLOCK_TICK)
     first = prepare(data).dataset
-    monkeypatch.setattr(memo, "_same_blocks", lambda *_: True)  # a change outside of the sampled blocks
+    monkeypatch.setattr(slice_plans, "_same_blocks", lambda *_: True)  # a change outside of the sampled blocks
     mapped_change(data, b" is ", b" IS ")
     assert prepare(data).dataset.key == first.key  # what remains, and is documented
     changed = prepare(data, rehash=True)
@@ -326,7 +325,7 @@ def test_a_killed_build_resumes_with_its_date(
     prepare: Prepare, data: Path, today: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today(3, 1)
-    from penstock.build import commit_manifest as module
+    from penstock.build import commit as module
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "commit_dataset", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))

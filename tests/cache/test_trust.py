@@ -18,8 +18,8 @@ import orjson
 import pytest
 
 from penstock.errors import CorruptError
-from penstock.sources import identity
-from penstock.store.columns import Columns
+from penstock.prepare.encode.columns import Columns
+from penstock.prepare.sources.slices import identity
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.files import bytes_digest
 from penstock.store.format import seal, unseal
@@ -313,7 +313,7 @@ def test_recheck_finds_what_verify_can_not(shared: Shared) -> None:
 
 
 def test_recheck_of_missing_sources(prepare: Prepare, data: Path, small_slices: None) -> None:
-    from penstock.build.checks.recheck import recheck
+    from penstock.build.recheck import recheck
 
     dataset = prepare(data).dataset
     assert recheck(dataset.cache, dataset.path, 0.05).redone >= len(dataset.shards)
@@ -325,7 +325,7 @@ def test_recheck_of_missing_sources(prepare: Prepare, data: Path, small_slices: 
 def test_recheck_of_a_compressed_source(prepare: Prepare, data: Path, tmp_path: Path, small_slices: None) -> None:
     import gzip
 
-    from penstock.build.checks.recheck import recheck
+    from penstock.build.recheck import recheck
 
     packed = tmp_path / "rows.jsonl.gz"
     packed.write_bytes(gzip.compress(data.read_bytes()))

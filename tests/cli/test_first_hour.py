@@ -20,17 +20,15 @@ from rich.console import Console
 import penstock as ps
 from penstock import other_names
 from penstock.build.options import PrepareOptions, prepare_options
-from penstock.build.workers import limits
+from penstock.build.workers import runner
 from penstock.errors import SourceError, UsageError
-from penstock.export.options import ExportOptions
-from penstock.feed.settings import LoaderOptions
-from penstock.look.stats import stats
-from penstock.look.terminal.show import show
+from penstock.exchange.options import ExportOptions
+from penstock.load.options import LoaderOptions, ViewSettings
+from penstock.look.statistics import stats
+from penstock.look.terminal import show
 from penstock.options import read_options
-from penstock.train.config import TrainConfig
-from penstock.train.config_reader import flat, plain, read_config
-from penstock.verify.targets.target import TargetSpec, _factory
-from penstock.view.settings import ViewSettings
+from penstock.train.config import TrainConfig, flat, plain, read_config
+from penstock.train.verify.target import TargetSpec, _factory
 
 pytestmark = pytest.mark.slow
 
@@ -262,13 +260,13 @@ def test_show_wraps_in_its_column(tokenizer: Path, tmp_path: Path) -> None:
 
 
 def test_workers_are_capped_with_a_message(monkeypatch: pytest.MonkeyPatch, tokenizer: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(limits, "_limits", lambda: (4, 100))
-    assert limits.worker_count("auto") == (4, "")
-    assert limits.worker_count("3") == (3, "")
-    assert limits.worker_count("64") == (4, "--workers 64 is capped at 4, the number of cores this process may use")
-    monkeypatch.setattr(limits, "_limits", lambda: (8, 2))
-    assert "is capped at 2, the number of that the free memory" not in limits.worker_count("3")[1]
-    assert limits.worker_count("3")[0] == 2
+    monkeypatch.setattr(runner, "_limits", lambda: (4, 100))
+    assert runner.worker_count("auto") == (4, "")
+    assert runner.worker_count("3") == (3, "")
+    assert runner.worker_count("64") == (4, "--workers 64 is capped at 4, the number of cores this process may use")
+    monkeypatch.setattr(runner, "_limits", lambda: (8, 2))
+    assert "is capped at 2, the number of that the free memory" not in runner.worker_count("3")[1]
+    assert runner.worker_count("3")[0] == 2
 
 
 def test_a_target_that_cannot_be_imported() -> None:

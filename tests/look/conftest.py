@@ -12,8 +12,8 @@ import uvicorn
 
 import penstock as ps
 from penstock.look.options import LookOptions
-from penstock.look.server.app import listen, make_app
-from penstock.look.server.session import Session
+from penstock.look.viewer.app import listen, make_app
+from penstock.look.viewer.session import Session
 
 TOKEN = "token-of_the_tests"
 HOSTILE = (

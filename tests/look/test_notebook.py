@@ -7,9 +7,9 @@ import re
 
 import penstock as ps
 from penstock.look.notebook import html_of
-from penstock.view.memory import MemoryExamples
 from tests.look.conftest import HOSTILE
-from tests.view.rows import chat
+from tests.support.memory_dataset import MemoryExamples
+from tests.support.view_rows import chat
 
 
 def test_every_object_has_a_table(dataset: ps.Dataset, pairs: ps.Dataset) -> None:
@@ -49,7 +49,7 @@ def test_pickles_do_not_contain_the_dataset(dataset: ps.Dataset) -> None:
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
-    from penstock.chat.conversation import Role
+    from penstock.prepare.chat.conversation import Role
 
     view = MemoryExamples.of([chat((Role.USER, 3), (Role.ASSISTANT, 2))]).view()
     page = html_of(view[0])

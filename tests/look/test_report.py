@@ -16,12 +16,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import UsageError
-from penstock.look.advice import advice
-from penstock.look.flow import flow
-from penstock.look.report import report
-from penstock.look.runs_folder import training_run
-from penstock.look.tokens import CONTINUED, token_texts
-from penstock.look.visible import visible_text
+from penstock.look.report import advice, flow, report, training_run
+from penstock.look.tokens import CONTINUED, token_texts, visible_text
 
 ROOT = Path(ps.__file__).parent.parent
 OPTIONS = ["--max-length", "128", "--capacity", "200", "--holdout", "0.1"]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.chat.conversation import Part, Role
-from penstock.look.terminal.show import show, stretches
-from penstock.look.visible import visible_lines
-from penstock.view.memory import MemoryExamples, Piece
-from tests.view.rows import rows
+from penstock.look.terminal import show, stretches
+from penstock.look.tokens import visible_lines
+from penstock.prepare.chat.conversation import Part, Role
+from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.view_rows import rows
 
 TEXT = {1: b"Be brief.\n", 2: b"Hi \x1b[31mred\x1b[0m", 3: b"<|assistant|>\n", 4: b"Hello", 5: b"<|end|>", 6: b"\n"}
 ROW = [

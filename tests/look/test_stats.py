@@ -14,13 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import penstock as ps
-from penstock.chat.conversation import Part, Role
 from penstock.cli import app
-from penstock.look.fill import Fill, Limit
-from penstock.look.stats import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
-from penstock.look.terminal.stats_table import stats_table
-from penstock.view.memory import MemoryExamples, Piece
-from tests.view.rows import chat, pairs, rows
+from penstock.look.statistics import Bin, Copies, Fill, Flagged, Limit, Named, SourceCounts, Spread, stats
+from penstock.look.terminal import stats_table
+from penstock.prepare.chat.conversation import Part, Role
+from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.view_rows import chat, pairs, rows
 
 SHORT = chat((Role.USER, 3), (Role.ASSISTANT, 2))  # 3 + 2 + 2 + 1 + 1 = 9
 LONG = chat((Role.SYSTEM, 4), (Role.USER, 6), (Role.ASSISTANT, 16))  # 30

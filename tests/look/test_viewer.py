@@ -15,12 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 
 import penstock as ps
-from penstock.chat.conversation import Role
 from penstock.look.options import LookOptions
-from penstock.look.server.app import listen
-from penstock.look.server.searching import Searcher
-from penstock.look.server.session import Session
 from penstock.look.survey import Flag
+from penstock.look.viewer.app import listen
+from penstock.look.viewer.session import Searcher, Session
+from penstock.prepare.chat.conversation import Role
 from tests.look.conftest import TOKEN, serving
 from tools.fuzz_viewer import hostile_path
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.native import native
-from penstock.template.jinja.sandbox import Sandbox
-from penstock.template.machine import Machine, conversation_layout
+from penstock.prepare.template.compiler import Machine, conversation_layout
+from penstock.prepare.template.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
 

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chat.conversation import Conversation
 from penstock.native import native
-from penstock.template.compile.compiler import Compiler
-from penstock.template.jinja.sandbox import Sandbox
-from penstock.template.machine import Machine, conversation_layout, encoded
-from penstock.template.probes import PROBES
-from tests.template.conversations import DATE
+from penstock.prepare.chat.conversation import Conversation
+from penstock.prepare.template.compiler import Compiler, Machine, conversation_layout, encoded
+from penstock.prepare.template.probes import PROBES
+from penstock.prepare.template.sandbox import Sandbox
+from tests.prepare.template.conversations import DATE
 
 TABLE = np.arange(0x110000).astype(np.uint8)
 

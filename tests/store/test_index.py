@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chat.conversation import Part, Role
 from penstock.errors import CorruptError
+from penstock.prepare.chat.conversation import Part, Role
 from penstock.store.files import bytes_digest
 from penstock.store.remote import user_key
 from penstock.store.remote.index import encode_index, parse_index
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
-from penstock.view.memory import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryExamples, Piece
 
 NAME = "b3-" + "0a" * 32
 PIECES = (Piece(0, Role.USER, Part.BODY, (1, 2, 3)), Piece(1, Role.ASSISTANT, Part.BODY, (4, 5)))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import CorruptError, FormatError
-from penstock.store.columns import Columns
+from penstock.prepare.encode.columns import Columns
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.train.output.metrics import read_metrics
+from penstock.train.metrics import read_metrics
 
 Config = Callable[..., dict[str, Any]]
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.errors import TrainError, UnsupportedError
 from penstock.store.files import host_id, writer_name
-from penstock.train.errors import TrainError, UnsupportedError
-from penstock.train.output.checkpoint import Checkpoint, newest_valid, seed_new_rank
-from penstock.train.output.lock import output_lock
+from penstock.train.checkpoint import Checkpoint, newest_valid, seed_new_rank
 from penstock.train.run import train_sft
+from penstock.train.run_process import output_lock
 from tests.train.runs import Config, environment, losses
 
 pytestmark = pytest.mark.slow
@@ -203,7 +203,7 @@ def test_full_disk(size: int, what: str, config: Config, small_disk: Callable[[i
 HOLD = """
 import sys, time
 from pathlib import Path
-from penstock.train.output.lock import output_lock
+from penstock.train.run_process import output_lock
 with output_lock(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(60)

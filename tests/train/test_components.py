@@ -10,10 +10,9 @@ import pytest
 from penstock.cli.live_training import eval_line, step_line
 from penstock.errors import UsageError
 from penstock.train.config import LogConfig, OptimConfig, Schedule
-from penstock.train.output.metrics import EvalReport, MetricsWriter, StepReport, read_metrics
-from penstock.train.output.plot import loss_plot
+from penstock.train.loop import learning_rate, warmup_steps
+from penstock.train.metrics import EvalReport, MetricsWriter, StepReport, loss_plot, read_metrics
 from penstock.train.run import train_sft
-from penstock.train.schedule import learning_rate, warmup_steps
 from tests.train.runs import Config, losses
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.train.config import TrainConfig
-from penstock.train.config_reader import flat, plain, read_config
-from penstock.train.document import keys_table
+from penstock.train.config import TrainConfig, flat, plain, read_config
+from tools.train_reference import keys_table
 
 pytestmark = pytest.mark.slow
 

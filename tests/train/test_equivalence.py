@@ -13,12 +13,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.feed.batch import Batch
-from penstock.feed.loader import Loader
-from penstock.train.config import Mean
-from penstock.train.config_reader import read_config
+from penstock.load.collate import Batch
+from penstock.load.loader import Loader
+from penstock.train.config import Mean, read_config
 from penstock.train.data import open_data
-from penstock.train.objectives.objective import Policy, Sft
+from penstock.train.objective import Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, losses
 

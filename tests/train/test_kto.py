@@ -15,12 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import KTOConfig, KTOTrainer
 
 import penstock as ps
-from penstock.errors import RowError, UsageError
+from penstock.errors import RowError, UnsupportedError, UsageError
 from penstock.train.config import KtoConfig
-from penstock.train.errors import UnsupportedError
-from penstock.train.objectives.kto import Kto
-from penstock.train.objectives.objective import Policy
-from penstock.train.objectives.reference import FrozenReference
+from penstock.train.kto import Kto
+from penstock.train.objective import Policy
+from penstock.train.reference import FrozenReference
 from penstock.train.run import train_kto, train_sft
 from tests.train.runs import Config, losses, metrics
 

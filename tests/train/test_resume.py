@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.train.errors import TrainError
+from penstock.errors import TrainError
 from penstock.train.run import train_sft
 from tests.train.runs import Config, environment, losses, metrics
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.train.objectives.reference import Scored
+from penstock.train.reference import Scored
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, losses, metrics
 

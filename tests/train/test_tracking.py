@@ -14,12 +14,10 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import penstock as ps
-from penstock.errors import UsageError
-from penstock.feed.settings import Collate
+from penstock.errors import UnsupportedError, UsageError
+from penstock.load.options import Collate
 from penstock.train.config import Mean
-from penstock.train.errors import UnsupportedError
-from penstock.train.objectives.groups import Groups
-from penstock.train.objectives.objective import Policy, Sft
+from penstock.train.objective import Groups, Policy, Sft
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config, environment, metrics
 

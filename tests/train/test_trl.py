@@ -11,12 +11,11 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from penstock.feed.batch import Batch
-from penstock.feed.loader import Loader
-from penstock.train.config import Mean
-from penstock.train.config_reader import read_config
+from penstock.load.collate import Batch
+from penstock.load.loader import Loader
+from penstock.train.config import Mean, read_config
 from penstock.train.data import open_data
-from penstock.train.objectives.objective import Dpo, Policy, Sft, pair_log_probs
+from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
 from tests.train.runs import Config
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 import penstock as ps
-from penstock.feed.batch import Batch
+from penstock.load.collate import Batch
 from penstock.train.config import Mean
-from penstock.train.objectives.objective import Dpo, Policy, Sft, pair_log_probs
+from penstock.train.objective import Dpo, Policy, Sft, pair_log_probs
 from tests.train.test_trl import QUIET, tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

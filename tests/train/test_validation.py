@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.errors import PenstockError, UsageError
-from penstock.train.errors import NonFiniteError, UnsupportedError
-from penstock.train.objectives import objective
-from penstock.train.objectives.loss import sft_terms
+from penstock.errors import NonFiniteError, PenstockError, UnsupportedError, UsageError
+from penstock.train import objective
+from penstock.train.objective import sft_terms
 from penstock.train.run import train_dpo, train_sft
 from tests.train.runs import Config
 

@@ -17,8 +17,8 @@ import orjson
 from penstock import child, errors
 from penstock.build.progress import SliceReport
 from penstock.errors import PenstockError, WorkerError
-from penstock.sources import Slice, SourcePath, path_to_json
-from penstock.sources.remote.path import printable_name
+from penstock.prepare.sources.remote import SourcePath, path_to_json, printable_name
+from penstock.prepare.sources.slices import Slice
 
 ONE_THREAD = {  # variables that keep the engines of a worker to one thread
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -111,7 +111,7 @@ class Worker:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
-                child.command("penstock.build.worker"),
+                child.command("penstock.build.workers.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child.environment(ONE_THREAD),

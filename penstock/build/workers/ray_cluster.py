@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock import child
-from penstock.build.workers.limits import WORKER_BYTES, worker_count
+from penstock.build.workers.runner import WORKER_BYTES, worker_count
 from penstock.errors import UsageError, WorkerError
 
 LOOPBACK = "127.0.0.1"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
-from penstock.build.planning import SliceFinder
+from penstock.build.slice_plans import SliceFinder
 from penstock.build.workers.process import Task
 from penstock.errors import SourceError
-from penstock.sources import Slice, SourceFile
+from penstock.prepare.sources.slices import Slice, SourceFile
 from penstock.store.cache import Cache
 from penstock.store.manifest import shard_name
 

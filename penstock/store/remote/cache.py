@@ -45,7 +45,7 @@ from penstock.store.remote.user_key import is_keyed, keyed_digest
 from penstock.store.trust import CheckedContent, ShardWriter, Trust
 
 if TYPE_CHECKING:
-    from penstock.store.columns import Columns
+    from penstock.prepare.encode.columns import Columns
     from penstock.store.remote.index import ShardIndex
     from penstock.store.shard import ShardMeta
 

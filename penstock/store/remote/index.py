@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.errors import CorruptError
-from penstock.store.columns import Columns
+from penstock.prepare.encode.columns import Columns
 from penstock.store.files import bytes_digest
 from penstock.store.format import canonical, seal, unseal
 from penstock.store.remote.user_key import is_keyed, keyed_digest

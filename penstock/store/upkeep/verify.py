@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import FormatError, StoreError
+from penstock.prepare.encode.columns import Columns
 from penstock.store.cache import Cache
-from penstock.store.columns import Columns
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import file_digest, is_readable_file
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest

@@ -1,1 +1,0 @@
-"""Prints progress, summaries, statistics and examples in the terminal."""

@@ -1,0 +1,63 @@
+"""The normalised conversation: the record that is read from a row and rendered by a template."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from penstock.prepare.chat.notes import Note
+
+Message = dict[str, Any]
+
+
+class Role(IntEnum):
+    """The role that a segment of tokens belongs to; stored as uint8 in shards, so the numbers never change."""
+
+    NONE = 0  # glue: text that no message printed
+    SYSTEM = 1
+    USER = 2
+    ASSISTANT = 3
+    TOOL = 4
+    OTHER = 5  # any further role that a template knows (developer, ipython, …)
+
+
+class Part(IntEnum):
+    """The part of a message's region; stored as uint8 in shards, so the numbers never change."""
+
+    GLUE = 0
+    HEADER = 1
+    BODY = 2
+    STOP = 3
+    TAIL = 4
+    CONTEXT = 5  # of a message that another example of the row trains (`--turns faithful`)
+
+
+ROLE_OF_NAME: dict[str, Role] = {
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+def role_number(name: object) -> Role:
+    """Returns the stored number of a message's role name."""
+    return ROLE_OF_NAME.get(name, Role.OTHER) if isinstance(name, str) else Role.OTHER
+
+
+class Conversation(NamedTuple):
+    """One normalised conversation: what a template renders, or plain pieces of text.
+
+    `pieces` is set for rows without a template (plain text, string prompt and completion): the text
+    is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
+    `weights` has one entry per message (None if not given). `variables` are the row's own template variables. `notes`
+    record which parts of the row aren't used.
+    """
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    weights: tuple[float | None, ...] | None = None
+    variables: dict[str, Any] | None = None
+    pieces: tuple[tuple[Role, str], ...] | None = None
+    notes: tuple[Note, ...] = ()
+    label: bool | None = None  # KTO: whether the answer is desirable

@@ -1,0 +1,512 @@
+"""Runs a slice through all stages: rows → text and regions → segments → ids → the shard's columns.
+
+    rows ──► TemplateRenderer.render_rows ──► Splitter.split ──► encode_texts ──► ExampleBatch.columns
+      └─ rows the C machine can't read: RowReader ──► Adapter ──► TemplateRenderer.render ──┘
+
+A pipeline belongs to one recipe and one process. Rows are processed in batches, so memory stays bounded whatever the
+slice holds. Every row ends as examples or as a rejected row with its reason: the ledger adds up by construction.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from penstock.arrays import Int64
+from penstock.build.options import Arguments, DroppedCalls, Eos, SpecialText
+from penstock.errors import EncoderPanic, RowError
+from penstock.prepare.chat.adapt import SpecialTextFinder
+from penstock.prepare.chat.conversation import Conversation, Part
+from penstock.prepare.chat.formats import Format
+from penstock.prepare.chat.notes import Note, NotedRows, joined_notes
+from penstock.prepare.chat.rows import RowReader
+from penstock.prepare.encode.columns import Columns
+from penstock.prepare.encode.encoder import MAX_PIECE_BYTES, Encoder
+from penstock.prepare.encode.example_batch import (
+    Ending,
+    ExampleBatch,
+    concatenate_batches,
+    encode_texts,
+    piece_texts,
+    with_prefix_and_suffix,
+)
+from penstock.prepare.encode.unicode_checks import NfcNormalizer
+from penstock.prepare.faithful.arrange import Arranger, split_chains
+from penstock.prepare.faithful.seams import Seams, cut_at_seams, merge_parts, split_at_seams
+from penstock.prepare.modes import TurnsMode
+from penstock.prepare.recipe import NO_DATE, Recipe
+from penstock.prepare.regions.segments import Segments
+from penstock.prepare.regions.splitter import Splitter
+from penstock.prepare.sources.slices import SliceRows
+from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.renderer import TemplateRenderer
+from penstock.prepare.tokenizer.vocabulary import Vocabulary
+
+# ---- state -----------------------------------------------------------------------------------------------------------
+#
+# State of a slice in the pipeline (rejected rows, notes, engine counts), and how its rows are split into batches.
+
+
+BATCH_ROWS = 4096
+BATCH_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class SliceState:
+    """Rejections, notes and engine counts of the rows so far."""
+
+    rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
+    noted: dict[Note, list[Int64]] = field(default_factory=dict)  # numbers of rows, not yet sorted
+    render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
+    encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
+    fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+
+    def note(self, found: Iterable[tuple[int, Note]]) -> None:
+        """Adds notes, given as pairs of row and note."""
+        rows: dict[Note, list[int]] = {}
+        for row, note in found:
+            rows.setdefault(note, []).append(row)
+        for note, own in rows.items():
+            self.noted.setdefault(note, []).append(np.array(own, np.int64))
+
+    def note_rows(self, found: NotedRows, rows: Int64) -> None:
+        """Adds the notes of a batch; `rows` are the slice's numbers of the batch's rows."""
+        for note, numbers in found.items():
+            self.noted.setdefault(note, []).append(rows[numbers])
+
+    @property
+    def notes(self) -> NotedRows:
+        """The noted rows that were not rejected."""
+        refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
+        kept = joined_notes(*({note: np.concatenate(rows)} for note, rows in self.noted.items()))
+        return {note: remaining for note, rows in kept.items() if len(remaining := np.setdiff1d(rows, refused))}
+
+    def reject(self, row: int, error: RowError) -> None:
+        known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
+        self.rejected.setdefault(row, known)
+
+
+def batch_ranges(rows: Sequence[bytes]) -> Iterator[range]:
+    """Yields the ranges of row numbers that form batches."""
+    ends = [0, *accumulate(map(len, rows))]
+    first = 0
+    while first < len(rows):
+        enough = bisect_left(ends, ends[first] + BATCH_BYTES, first + 1)
+        stop = min(enough, first + BATCH_ROWS, len(rows))
+        yield range(first, stop)
+        first = stop
+
+
+def too_large(size: int, limit: int) -> RowError:
+    return RowError(
+        "row_too_large", f"the row has {size:,} bytes, more than {limit:,}", "Split it, or raise --max-row-bytes"
+    )
+
+
+def special_text(token: str) -> RowError:
+    return RowError(
+        "special_tokens_in_text",
+        f"a message contains the special token {token!r}",
+        "Clean the text, or allow it with --special-tokens-in-text as-template",
+    )
+
+
+def no_template() -> RowError:
+    return RowError(
+        "no_template", "the row has messages, and the tokenizer has no chat template", "Give one with --template FILE"
+    )
+
+
+def unbroken(size: int) -> RowError:
+    return RowError(
+        "unbroken_text",
+        f"{size:,} bytes of the text have no place where the tokenizer can be given a part of it, "
+        f"such as a space after a letter; at most {MAX_PIECE_BYTES:,} are served",
+        "Split the row, or remove what is not language",
+    )
+
+
+def encoder_panic(error: EncoderPanic) -> RowError:
+    return RowError("encoder_panic", str(error), "Remove the row, or report it to the tokenizer's makers")
+
+
+# ---- pipeline --------------------------------------------------------------------------------------------------------
+
+
+DROPPED = "tool_calls_dropped"
+
+
+@dataclass(slots=True)
+class SliceResult:
+    """The columns, rejected rows and notes of a slice."""
+
+    columns: Columns
+    rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
+    noted: NotedRows  # of the rows that were kept
+    nulls_dropped: int  # fields that Arrow added
+    rows: int
+    engines: dict[str, Counter[str]]  # stage -> why the reference engine was used -> rows
+    fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+
+
+class _Read(NamedTuple):
+    """A conversation that was read in Python, with its row and side."""
+
+    row: int
+    side: int
+    conversation: Conversation
+
+
+@dataclass(slots=True)
+class _Examples:
+    """Rendered examples to be encoded."""
+
+    rows: list[int] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
+    segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
+    heads: list[int] = field(default_factory=list)  # number of leading segments shared with the row's last example
+    seams: list[int] = field(default_factory=list)  # the byte at which a text is encoded in two parts; 0 for none
+
+    def add(
+        self,
+        rows: Sequence[int],
+        sides: Sequence[int],
+        texts: Sequence[bytes],
+        segments: Segments,
+        heads: Sequence[int] | None = None,
+        seams: Sequence[int] | None = None,
+    ) -> None:
+        self.segments = self.segments.followed_by(segments) if self.rows else segments
+        self.rows += rows
+        self.sides += sides
+        self.texts += texts
+        self.heads += [0] * len(rows) if heads is None else heads
+        self.seams += [0] * len(rows) if seams is None else seams
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Drops all other examples."""
+        self.rows = [self.rows[k] for k in numbers]
+        self.sides = [self.sides[k] for k in numbers]
+        self.texts = [self.texts[k] for k in numbers]
+        self.heads = [self.heads[k] for k in numbers]
+        self.seams = [self.seams[k] for k in numbers]
+        self.segments = self.segments.taken(np.array(numbers, np.int64))
+
+
+class Rendering:
+    """The renderer, splitter and arranger of one template."""
+
+    def __init__(self, recipe: Recipe, template: str, vocabulary: Vocabulary, encoder: Encoder, fast: bool) -> None:
+        self.renderer = TemplateRenderer(
+            template,
+            special_tokens=recipe.special_tokens,
+            variables=recipe.template_vars,
+            date=recipe.date or NO_DATE,
+            mapping=recipe.mapping,
+            special_text=vocabulary.special_contents,
+            added_tokens=[token.content for token in vocabulary.added],
+            turns=recipe.turns is TurnsMode.FAITHFUL,
+            arguments_as_given=recipe.arguments is Arguments.AS_GIVEN,
+            fast=fast,
+        )
+        self.splitter = Splitter(
+            self.renderer,
+            special_tokens=vocabulary.special_contents,
+            eos_token=recipe.special_tokens.get("eos_token"),
+            mode=recipe.regions,
+            next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
+            appends_stops=recipe.appends_stops,
+            only_last=recipe.mapping.format in (Format.PREFERENCE, Format.KTO),
+            why_unknown=self.renderer.why_unknown,
+        )
+        self.renderer.last_stops = self.splitter.last_stops
+        cuts = [token for token in vocabulary.cuts if token in template or token in recipe.special_tokens.values()]
+        self.seams = Seams(encoder, cuts)
+        self.arranger = Arranger(self.splitter.boundaries, cuts, self.seams.straddles, may_tear=vocabulary.byte_level)
+        self.renderer.forget_paths()  # paths taken by the probes don't count
+
+
+class Pipeline:
+    """The stages of a recipe, ready to run slices."""
+
+    def __init__(self, recipe: Recipe, tokenizer_json: bytes, *, fast: bool = True) -> None:
+        self.recipe = recipe
+        self.fast = fast
+        self.vocabulary = Vocabulary(tokenizer_json)
+        self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
+        self.normaliser = NfcNormalizer(self.vocabulary)
+        self.ending = self._ending()
+        self.reader = RowReader(recipe.mapping)
+        self.seams = Seams(self.encoder, self.vocabulary.cuts)
+        self._special_text = SpecialTextFinder(self.vocabulary.special_contents)
+        self.renderings = {
+            name: Rendering(recipe, text, self.vocabulary, self.encoder, fast)
+            for name, text in recipe.templates.items()
+        }
+        # With a separate template for tools, a row must be read to choose between them.
+        self._usual = self.renderings.get("default") if "tool_use" not in self.renderings else None
+        if self._usual is not None and not self._usual.renderer.reads_rows:
+            self._usual = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about the templates of this recipe."""
+        return [w for r in self.renderings.values() for w in r.splitter.warnings]
+
+    def _ending(self) -> Ending:
+        """Returns the token to append to plain texts."""
+        token = self.recipe.special_tokens.get("eos_token", "")
+        if self.recipe.eos is Eos.NEVER or not token:
+            return Ending()
+        own = self.encoder.reference([token.encode()]).ids.tolist()
+        if self.recipe.eos is Eos.AUTO and self.encoder.suffix[-len(own) :] == own:
+            return Ending()
+        return Ending(token, always=self.recipe.eos is Eos.ALWAYS)
+
+    @property
+    def paths(self) -> tuple[int, int]:
+        """Number of paths through the templates' branches that were taken and compared, and of all paths."""
+        found = [r.renderer.paths for r in self.renderings.values()]
+        return sum(taken for taken, _ in found), sum(total for _, total in found)
+
+    def template_name(self, conversation: Conversation) -> str:
+        """Returns the name of the template that renders a conversation; '' for plain text."""
+        if conversation.pieces is not None:
+            return ""
+        return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
+
+    def run(self, rows: SliceRows) -> SliceResult:
+        """Runs a slice through all stages."""
+        state = SliceState()
+        with _collector_off():
+            parts = [self._examples(rows, batch_range, state) for batch_range in batch_ranges(rows.rows)]
+        batch = concatenate_batches([p for p in parts if len(p.rows)], self.vocabulary.dtype)
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
+        columns = batch.columns(hashes, format=self.recipe.mapping.format)
+        rejected = [state.rejected[row] for row in sorted(state.rejected)]
+        engines = {"render": state.render, "encode": state.encode}
+        fresh = sorted(set(state.fresh))
+        return SliceResult(columns, rejected, state.notes, rows.nulls_dropped, len(rows.rows), engines, fresh)
+
+    def _examples(self, rows: SliceRows, batch_range: range, state: SliceState) -> ExampleBatch:
+        """Returns all examples of a range of rows, in order; rejects rows with an error as a whole."""
+        left = list(batch_range)
+        for number in [number for number in rows.oversize if number in batch_range]:
+            state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
+            left.remove(number)
+        examples = _Examples()
+        if self._usual is not None:
+            left = self._render_rows(self._usual, rows.rows, left, examples, state)
+        plain = self._render_read(rows.rows, left, examples, state)
+        parts: list[ExampleBatch] = []
+        if examples.rows:
+            parts.append(self._encode(examples, state))
+        if plain.rows:
+            parts.append(with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix))
+        origins = examples.rows + plain.rows, examples.sides + plain.sides, examples.heads + plain.heads
+        if not parts:
+            return concatenate_batches([])
+        batch = parts[0] if len(parts) == 1 else concatenate_batches(parts)
+        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in origins)
+        if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
+            order = np.lexsort((batch.sides, batch.rows))
+            batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
+        state.encode += batch.reference
+        if self.recipe.mapping.format is Format.PREFERENCE:
+            state.note((row, Note.SIDES_EQUAL) for row in batch.equal_pairs())
+        return batch.without(state.rejected) if state.rejected else batch
+
+    def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
+        """Encodes texts. Rejects the rows of those that can't be encoded, and removes them from the examples."""
+        sizes = self.encoder.oversized_pieces(examples.texts)
+        self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
+        try:
+            batch = self._encoded(examples)
+        except EncoderPanic:
+            self._reject(examples, self._panics(examples), state)
+            batch = self._encoded(examples)
+        return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
+
+    def _encoded(self, examples: _Examples) -> ExampleBatch:
+        examples.segments = cut_at_seams(examples.segments, examples.seams)
+        texts, segments, counts = split_at_seams(examples.texts, examples.segments, examples.seams)
+        batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
+        return merge_parts(batch, counts)
+
+    def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
+        """Turns answers that don't start right after the tokens of their prompt into context."""
+        for example, message in self.seams.mismatches(examples.texts, examples.segments, batch, examples.seams):
+            own = slice(int(batch.segment_offsets[example]), int(batch.segment_offsets[example + 1]))
+            parts, messages = batch.parts[own], batch.messages[own]
+            parts[messages == message] = Part.CONTEXT
+            state.note([(examples.rows[example], Note.TURN_STRADDLES)])
+        return batch
+
+    def _panics(self, examples: _Examples) -> dict[int, RowError]:
+        """Finds the texts on which an engine panics, by encoding them one by one."""
+        found: dict[int, RowError] = {}
+        for k, text in enumerate(examples.texts):
+            try:
+                own = examples.segments.taken(np.array([k]))
+                encode_texts([text], own, self.encoder, self.normaliser, self.vocabulary)
+            except EncoderPanic as panic:
+                found[k] = encoder_panic(panic)
+        return found
+
+    def _reject(self, examples: _Examples, errors: dict[int, RowError], state: SliceState) -> None:
+        for k, error in errors.items():
+            state.reject(examples.rows[k], error)
+        if errors:
+            examples.keep([k for k in range(len(examples.texts)) if k not in errors])
+
+    def _end_notes(self, read: _Read) -> list[Note]:
+        """Returns the notes on the end-of-sequence token of a plain text: appended, or missing."""
+        if self.recipe.eos is Eos.AUTO and not self.recipe.special_tokens.get("eos_token"):
+            return [Note.NO_EOS]
+        text = "".join(text for _, text in read.conversation.pieces or ())
+        return [Note.EOS_APPENDED] if self.ending.after(text) else []
+
+    # ---- rows that the C machine reads
+
+    def _render_rows(
+        self, rendering: Rendering, rows: Sequence[bytes], numbers: list[int], examples: _Examples, state: SliceState
+    ) -> list[int]:
+        """Renders rows from their bytes. Returns those that the C machine can't read."""
+        found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
+        row_numbers = [numbers[k] for k in found.rows]
+        if self.recipe.turns is TurnsMode.FAITHFUL:
+            self._add_chains(rendering, found.rendered, row_numbers, examples, state)
+        else:
+            segments = self._split(rendering, found.rendered, row_numbers, state)
+            examples.add(row_numbers, [0] * len(row_numbers), found.texts, segments)
+        state.fresh += [numbers[k] for k in found.fresh]
+        return [numbers[k] for k in found.left]
+
+    def _only_conversation(self, row: bytes) -> Conversation:
+        return self.reader.conversations(row)[0]
+
+    # ---- rows that are read in Python
+
+    def _render_read(
+        self, rows: Sequence[bytes], numbers: Sequence[int], examples: _Examples, state: SliceState
+    ) -> _Examples:
+        """Reads rows and renders those that need a template. Returns the examples of plain text."""
+        by_template: dict[str, list[_Read]] = {}
+        for number in numbers:
+            try:
+                found = self._adapted(rows[number])
+            except RowError as error:
+                state.reject(number, error.with_traceback(None))  # its frames hold the rows
+                continue
+            if any(name == "" and self._is_rejected(number, conversation, state) for name, conversation in found):
+                continue
+            for side, (name, conversation) in enumerate(found):
+                side = side if conversation.label is None else int(not conversation.label)
+                by_template.setdefault(name, []).append(_Read(number, side, conversation))
+        plain = _Examples()
+        if without := by_template.pop("", []):
+            state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
+            texts = piece_texts([e.conversation for e in without], self.ending)
+            plain.add([e.row for e in without], [e.side for e in without], *texts)
+        for name, members in by_template.items():
+            rendering = self.renderings[name]
+            rendered = rendering.renderer.render([e.conversation for e in members])
+            row_numbers = [e.row for e in members]
+            if self.recipe.turns is TurnsMode.FAITHFUL:
+                self._add_chains(rendering, rendered, row_numbers, examples, state)
+                continue
+            segments = self._split(rendering, rendered, row_numbers, state)
+            examples.add(row_numbers, [e.side for e in members], rendered.texts, segments)
+        return plain
+
+    def _is_rejected(self, number: int, plain: Conversation, state: SliceState) -> bool:
+        """Rejects or notes a row of plain text with a special token; returns whether it was rejected."""
+        token = self._special_text.first(plain)
+        if token is None:
+            return False
+        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+            state.reject(number, special_text(token))
+            return True
+        state.note([(number, Note.SPECIAL_TEXT)])
+        return False
+
+    def _adapted(self, row: bytes) -> list[tuple[str, Conversation]]:
+        """Returns the conversations of a row as their template accepts them, with the template's name."""
+        found: list[tuple[str, Conversation]] = []
+        for conversation in self.reader.conversations(row):
+            name = self.template_name(conversation)
+            if name and not self.renderings:
+                raise no_template()
+            found.append((name, self.renderings[name].renderer.adapter.adapt(conversation) if name else conversation))
+        return found
+
+    # ---- all rows
+
+    def refusals(self, rendered: Rendered, dropped: dict[int, RowError]) -> dict[int, RowError]:
+        """Returns the errors of a batch's rejected conversations, given those whose messages the template drops."""
+        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
+            dropped = {k: error for k, error in dropped.items() if error.kind != DROPPED}
+        special: dict[int, RowError] = {}
+        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+            special = {k: special_text(token) for k, token in rendered.special.items()}
+        return {**special, **dropped, **rendered.errors}
+
+    def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
+        """Splits the rendered texts of rows into segments, and records notes and rejections."""
+        segments, dropped = rendering.splitter.split(rendered)
+        self._record(rendered, segments, dropped, rows, state)
+        return segments
+
+    def _add_chains(
+        self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], examples: _Examples, state: SliceState
+    ) -> None:
+        """Adds the examples of rows in which every assistant turn has the context of inference."""
+        found = split_chains(rendering.arranger, rendering.splitter, rendered)
+        self._record(rendered, found.segments, found.errors, rows, state)
+        row_numbers = [rows[row] for row in found.rows.tolist()]
+        examples.add(
+            row_numbers, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
+        )
+
+    def _record(
+        self,
+        rendered: Rendered,
+        segments: Segments,
+        dropped: dict[int, RowError],
+        rows: Sequence[int],
+        state: SliceState,
+    ) -> None:
+        """Records notes and rejections of rendered conversations."""
+        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
+            state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
+        if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
+            state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
+        row_numbers = np.array(rows, np.int64)
+        state.note_rows(rendered.notes, row_numbers)
+        state.note_rows(segments.notes, row_numbers)
+        for k, error in self.refusals(rendered, dropped).items():
+            state.reject(rows[k], error)
+        state.render += rendered.reference
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Disables the cyclic garbage collector: batches are many small objects without cycles, and scanning them
+    repeatedly would take 5% of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

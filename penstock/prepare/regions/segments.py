@@ -1,0 +1,158 @@
+"""Rendered texts cut into segments: runs of one message, role and part. Positions are UTF-8 byte offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
+from penstock.prepare.chat.notes import NotedRows
+from penstock.prepare.template.rendered import Rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Every text cut into consecutive runs; row r owns entries offsets[r]:offsets[r+1].
+
+    `ends` are relative to the row's text; the last one of a row is the text's length (a row with an empty
+    text has no entries). A row with unknown regions has one entry (glue). `inclusive`: a token that crosses
+    this segment's end belongs to this segment rather than to the next one.
+    """
+
+    offsets: Int64
+    ends: Int64
+    roles: UInt8
+    parts: UInt8
+    messages: Int32  # -1 for glue
+    inclusive: Bool
+    known: Bool  # one per row
+    weights: Float32 | None = None  # the weight of the segment's message; NaN if none is given
+    notes: NotedRows = field(default_factory=dict)  # notes made while splitting, for the ledger
+
+    def followed_by(self, more: Segments) -> Segments:
+        """Appends the rows of `more`."""
+        weights = None
+        if self.weights is not None or more.weights is not None:
+            weights = np.concatenate((self.some_weights(), more.some_weights()))
+        return Segments(
+            offsets=np.concatenate((self.offsets, more.offsets[1:] + self.offsets[-1])),
+            ends=np.concatenate((self.ends, more.ends)),
+            roles=np.concatenate((self.roles, more.roles)),
+            parts=np.concatenate((self.parts, more.parts)),
+            messages=np.concatenate((self.messages, more.messages)),
+            inclusive=np.concatenate((self.inclusive, more.inclusive)),
+            known=np.concatenate((self.known, more.known)),
+            weights=weights,
+        )
+
+    def some_weights(self) -> Float32:
+        """The weights, with NaN where none are given."""
+        return np.full(len(self.ends), np.nan, np.float32) if self.weights is None else self.weights
+
+    def taken(self, order: Int64) -> Segments:
+        """Selects rows, in the given order."""
+        places, offsets = gathered(self.offsets, order)
+        return replace(self.picked(places, offsets), known=self.known[order])
+
+    def picked(self, places: Int64, offsets: Int64) -> Segments:
+        """Selects segments; `offsets` assigns them to rows."""
+        return replace(
+            self,
+            offsets=offsets,
+            ends=self.ends[places],
+            roles=self.roles[places],
+            parts=self.parts[places],
+            messages=self.messages[places],
+            inclusive=self.inclusive[places],
+            weights=None if self.weights is None else self.weights[places],
+        )
+
+
+def gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
+    """Flat positions of the elements of the selected lists, and the offsets of the gathered lists."""
+    lengths = np.diff(offsets)[order]
+    out = np.concatenate(([0], np.cumsum(lengths)))
+    return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out
+
+
+# ---- cuts ------------------------------------------------------------------------------------------------------------
+#
+# The texts of a batch cut into labelled runs, as arrays; the last step before `Segments`.
+#
+# Runs are in order, end at absolute offsets and may be empty. In the resulting `Segments`, every byte of every text
+# belongs to exactly one run. The conversion takes a few numpy passes over the runs.
+
+
+class Cuts(NamedTuple):
+    """Runs of the concatenated texts: each starts where the previous one ends, and none crosses the end of a text."""
+
+    ends: Int64
+    roles: UInt8
+    parts: UInt8
+    messages: Int32
+    inclusive: Bool
+
+
+class Pieces(NamedTuple):
+    """The pieces of rows with known regions, and the number and role of each piece's message."""
+
+    rows: Int32
+    messages: Int32
+    numbers: Int64  # of the message in the batch
+    roles: UInt8
+    starts: Int64
+    ends: Int64
+
+    def take(self, which: Int64) -> Pieces:
+        """Selects pieces by index."""
+        return Pieces(
+            self.rows[which],
+            self.messages[which],
+            self.numbers[which],
+            self.roles[which],
+            self.starts[which],
+            self.ends[which],
+        )
+
+
+class PartCuts(NamedTuple):
+    """The cuts of a batch. `lost` rows are uncertain, so they are cut as if they had no pieces."""
+
+    cuts: Cuts
+    lost: set[int]
+    unstopped: set[int]  # rows with an assistant message that no stop token ends
+
+
+def to_segments(cuts: Cuts, rendered: Rendered, known: Bool, notes: NotedRows) -> Segments:
+    """Drops empty runs, makes ends relative to their texts, and looks up the weights of messages."""
+    filled = np.diff(cuts.ends, prepend=0) > 0
+    ends, messages = cuts.ends[filled], cuts.messages[filled]
+    rows = np.searchsorted(rendered.text_ends, ends, side="left")
+    counts = np.bincount(rows, minlength=len(rendered.text_ends))
+    text_starts = np.concatenate(([0], rendered.text_ends[:-1]))
+    weights = None
+    if rendered.message_weights is not None:
+        weights = np.full(len(messages), np.nan, np.float32)
+        own = messages >= 0
+        weights[own] = rendered.message_weights[rendered.message_offsets[rows[own]] + messages[own]]
+    return Segments(
+        offsets=np.concatenate(([0], np.cumsum(counts))),
+        ends=ends - text_starts[rows],
+        roles=cuts.roles[filled],
+        parts=cuts.parts[filled],
+        messages=messages,
+        inclusive=cuts.inclusive[filled],
+        known=known,
+        weights=weights,
+        notes=notes,
+    )
+
+
+def run_lengths(segments: Segments) -> Int64:
+    """The length of each segment in bytes."""
+    lengths = np.diff(segments.ends, prepend=0)
+    firsts = segments.offsets[:-1][np.diff(segments.offsets) > 0]
+    lengths[firsts] = segments.ends[firsts]
+    return lengths

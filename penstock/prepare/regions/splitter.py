@@ -1,0 +1,200 @@
+"""Splits rendered conversations into segments; an assistant's region consists of header, body, stop and tail.
+
+Every byte of a text lies in exactly one segment, only text printed by an assistant message is labelled as such, and a
+row with uncertain headers has unknown regions rather than guessed ones. Markers inside messages have no effect: headers
+are matched only at the start of a region, stops only at its end. Creating a splitter takes about 40 small renders, each
+batch a few numpy passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.arrays import Bool, UInt8
+from penstock.errors import RowError
+from penstock.prepare.chat.conversation import Message, Part, Role
+from penstock.prepare.chat.notes import Note, joined_notes
+from penstock.prepare.faithful.chains import Chains, PromptEnds, labelled, with_answers
+from penstock.prepare.modes import RegionsMode
+from penstock.prepare.regions.calibrate import (
+    Engine,
+    ProbeRenders,
+    foreign_literals,
+    literals_of_others,
+    observe,
+    render_probes,
+)
+from penstock.prepare.regions.headers import Boundaries, StopFinder, learn_end_tokens, learn_headers, stops_answers
+from penstock.prepare.regions.last_stops import LastStops, token_after_every_answer
+from penstock.prepare.regions.markers import learn_markers
+from penstock.prepare.regions.segments import PartCuts, Pieces, Segments, run_lengths, to_segments
+from penstock.prepare.regions.structure import Finder, HeaderFinder, structural_cuts, tagged_cuts
+from penstock.prepare.template.dropped import find_dropped
+from penstock.prepare.template.printed import MessageFlag
+from penstock.prepare.template.rendered import Rendered
+
+_NO_STOP = (
+    "the template prints no stop token after a plain answer: the model can't learn to stop; "
+    "--stop next-marker trains the token after the turn where the model's own end-of-sequence ids name it, "
+    "--stop append also ends the last answer of a row with it"
+)
+_STOP_OUTSIDE = (
+    "the template prints {} after every answer, but not as a part of it, so it is not trained and the model can't "
+    "learn to stop; --stop next-marker trains it if it is one of the model's own end-of-sequence ids"
+)
+_NOTHING_TO_APPEND = (
+    "--stop append: none of the model's own end-of-sequence tokens follows the answers of this template, so none is "
+    "appended"
+)
+
+
+class Splitter:
+    """Splits the rendered conversations of one recipe into segments."""
+
+    warnings: tuple[str, ...]
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        special_tokens: frozenset[str],
+        eos_token: str | None,
+        mode: RegionsMode,
+        next_markers: Iterable[str] = (),
+        appends_stops: bool = False,
+        only_last: bool = False,
+        why_unknown: str = "",
+    ) -> None:
+        """`only_last`: only the last answers of conversations are meant to be trained."""
+        self._only_last = only_last
+        self._tagged = mode is RegionsMode.AUTO and engine.has_generation
+        probes = render_probes(engine)
+        observations = observe(engine, probes)
+        self.boundaries = Boundaries(special_tokens)
+        literals = literals_of_others(probes), foreign_literals(engine)
+        self._markers = learn_markers(observations, *literals, self.boundaries.markers)
+        headers = learn_headers(observations, self.boundaries, self._markers)
+        self._finder = HeaderFinder(engine, headers)
+        self._has_headers = bool(headers.prompts)
+        end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
+        self._stops = StopFinder(end_tokens)
+        warnings = []
+        if why_unknown or (not headers.prompts and not self._tagged):
+            warnings.append(f"regions are unknown: {why_unknown or _why_no_headers(engine, probes)}")
+        self._next_markers = [marker.encode() for marker in next_markers]
+        if observations and not self._next_markers and not stops_answers(observations, end_tokens):
+            outside = token_after_every_answer(probes, special_tokens)
+            warnings.append(_STOP_OUTSIDE.format(outside) if outside else _NO_STOP)
+        self.last_stops = LastStops(probes, self._next_markers) if appends_stops and not self._tagged else None
+        if appends_stops and not self.last_stops:
+            warnings.append(_NOTHING_TO_APPEND)
+        self.warnings = (*warnings, *(self._disagreements(probes.rendered) if self._tagged else ()))
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the template's own tags decide what is trained."""
+        return self._tagged
+
+    def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
+        """Cut a batch into segments; also returns errors for rows that must be refused."""
+        pieces = _pieces(rendered)
+        segments = self._segments(rendered, pieces, self._tagged)
+        errors, dropped = find_dropped(rendered)
+        unlike = self._finder.unlike_inference(rendered, pieces, only_last=self._only_last)
+        differs = {Note.PROMPT_DIFFERS: unlike[segments.known[unlike]]}
+        return replace(segments, notes=joined_notes(segments.notes, dropped, differs)), errors
+
+    def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
+        """Cut examples whose prompts and answers are known; errors are keyed by conversation."""
+        rendered = chains.rendered
+        if not self._has_headers and not self._tagged:
+            rendered = rendered.without_regions()
+        pieces = with_answers(_pieces(rendered), chains)
+        if self._tagged:
+            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
+        else:
+            finder = PromptEnds(chains, self._finder)
+            outcome = self._structural(rendered, pieces, finder, chains.prompt_ends < 0)
+        known = rendered.known.copy()
+        known[list(outcome.lost)] = False
+        reason = Note.SPAN_UNOWNED if self._tagged else Note.HEADER_UNKNOWN
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
+        segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
+        errors, dropped = find_dropped(rendered)
+        of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
+        segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
+        return segments, {int(chains.rows[example]): error for example, error in errors.items()}
+
+    def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
+        if tagged:
+            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
+        else:
+            outcome = self._structural(rendered, pieces, self._finder)
+        known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
+        known[list(outcome.lost)] = False
+        found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
+        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
+        return to_segments(outcome.cuts, rendered, known, notes)
+
+    def _structural(self, rendered: Rendered, pieces: Pieces, finder: Finder, context: Bool | None = None) -> PartCuts:
+        markers = self._markers, self._next_markers
+        return structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, *markers, context)
+
+    def _disagreements(self, rendered: Rendered) -> Iterator[str]:
+        """Warnings about tags that disagree with the structure."""
+        pieces = _pieces(rendered)
+        structure = _byte_parts(self._segments(rendered, pieces, tagged=False))
+        author = _byte_parts(self._segments(rendered, pieces, tagged=True))
+        trained = (author == Part.BODY) | (author == Part.STOP)
+        visible = np.frombuffer(rendered.data, np.uint8) > ord(" ")
+        calling = (rendered.message_flags & MessageFlag.HAS_CALLS) > 0
+        of_calls = np.zeros(len(visible), np.bool_)
+        for start, end in zip(
+            pieces.starts[calling[pieces.numbers]], pieces.ends[calling[pieces.numbers]], strict=True
+        ):
+            of_calls[start:end] = True
+        if (~trained & visible & of_calls & (structure == Part.BODY)).any():
+            yield "the template's {% generation %} tags leave tool calls out; --regions structure trains them"
+        if (trained & (structure == Part.HEADER)).any():
+            yield "the template's {% generation %} tags train a header; --regions structure leaves it out"
+        if (~trained & (structure == Part.STOP)).any():
+            yield "the template's {% generation %} tags leave the stop token out; --regions structure trains it"
+
+
+def _why_no_headers(engine: Engine, probes: ProbeRenders) -> str:
+    """Why a template's headers can't be found."""
+    asked: list[Message] = [{"role": "user", "content": "q"}]
+    try:
+        without, prompt = engine.plain(asked), engine.plain(asked, add_generation_prompt=True)
+    except RowError as error:
+        return f"{error.reason}, as it does with every conversation that Penstock tried"
+    if not probes.conversations:
+        return "the template refuses every conversation that Penstock tried"
+    if without == prompt:
+        return "the template has no generation prompt, so headers can't be told from what the assistant writes"
+    return (
+        "the template does not begin answers with its generation prompt, so their headers can't be told from the text"
+    )
+
+
+def _pieces(rendered: Rendered) -> Pieces:
+    """Adds the batch-wide number and the role of its message to each piece."""
+    numbers = rendered.message_offsets[rendered.piece_rows] + rendered.piece_messages
+    return Pieces(
+        rendered.piece_rows,
+        rendered.piece_messages,
+        numbers,
+        rendered.message_roles[numbers],
+        rendered.piece_starts,
+        rendered.piece_ends,
+    )
+
+
+def _byte_parts(segments: Segments) -> UInt8:
+    """The part of every byte of assistant messages; GLUE for all other bytes."""
+    parts = np.where(segments.roles == Role.ASSISTANT, segments.parts, np.uint8(Part.GLUE))
+    return np.repeat(parts, run_lengths(segments))

@@ -1,0 +1,403 @@
+"""Decides which message owns which characters of what a template prints.
+
+1. In a loop over messages, everything an iteration prints belongs to its message, including text without an owner and
+   text of other assistant messages. Text of any other message keeps its owner.
+2. Outside such loops and outside captures, a `{{ expression }}` that prints text of exactly one message belongs to
+   that message as a whole.
+3. Text of an assistant message outside such loops has no owner if one of the loops prints that message too.
+
+Loops insert marks into the printed strings. Marks are empty strings, so the text never changes. Each buffer (the
+template itself, a macro, a `{% set %}` block) is resolved separately, and its text carries the resolved spans. The cost
+is linear in the number of spans.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, SupportsIndex
+
+from markupsafe import Markup
+
+from penstock.prepare.template.budget import Budget
+
+# ---- traced string ---------------------------------------------------------------------------------------------------
+# Strings that know which message each of their characters comes from.
+#
+# To a template, a `Traced` string is an ordinary string. Operations that slice or join it keep the origin of every
+# character; operations that rewrite characters (`upper`, `tojson`, `%`, …) return a plain string. Each run of
+# characters with one origin costs about a microsecond, which is charged to the render's budget.
+
+
+SPAN: Final = 128  # cost of a new span, in characters
+_END: Final = 1 << 62
+
+
+class Span(NamedTuple):
+    """A run of characters that belongs to one message."""
+
+    start: int
+    end: int
+    message: int
+    looped: bool = False  # printed by an iteration of a loop over messages
+
+
+class Traced(str):
+    """A string with the spans that belong to messages: sorted, disjoint and never empty."""
+
+    __slots__ = ("budget", "spans")
+    spans: tuple[Span, ...]
+    budget: Budget | None
+
+    def __new__(cls, text: str = "", spans: Iterable[Span] = (), budget: Budget | None = None) -> Traced:
+        self = super().__new__(cls, text)
+        self.spans, self.budget = tuple(spans), budget
+        return self
+
+    def __str__(self) -> str:
+        return self  # so that printing keeps the spans
+
+    def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[Span]:
+        """The spans of a part, shifted to begin at `to`."""
+        shift = to - start
+        for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
+            first, last, message, looped = self.spans[number]
+            if first >= end or start == end:
+                break
+            yield Span(max(first, start) + shift, min(last, end) + shift, message, looped)
+
+    def cut(self, start: int, end: int) -> Traced:
+        """The characters from start to end."""
+        if start <= 0 and end >= len(self):
+            return self
+        spans = tuple(self.spans_between(start, end))
+        if self.budget is not None:
+            self.budget.allocate(SPAN * (len(spans) + 1))
+        return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget)
+
+    def _cut_all(self, pieces: Iterable[str], gap: int = 0) -> list[str]:
+        """Cuts out consecutive pieces, with `gap` characters between them."""
+        found: list[str] = []
+        position = 0
+        for piece in pieces:
+            found.append(self.cut(position, position + len(piece)))
+            position += len(piece) + gap
+        return found
+
+    # ---- parts
+
+    def __getitem__(self, key: SupportsIndex | slice[Any, Any, Any]) -> str:
+        if isinstance(key, slice):
+            start, end, step = key.indices(len(self))
+            return self.cut(start, max(start, end)) if step == 1 else str.__getitem__(self, key)
+        str.__getitem__(self, key)  # raises the usual errors
+        index = key.__index__() % len(self)
+        return self.cut(index, index + 1)
+
+    def __iter__(self) -> Iterator[str]:
+        position = 0
+        for start, end, message, looped in self.spans:
+            yield from str.__getitem__(self, slice(position, start))
+            whole = (Span(0, 1, message, looped),)
+            for character in str.__getitem__(self, slice(start, end)):
+                yield Traced(character, whole, self.budget)
+            position = end
+        yield from str.__getitem__(self, slice(position, None))
+
+    def strip(self, chars: str | None = None, /) -> Traced:
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> Traced:
+        return self.cut(len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> Traced:
+        return self.cut(0, len(str.rstrip(self, chars)))
+
+    def removeprefix(self, prefix: str, /) -> Traced:
+        return self.cut(len(self) - len(str.removeprefix(self, prefix)), len(self))
+
+    def removesuffix(self, suffix: str, /) -> Traced:
+        return self.cut(0, len(str.removesuffix(self, suffix)))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._located(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._located(str.rsplit(self, sep, maxsplit), sep)
+
+    def _located(self, pieces: list[str], separator: str | None) -> list[str]:
+        if separator is not None:
+            return self._cut_all(pieces, len(separator))
+        found: list[str] = []
+        position = 0
+        for piece in pieces:
+            start = self.find(piece, position)
+            position = start + len(piece)
+            found.append(self.cut(start, position))
+        return found
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        lines = self._cut_all(str.splitlines(self, True))
+        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        before, found, after = self._cut_all(str.partition(self, sep))
+        return before, found, after
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        before, found, after = self._cut_all(str.rpartition(self, sep))
+        return before, found, after
+
+    # ---- sums
+
+    def __add__(self, other: str, /) -> str:
+        return concat((self, other)) if _joins(other) else NotImplemented
+
+    def __radd__(self, other: str, /) -> str:
+        return concat((other, self)) if _joins(other) else NotImplemented
+
+    def join(self, iterable: Iterable[str], /) -> str:
+        items = list(iterable)
+        str.join(self, items)  # raises the usual errors
+        return concat(part for number, item in enumerate(items) for part in ((self, item) if number else (item,)))
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        str.replace(self, old, new, count)  # raises the usual errors
+        times = count.__index__()
+        if not old:
+            return traced(new).join(self._characters(times))
+        added, position = traced(new), 0
+        parts: list[tuple[str, int, int]] = []
+        for kept in str.split(self, old, times):
+            parts.append((self, position, len(kept)))
+            parts.append((added, 0, len(added)))
+            position += len(kept) + len(old)
+        return _assemble(parts[:-1])
+
+    def _characters(self, count: int) -> list[str]:
+        """The pieces between which `replace("", …)` inserts: single characters, then the rest."""
+        times = min(count, len(self) + 1) if count >= 0 else len(self) + 1
+        return ["", *(self[index] for index in range(times - 1)), self.cut(times - 1, _END)] if times else [self]
+
+
+def concat(parts: Iterable[str]) -> Traced:
+    """Joins parts, keeping the spans of traced ones."""
+    return _assemble([(part, 0, len(part)) for part in parts])
+
+
+def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
+    """Joins parts (string, start, length); the spans of a complete first part are reused."""
+    spans: list[Span] = []
+    texts: list[str] = []
+    budget = None
+    size = 0
+    for text, start, length in parts:
+        whole = length == len(text)
+        texts.append(text if whole else str.__getitem__(text, slice(start, start + length)))
+        if isinstance(text, Traced) and text.spans:
+            budget = budget or text.budget
+            if whole and not size:
+                spans += text.spans
+            else:
+                for span in text.spans_between(start, start + length, size):
+                    add_span(spans, span)
+        size += length
+    if budget is not None:
+        reused = len(parts[0][0].spans) if isinstance(parts[0][0], Traced) else 0
+        budget.allocate(len(spans) + max(0, len(spans) - reused) * SPAN)
+    return Traced("".join(texts), spans, budget)
+
+
+def add_span(spans: list[Span], span: Span) -> None:
+    """Appends a span, or extends the last one."""
+    start, end, message, looped = span
+    if start == end:
+        return
+    if spans:
+        first, last, before, before_looped = spans[-1]
+        if last == start and before == message and before_looped == looped:
+            spans[-1] = Span(first, end, message, looped)
+            return
+    spans.append(span)
+
+
+def traced(text: str) -> Traced:
+    """Converts a text to a traced string."""
+    return text if isinstance(text, Traced) else Traced(text)
+
+
+def trace(value: Any, message: int, budget: Budget) -> Any:
+    """Copies a JSON value with all of its strings traced to a message."""
+    if isinstance(value, str):
+        return Traced(value, (Span(0, len(value), message),) if value else (), budget)
+    if isinstance(value, dict):
+        return {trace(key, message, budget): trace(item, message, budget) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(trace(item, message, budget) for item in value)
+    return value
+
+
+def _end_of(span: Span) -> int:
+    return span.end
+
+
+def _joins(other: object) -> bool:
+    """Whether `+` is plain concatenation; `Markup` escapes the other operand."""
+    return isinstance(other, str) and not isinstance(other, Markup)
+
+
+# ---- ownership -------------------------------------------------------------------------------------------------------
+
+
+Piece = tuple[int, int, int]  # message, start, end
+
+
+@dataclass(eq=False, slots=True)
+class Iteration:
+    """One iteration of a loop; its message may become known only while it runs."""
+
+    item: Any
+    message: int | None
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """A loop that is running."""
+
+    iteration: Iteration | None = None
+
+    @property
+    def message(self) -> int | None:
+        """The message that owns the current iteration."""
+        return None if self.iteration is None else self.iteration.message
+
+
+class Event(Enum):
+    """What a mark stands for."""
+
+    ITERATION = auto()  # an iteration begins, which ends the previous one
+    LEAVE = auto()  # a loop ends
+    GENERATION = auto()  # a generation block begins
+    END_GENERATION = auto()
+
+
+class Mark(str):
+    """An empty string that marks an event among the printed strings."""
+
+    __slots__ = ("event", "iteration", "loop")
+    event: Event
+    loop: Loop | None
+    iteration: Iteration | None
+
+    def __new__(cls, event: Event, loop: Loop | None = None) -> Mark:
+        self = super().__new__(cls)
+        self.event, self.loop = event, loop
+        self.iteration = None if loop is None else loop.iteration
+        return self
+
+    def __str__(self) -> str:
+        return self  # so that printing keeps it
+
+
+class _Open(NamedTuple):
+    """An iteration that has not ended in this buffer."""
+
+    loop: Loop | None
+    iteration: Iteration | None
+    start: int
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Collects printed strings."""
+
+    assistants: Sequence[bool]  # whether message n is an assistant message
+    generations: list[tuple[int, int]] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
+    _size: int = 0
+    _open: list[_Open] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)  # of generation blocks
+
+    def collect(self, chunks: Iterable[str], budget: Budget) -> Traced:
+        """Joins the printed strings into one text with owners."""
+        for chunk in chunks:
+            if isinstance(chunk, Mark):
+                self._read(chunk)
+            else:
+                self._texts.append(chunk)
+                if isinstance(chunk, Traced):
+                    budget.allocate(SPAN * len(chunk.spans))
+                    for start, end, message, looped in chunk.spans:
+                        add_span(self._spans, Span(start + self._size, end + self._size, message, looped))
+                self._size += len(chunk)
+        while self._open:
+            self._close()
+        return Traced("".join(self._texts), self._spans, budget)
+
+    def _read(self, mark: Mark) -> None:
+        match mark.event:
+            case Event.ITERATION:
+                self._leave(mark.loop)
+                self._open.append(_Open(mark.loop, mark.iteration, self._size))
+            case Event.LEAVE:
+                self._leave(mark.loop)
+            case Event.GENERATION:
+                self._starts.append(self._size)
+            case Event.END_GENERATION:
+                self.generations.append((self._starts.pop(), self._size))
+
+    def _leave(self, loop: Loop | None) -> None:
+        if self._open and self._open[-1].loop is loop:
+            self._close()
+
+    def _close(self) -> None:
+        """End the innermost iteration."""
+        _, iteration, start = self._open.pop()
+        message = None if iteration is None else iteration.message
+        if message is None:
+            return
+        position = start
+        for span in _take_from(self._spans, start):
+            add_span(self._spans, Span(position, span.start, message, True))
+            owner = message if self.assistants[span.message] else span.message
+            add_span(self._spans, Span(span.start, span.end, owner, True))
+            position = span.end
+        add_span(self._spans, Span(position, self._size, message, True))
+
+
+def _take_from(spans: list[Span], start: int) -> list[Span]:
+    """Removes and returns the spans from a position onwards."""
+    taken: list[Span] = []
+    while spans and spans[-1].end > start:
+        span = spans.pop()
+        if span.start < start:
+            spans.append(span._replace(end=start))
+            span = span._replace(start=start)
+        taken.append(span)
+    return taken[::-1]
+
+
+def claim_statement(text: Traced) -> Traced:
+    """Applies rule 2 to a printed expression."""
+    if len({span.message for span in text.spans}) != 1:
+        return text
+    looped = any(span.looped for span in text.spans)
+    return Traced(text, [Span(0, len(text), text.spans[0].message, looped)], text.budget)
+
+
+def pieces_of(spans: Iterable[Span], assistants: Sequence[bool]) -> list[Piece]:
+    """Applies rule 3, and merges adjacent spans of a message."""
+    spans = list(spans)
+    looped = {span.message for span in spans if span.looped}
+    pieces: list[Piece] = []
+    for span in spans:
+        if not span.looped and span.message in looped and assistants[span.message]:
+            continue
+        if pieces and pieces[-1][0] == span.message and pieces[-1][2] == span.start:
+            pieces[-1] = (span.message, pieces[-1][1], span.end)
+        else:
+            pieces.append((span.message, span.start, span.end))
+    return pieces

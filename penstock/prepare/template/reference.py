@@ -1,0 +1,291 @@
+"""The reference renderer: transformers' own jinja2 environment with bounded work, one row at a time.
+
+It serves every row that the machine does not, and the machine is compared with it. Each row is rendered twice: once
+plainly, for its text, and once traced, to find out which message printed what. If the two texts differ, the row keeps
+its plain text with `known` False. A row takes a few hundred microseconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import jinja2
+import numpy as np
+from jinja2 import nodes
+
+from penstock.errors import RowError, TemplateError
+from penstock.prepare.chat.conversation import Conversation, Message, Role, role_number
+from penstock.prepare.chat.formats import REASONING_KEYS
+from penstock.prepare.chat.notes import Note
+from penstock.prepare.template.printed import MessageFlag, Shown, flags_of, shows_documents, shows_tools, used_keys
+from penstock.prepare.template.provenance import Piece
+from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.sandbox import Sandbox, is_generation
+from penstock.prepare.template.tracer import Trace, Tracer
+from penstock.prepare.template.turns import TracedText, Turns, reference_turns
+
+# ---- batch -----------------------------------------------------------------------------------------------------------
+#
+# Collects the rendered rows of a batch into a `Rendered`, one row at a time.
+
+
+class BatchCollector:
+    """The rows of a batch that have been rendered so far."""
+
+    def __init__(self, conversations: Sequence[Conversation], used_keys: Mapping[str, str]) -> None:
+        self.reference: Counter[str] = Counter()
+        self._conversations, self._used_keys = conversations, used_keys
+        self._texts: list[bytes] = []
+        self._size = 0
+        self._ends: list[int] = []
+        self._known: list[bool] = []
+        self._pieces: list[tuple[int, int, int, int]] = []
+        self._spans: list[tuple[int, int, int]] = []
+        self._offsets: list[int] = [0]
+        self._roles: list[Role] = []
+        self._flags: list[int] = []
+        self._errors: dict[int, RowError] = {}
+        self._notes: dict[Note, list[int]] = {}
+
+    def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
+        """Add a row; `trace` is None if its regions are unknown."""
+        pieces: list[Piece] = []
+        spans: list[tuple[int, int]] = []
+        if trace is not None:
+            ends = chain(*(piece[1:] for piece in trace.pieces), *trace.generations)
+            at = byte_offsets(text, data, ends)
+            pieces = [(number, at[start], at[end]) for number, start, end in trace.pieces]
+            spans = [(at[start], at[end]) for start, end in trace.generations]
+        printed = [b""] * len(conversation.messages)
+        for number, start, end in pieces:
+            printed[number] += data[start:end]
+        for message, own in zip(conversation.messages, printed, strict=True):
+            role = role_number(message.get("role"))
+            whole = trace is None or (role is not Role.ASSISTANT and not own)
+            self._add_message(role, flags_of(message, Shown(data if whole else own, data), self._used_keys))
+        if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
+            self._notes.setdefault(Note.TOOLS_DROPPED, []).append(len(self._ends))
+        if conversation.variables and not shows_documents(conversation.variables, data):
+            self._notes.setdefault(Note.DOCUMENTS_DROPPED, []).append(len(self._ends))
+        self._add_row(data, trace is not None, pieces, spans)
+
+    def add_pieces(self, pieces: Iterable[tuple[Role, str]]) -> None:
+        """Add a row without a template: each piece counts as a message."""
+        texts, places, size = [], [], 0
+        for number, (role, text) in enumerate(pieces):
+            texts.append(text.encode())
+            if text:
+                places.append((number, size, size + len(texts[-1])))
+            size += len(texts[-1])
+            self._add_message(role, MessageFlag.CONTENT_PRINTED)
+        self._add_row(b"".join(texts), True, places, [])
+
+    def add_error(self, conversation: Conversation, error: RowError) -> None:
+        """Add a row that the template refused."""
+        self._errors[len(self._ends)] = error
+        for message in conversation.messages:
+            self._add_message(role_number(message.get("role") if isinstance(message, dict) else None), MessageFlag(0))
+        self._add_row(b"", True, [], [])
+
+    def _add_message(self, role: Role, flags: MessageFlag) -> None:
+        self._roles.append(role)
+        self._flags.append(flags.value)
+
+    def _add_row(self, data: bytes, known: bool, pieces: list[Piece], spans: list[tuple[int, int]]) -> None:
+        row, base = len(self._ends), self._size
+        self._pieces += [(row, message, base + start, base + end) for message, start, end in pieces]
+        self._spans += [(row, base + start, base + end) for start, end in spans]
+        self._texts.append(data)
+        self._size += len(data)
+        self._ends.append(self._size)
+        self._known.append(known)
+        self._offsets.append(len(self._roles))
+
+    def rendered(self) -> Rendered:
+        """The collected batch."""
+        pieces = np.array(self._pieces, np.int64).reshape(-1, 4)
+        spans = np.array(self._spans, np.int64).reshape(-1, 3)
+        return Rendered(
+            data=b"".join(self._texts),
+            text_ends=np.array(self._ends, np.int64),
+            known=np.array(self._known, np.bool_),
+            piece_rows=pieces[:, 0].astype(np.int32),
+            piece_messages=pieces[:, 1].astype(np.int32),
+            piece_starts=pieces[:, 2].copy(),
+            piece_ends=pieces[:, 3].copy(),
+            span_rows=spans[:, 0].astype(np.int32),
+            span_starts=spans[:, 1].copy(),
+            span_ends=spans[:, 2].copy(),
+            message_offsets=np.array(self._offsets, np.int64),
+            message_roles=np.array(self._roles, np.uint8),
+            message_flags=np.array(self._flags, np.uint8),
+            conversation=self._conversations.__getitem__,
+            notes={note: np.array(rows, np.int64) for note, rows in self._notes.items()},
+            errors=self._errors,
+            reference=self.reference,
+        )
+
+
+def byte_offsets(text: str, data: bytes, places: Iterable[int]) -> dict[int, int]:
+    """Maps character positions in a text to offsets in its UTF-8 bytes."""
+    if len(text) == len(data):
+        return {place: place for place in places}
+    offsets: dict[int, int] = {}
+    last = size = 0
+    for place in sorted(set(places)):
+        size += len(text[last:place].encode())
+        offsets[place], last = size, place
+    return offsets
+
+
+# ---- reference -------------------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """One chat template with its special tokens, variables and date."""
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str | list[str]],
+        variables: Mapping[str, Any],
+        date: datetime.date,
+    ) -> None:
+        self._source, self._date = template, date
+        self._base = {"documents": None, "add_generation_prompt": False, **special_tokens, **variables}
+        self._sandbox = Sandbox(date)
+        tree = self._sandbox.parse_template(template)
+        self.has_generation = any(map(is_generation, tree.find_all(nodes.CallBlock)))
+        self._used_keys = used_keys(tree)
+        self._template = self._sandbox.build(tree)
+
+    def parse(self, template: str) -> nodes.Template:
+        """Parses a template as transformers does."""
+        return self._sandbox.parse_template(template)
+
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Renders one conversation as transformers does; raises a `RowError` if the template refuses it."""
+        own = {"add_generation_prompt": add_generation_prompt, **(variables or {})}
+        try:
+            return self._sandbox.render(self._template, self._context(messages, tools, own))
+        except Exception as error:
+            refused = refusal(error)
+        try:
+            raise refused  # raised outside the handler, so that no reference to the error's frames keeps the row alive
+        finally:
+            del refused  # or it would keep this frame alive
+
+    def render(self, conversations: Sequence[Conversation], why: str = "the reference was asked for") -> Rendered:
+        """Renders a batch and records which message printed which bytes. `why` is the reason to count for each row."""
+        batch = BatchCollector(conversations, self._used_keys)
+        for conversation in conversations:
+            if conversation.pieces is not None:
+                batch.add_pieces(conversation.pieces)
+                continue
+            try:
+                context = self._context(conversation.messages, conversation.tools, conversation.variables)
+                text = self._sandbox.render(self._template, context)
+                data = text.encode()
+            except Exception as error:
+                batch.add_error(conversation, refusal(error))
+                continue
+            batch.reference[why] += 1
+            batch.add(conversation, text, data, self._trace(context, text))
+        return batch.rendered()
+
+    def turns(self, conversations: Sequence[Conversation | None]) -> Turns:
+        """Renders each assistant turn as inference sees it; conversations that were refused are None."""
+
+        def prompt(conversation: Conversation, count: int) -> bytes | None:
+            try:
+                text = self.plain(conversation.messages[:count], conversation.tools, conversation.variables, True)
+                return text.encode()
+            except (RowError, UnicodeEncodeError):
+                return None
+
+        def traced(conversation: Conversation, count: int) -> TracedText | None:
+            part = conversation._replace(messages=conversation.messages[:count], weights=None)
+            found = self.render([part])
+            if found.errors:
+                return None
+            pieces = zip(
+                *(a.tolist() for a in (found.piece_messages, found.piece_starts, found.piece_ends)), strict=True
+            )
+            spans = zip(found.span_starts.tolist(), found.span_ends.tolist(), strict=True)
+            return TracedText(found.data, list(pieces) if found.known[0] else None, list(spans))
+
+        return reference_turns(conversations, prompt, traced, self._used_keys)
+
+    def _context(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        check_types(messages, tools)
+        return {**self._base, **(own or {}), "messages": with_reasoning(messages), "tools": tools}
+
+    @cached_property
+    def _traced(self) -> tuple[Tracer, jinja2.Template] | None:
+        """The tracing environment and template, compiled on first use."""
+        tracer = Tracer(self._date)
+        try:
+            return tracer, tracer.build(tracer.parse_template(self._source))
+        except TemplateError:
+            return None
+
+    def _trace(self, context: Mapping[str, Any], text: str) -> Trace | None:
+        """Which message printed what; None if that is uncertain."""
+        if self._traced is None:
+            return None
+        tracer, template = self._traced
+        try:
+            trace = tracer.trace(template, context)
+        except Exception:
+            return None  # the plain render succeeded, so the row is fine
+        return trace if trace.known and trace.text == text else None
+
+
+def check_types(messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
+    """The type checks that transformers makes before rendering."""
+    for message in messages:
+        if not isinstance(message, dict):
+            raise TypeError(f"Chat messages should be dicts, but got {message!r}")
+    for tool in tools or ():
+        if not isinstance(tool, dict):
+            raise ValueError(f"Tools should be JSON schemas, but got {tool!r}")
+
+
+def with_reasoning(messages: Sequence[Message]) -> list[Message]:
+    """Adds reasoning under every name that templates read, as transformers does."""
+    aliased = []
+    for message in messages:
+        reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        aliased.append(message)
+    return aliased
+
+
+def refusal(error: Exception) -> RowError:
+    """Converts an exception raised during rendering to a `RowError`."""
+    name = "" if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: "
+    return template_refusal(f"{name}{error}")
+
+
+def template_refusal(words: str) -> RowError:
+    """The error for a row that the template refuses, quoting the template."""
+    return RowError(
+        "template",
+        f"the chat template refused the conversation: {words}",
+        "Change the row, or choose a template that accepts it",
+    )

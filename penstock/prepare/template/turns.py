@@ -1,0 +1,215 @@
+"""Assistant turns as inference sees them: the prompt that a server sends, and what the template prints for the answer.
+
+For assistant message i the prompt is `messages[:i]` with the generation prompt, and the turn is `messages[:i+1]`. The
+*root* of a row is the last turn that the template accepts, plus later messages if their text is only appended. Other
+turns are described by the prefix they share with the root. `penstock.native` makes the same table in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arrays import Int64
+from penstock.prepare.chat.conversation import Conversation
+from penstock.prepare.template.printed import Shown, flags_of
+
+Table = npt.NDArray[np.int32]
+FIELDS = 9
+
+
+class TurnState(IntFlag):
+    """What the renders of a turn showed; the numbers are those of turns.c."""
+
+    PROMPT_REFUSED = 1  # the template refuses the messages before it
+    TURN_REFUSED = 2  # … or those up to it
+    CONTINUES = 4  # the turn begins with its prompt
+    EXTENDS = 8  # its prompt begins with the turn before it
+    IN_ROOT = 16  # the root begins with the turn
+    KNOWN = 32  # it is certain which message printed what
+    IS_ROOT = 64  # it is the root; IN_ROOT then says that the messages behind it only add to it
+
+
+REFUSED = TurnState.PROMPT_REFUSED | TurnState.TURN_REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a batch, in one table and the texts behind it.
+
+    Columns of the table: 0 conversation; 1 message; 2 state; 3 and 4 sizes of prompt and turn in bytes; 5 message
+    flags; 6 bytes shared with the root; 7 where the kept text of the turn begins (at the start of a message, at most at
+    6); 8 bytes that prompt and turn share. `data` has the kept texts in order: of turns that are not in the root, and
+    the rest of prompts that their turns do not continue.
+    """
+
+    table: Table
+    data: bytes
+    pieces: Table  # number of the turn, message, start, end in the turn; from where its kept text begins
+    spans: Table  # number of the turn, start, end of `{% generation %}` blocks
+
+    @classmethod
+    def of(cls, table: bytes, data: bytes, pieces: bytes, spans: bytes) -> Turns:
+        """The machine's arrays."""
+        arrays = (np.frombuffer(found, np.int32) for found in (table, pieces, spans))
+        shapes = [array.reshape(-1, width) for array, width in zip(arrays, (FIELDS, 4, 3), strict=True)]
+        return cls(shapes[0], data, shapes[1], shapes[2])
+
+    @property
+    def kept(self) -> tuple[Int64, Int64]:
+        """How many bytes of each turn, and of its prompt, are kept."""
+        table = self.table.astype(np.int64)
+        states = table[:, 2]
+        is_there = (states & REFUSED) == 0
+        turn = np.where(is_there & (_without(states, TurnState.IN_ROOT)), table[:, 4] - table[:, 7], 0)
+        prompt = np.where(is_there & (_without(states, TurnState.CONTINUES)), table[:, 3] - table[:, 8], 0)
+        return turn, prompt
+
+    def moved(self, places: npt.NDArray[np.int64]) -> Turns:
+        """The same turns, with conversations renumbered."""
+        table = self.table.copy()
+        table[:, 0] = places[table[:, 0]]
+        return Turns(table, self.data, self.pieces, self.spans)
+
+
+def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
+    return np.asarray((states & int(flag)) == 0)
+
+
+def joined_turns(parts: Sequence[Turns]) -> Turns:
+    """The turns of several batches, whose conversation numbers already refer to the merged batch."""
+    before = np.cumsum([0, *(len(part.table) for part in parts)])
+    pieces, spans = [part.pieces.copy() for part in parts], [part.spans.copy() for part in parts]
+    for own, first in zip((*pieces, *spans), (*before[:-1], *before[:-1]), strict=True):
+        own[:, 0] += first
+    return Turns(
+        np.concatenate([part.table for part in parts]),
+        b"".join(part.data for part in parts),
+        np.concatenate(pieces),
+        np.concatenate(spans),
+    )
+
+
+# -- the reference's way --------------------------------------------------------------------------------------------
+
+
+class TracedText(NamedTuple):
+    """A text with the pieces (message, start, end) of messages, and `{% generation %}` blocks; None: not certain."""
+
+    data: bytes
+    pieces: list[tuple[int, int, int]] | None
+    spans: list[tuple[int, int]]
+
+
+Prompt = Callable[[Conversation, int], bytes | None]  # the first messages with a generation prompt; None: refused
+Traced = Callable[[Conversation, int], TracedText | None]  # the first messages; None: refused
+
+
+class _Both(NamedTuple):
+    message: int
+    state: TurnState
+    prompt: bytes
+    shown: TracedText
+
+    @property
+    def turn(self) -> bytes:
+        return self.shown.data
+
+
+_NOTHING = TracedText(b"", None, [])
+
+
+def reference_turns(
+    conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced, used_keys: Mapping[str, str]
+) -> Turns:
+    """The turns of conversations by the reference; None for those that have none."""
+    table: list[tuple[int, ...]] = []
+    pieces: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
+    data: list[bytes] = []
+    for row, conversation in enumerate(conversations):
+        if conversation is None:
+            continue
+        found = _both(conversation, prompt, traced)
+        base = next((turn for turn in reversed(found) if not turn.state & REFUSED), None)
+        if base is not None and base.message + 1 == len(conversation.messages):
+            whole = base.shown
+        else:
+            whole = traced(conversation, len(conversation.messages)) or _NOTHING
+        is_whole = base is None or whole.data.startswith(base.turn)
+        root, root_pieces, _ = whole if is_whole or base is None else base.shown
+        for turn in found:
+            state, common, cut, flags = turn.state, 0, 0, 4
+            if not state & REFUSED:
+                common = _common(root, turn.turn)
+                if turn is base:
+                    state |= TurnState.IS_ROOT
+                    state |= TurnState.IN_ROOT if is_whole else TurnState(0)
+                elif common == len(turn.turn):
+                    state |= TurnState.IN_ROOT
+                shown = turn.shown
+                if shown.pieces is not None and turn.message + 1 < len(conversation.messages):
+                    state |= TurnState.KNOWN
+                if not state & TurnState.IN_ROOT:
+                    if shown.pieces is not None and turn is not base:
+                        cut = _cut(shown.pieces, root_pieces or [], common)
+                    number = len(table)
+                    pieces += [(number, *piece) for piece in shown.pieces or () if piece[1] >= cut]
+                    spans += [(number, *span) for span in shown.spans if span[1] > cut]
+                    data.append(turn.turn[cut:])
+                own = [shown.data[start:end] for message, start, end in shown.pieces or () if message == turn.message]
+                printed = b"".join(own) if shown.pieces is not None else shown.data
+                texts = Shown(printed, shown.data)
+                flags = int(flags_of(conversation.messages[turn.message], texts, used_keys))
+            shared = _common(turn.prompt, turn.turn)
+            if not state & (REFUSED | TurnState.CONTINUES):
+                data.append(turn.prompt[shared:])
+            sizes = len(turn.prompt), len(turn.turn)
+            table.append((row, turn.message, int(state), *sizes, flags, common, cut, shared))
+    return Turns(_table(table, FIELDS), b"".join(data), _table(pieces, 4), _table(spans, 3))
+
+
+def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list[_Both]:
+    """Prompt and turn of each assistant message."""
+    found: list[_Both] = []
+    for number, message in enumerate(conversation.messages):
+        if message.get("role") != "assistant":
+            continue
+        prompt = prompt_of(conversation, number) if number else None  # nobody asks without a message
+        turn = traced(conversation, number + 1) if prompt is not None else None
+        if prompt is None or turn is None:
+            state = TurnState.PROMPT_REFUSED if prompt is None else TurnState.TURN_REFUSED
+            found.append(_Both(number, state, b"", _NOTHING))
+            continue
+        state = TurnState.CONTINUES if turn.data.startswith(prompt) else TurnState(0)
+        if found and not found[-1].state & REFUSED and prompt.startswith(found[-1].turn):
+            state |= TurnState.EXTENDS
+        found.append(_Both(number, state, prompt, turn))
+    return found
+
+
+def _cut(pieces: list[tuple[int, int, int]], root: list[tuple[int, int, int]], common: int) -> int:
+    """The start of the last piece that begins in what is in common, where all pieces before it are the root's."""
+    cut = 0
+    for own, other in zip(pieces, root, strict=False):
+        if own[1] > common or own[:2] != other[:2]:
+            break
+        cut = own[1]
+        if own != other:
+            break
+    return cut
+
+
+def _common(one: bytes, other: bytes) -> int:
+    size = min(len(one), len(other))
+    differ = np.frombuffer(one, np.uint8, size) != np.frombuffer(other, np.uint8, size)
+    return int(differ.argmax()) if differ.any() else size
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> Table:
+    return np.array(rows, np.int32).reshape(-1, width)

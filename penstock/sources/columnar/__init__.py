@@ -1,1 +1,0 @@
-"""Columnar sources: Parquet and Arrow files. The modules import pyarrow; `sources.reading` loads them on demand."""

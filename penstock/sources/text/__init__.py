@@ -1,1 +1,0 @@
-"""Text sources: JSON lines and JSON arrays, plain or compressed, cut into slices of rows."""

@@ -1,1 +1,0 @@
-"""What is minimised: SFT, DPO and KTO losses, and the reference model they compare with."""

@@ -1,1 +1,0 @@
-"""What a run writes: checkpoints, metrics, trackers, the final model."""

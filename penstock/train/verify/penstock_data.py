@@ -1,0 +1,152 @@
+"""Facts about data prepared by Penstock: cache hit or miss, masks, packing, and whether batches are prefetched.
+
+Counts come from the dataset's ledger and from batches of the configured loader. Prefetching is tested by experiment:
+with a pause between batches, the wait for the next one must be much shorter than collating it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from penstock.arguments import LoaderArguments
+from penstock.arrays import Bool
+from penstock.build.explain import Explanation, explain
+from penstock.build.options import prepare_options
+from penstock.load.example import Pair
+from penstock.load.loader import Loader
+from penstock.load.options import Collate
+from penstock.train.config import TrainConfig
+from penstock.train.data import Served, open_data, tokenizer_of, views_of
+from penstock.train.verify.observations import DataFacts
+
+SAMPLE = 200  # items whose masks are examined
+BATCHES = 6
+
+
+def explanations(config: TrainConfig) -> Iterator[Explanation]:
+    """Explains the cache hit or miss of each source; prepared datasets used as sources are skipped."""
+    for source in config.data.sources:
+        if len(source.path) == 1 and (Path(source.path[0]).expanduser() / "manifest.json").is_file():
+            continue
+        revision = config.model.revision if config.model.tokenizer is None else None
+        options = {"tokenizer": tokenizer_of(config.model), "tokenizer_revision": revision}
+        options |= {**config.data.prepare, **source.prepare}
+        chosen = prepare_options({name: value for name, value in options.items() if value is not None})
+        yield explain(list(source.path), chosen)
+
+
+def is_hit(config: TrainConfig) -> bool:
+    """Whether all sources are already prepared."""
+    return all(found.hit for found in explanations(config))
+
+
+def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
+    """Examines the data that a configuration trains on; `config` may be limited to the first rows."""
+    served = open_data(replace(config, eval=replace(config.eval, holdout=None, sources=()))).train
+    ledger = served.ledger
+    runs, ended = _stops(served)
+    loader = _loader(config, served)
+    collate, waits, pause = _time_prefetch(loader)
+    return {
+        "hit": hit,
+        "reasons": reasons,
+        "rows": ledger.rows,
+        "kept": ledger.kept,
+        "tokens": ledger.tokens,
+        "trained": ledger.trained,
+        "untrained_rows": ledger.dropped_rows.get("no_trained_token", 0),
+        "stops": runs,
+        "stops_trained": ended,
+        "packed": config.feed.collate is Collate.PACKED,
+        "efficiency": _efficiency(loader),
+        "ahead": config.feed.ahead,
+        "collate_seconds": collate,
+        "waits": waits,
+        "step_seconds": pause,
+    }
+
+
+def _loader(config: TrainConfig, served: Served) -> Loader:
+    feed = config.feed
+    options: LoaderArguments = {
+        "batch_size": feed.batch_size,
+        "capacity": feed.capacity,
+        "seed": config.seed,
+        "ahead": feed.ahead,
+        "tail": feed.tail,
+        "steps": BATCHES + 1,
+        "rank": 0,  # it looks at the data alone, whoever started it
+        "world_size": 1,
+    }
+    if feed.collate is not None:
+        options["collate"] = feed.collate
+    return Loader(served, **options)
+
+
+def _time_prefetch(loader: Loader) -> tuple[float, list[float], float]:
+    """Seconds to collate a batch, the waits for batches requested with a pause in between, and that pause."""
+    started = time.perf_counter()
+    for step in range(3):
+        loader.batch(step)
+    collate = (time.perf_counter() - started) / 3
+    pause = max(3 * collate, 0.01)
+    waits: list[float] = []
+    feed = iter(loader)
+    for _ in range(BATCHES):
+        before = time.perf_counter()
+        next(feed)
+        waits.append(time.perf_counter() - before)
+        time.sleep(pause)
+    loader.close()
+    return collate, waits[1:], pause
+
+
+def _efficiency(loader: Loader) -> float | None:
+    """The fill of packed rows; None if rows are padded."""
+    capacity = loader.settings.plan.capacity
+    if capacity is None:
+        return None
+    counts = [loader.batch(step).counts for step in range(min(BATCHES, loader.steps or 1))]
+    rows = sum(loader.settings.plan.batch_size - count.filler_rows for count in counts)
+    return sum(count.tokens for count in counts) / max(rows * capacity, 1)
+
+
+def _stops(served: Served) -> tuple[int, int]:
+    """The number of trained runs in a sample, and of those that end with a stop token."""
+    stops = _stop_tokens(served)
+    runs = ended = 0
+    for number in range(min(SAMPLE, len(served))):
+        item = served[number]
+        for example in (item.chosen, item.rejected) if isinstance(item, Pair) else (item,):
+            last = _run_ends(example.loss_mask)
+            inner = last[last < len(example.input_ids) - 1]  # a run at the very end may have been truncated
+            final = last[last == len(example.input_ids) - 1]
+            kept = [*inner, *(end for end in final if int(example.input_ids[end]) in stops)]
+            runs += len(kept)
+            ended += sum(int(example.input_ids[end]) in stops for end in kept)
+    return runs, ended
+
+
+def _run_ends(mask: Bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """The index of the last token of each run of trained tokens."""
+    padded = np.append(mask, False)
+    return np.flatnonzero(padded[:-1] & ~padded[1:])
+
+
+def _stop_tokens(served: Served) -> set[int]:
+    """The tokens that end the stop segments of the first shard of each view."""
+    from penstock.prepare.chat.conversation import Part
+
+    found: set[int] = set()
+    for view in views_of(served):
+        columns = view.dataset.columns(0)
+        chosen = np.flatnonzero(columns.segment_parts == Part.STOP)[:2000]
+        owner = np.searchsorted(columns.segment_offsets, chosen, side="right") - 1
+        ends = columns.segment_ends[chosen].astype(np.int64) + columns.id_offsets[owner]
+        found |= {int(token) for token in np.unique(columns.ids[ends - 1])}
+    return found

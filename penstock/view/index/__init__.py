@@ -1,1 +1,0 @@
-"""The index of a view: which window of which row it serves."""

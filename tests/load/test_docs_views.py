@@ -1,0 +1,45 @@
+"""The examples in docs/views.md run and print the output shown on the page."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from types import SimpleNamespace
+
+from penstock.load.view import Count, mix
+from penstock.prepare.chat.conversation import Part, Role
+from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.view_rows import chat, tool_chat
+
+PAGE = Path(__file__).parents[2] / "docs" / "views.md"
+SHORT = chat((Role.USER, 3), (Role.ASSISTANT, 2))
+
+
+def _preferences() -> MemoryExamples:
+    prompt = [Piece(0, Role.USER, Part.BODY, (10, 11, 12)), Piece(1, Role.ASSISTANT, Part.HEADER, (7, 8))]
+    stop = Piece(1, Role.ASSISTANT, Part.STOP, (9,))
+    sides = [[*prompt, Piece(1, Role.ASSISTANT, Part.BODY, ids), stop] for ids in ((50, 51), (50, 60, 61))]
+    return MemoryExamples.of(sides, pairs=True)
+
+
+def _numbered(rows: int, first: int) -> MemoryExamples:
+    return MemoryExamples.of(
+        [chat((Role.USER, 1), (Role.ASSISTANT, 1), first_id=first + 10 * row) for row in range(rows)]
+    )
+
+
+def test_the_examples_of_the_page_run() -> None:
+    names = {
+        "ps": SimpleNamespace(mix=mix, Count=Count),
+        "ds": MemoryExamples.of([tool_chat(), SHORT]),
+        "weighted": MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1), weights={0: 2.0, 1: 0.5})]),
+        "uncertain": MemoryExamples.of([tool_chat(), SHORT, [Piece(-1, Role.NONE, Part.GLUE, (1, 2))]]),
+        "preferences": _preferences(),
+        "many": _numbered(400, 0),
+        "others": _numbered(100, 5),
+    }
+    test = doctest.DocTestParser().get_doctest(PAGE.read_text(), names, PAGE.name, str(PAGE), 0)
+    assert len(test.examples) > 20
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert not result.failed, "".join(report)
