@@ -25,7 +25,7 @@ def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.M
         Finding("liger.rope", Verdict.ENGAGED, ("4 calls",), True, (subject,)),
         Finding("packing.isolated", Verdict.UNKNOWN, ("it crashed",), True, (subject,)),
     )
-    monkeypatch.setattr("penstock.train.verify.verify", lambda *_: Certificate("t", ("device cpu",), found))
+    monkeypatch.setattr("penstock.train.verify.verifier.verify", lambda *_: Certificate("t", ("device cpu",), found))
     output = tmp_path / "certificate.json"
     run = CliRunner().invoke(app, ["verify", "--target", "m:f", "--output", str(output), "--require", "liger.rope"])
     assert run.exit_code == 0, run.output
