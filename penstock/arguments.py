@@ -8,21 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from penstock.build.options import (
-        Arguments,
-        DroppedCalls,
-        EngineKind,
-        Eos,
-        OnBadRow,
-        OnDropped,
-        OnMiss,
-        OnUnwritable,
-        SpecialText,
-        TokenizerAs,
-    )
+    from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable
     from penstock.exchange.options import Check, Weights
     from penstock.load.options import Collate, Framework, HoldoutPart, LossPolicy, Overlong, Side, Tail, UnknownRegions
-    from penstock.prepare.modes import RegionsMode, StopMode, TurnsMode
+    from penstock.prepare.modes import (
+        Arguments,
+        DroppedCalls,
+        Eos,
+        RegionsMode,
+        SpecialText,
+        StopMode,
+        TokenizerAs,
+        TurnsMode,
+    )
     from penstock.store.trust import Trust
 
 
@@ -50,18 +48,8 @@ class PrepareArguments(TypedDict, total=False):
     roles: Mapping[str, str]
     tokenizer: str | os.PathLike[str]
     template: str | os.PathLike[str] | None
-    split: str | None
-    limit: int | None
-    on_bad_row: OnBadRow | str
-    on_dropped: OnDropped | str
-    workers: str | int
-    cache: str | os.PathLike[str] | None
-    tokenizer_revision: str | None
     tokenizer_as: TokenizerAs | str | None
-    config: str | None
-    revision: str | None
     max_row_bytes: int
-    quarantine_file: str | os.PathLike[str] | None
     template_vars: Mapping[str, Any]
     date: datetime.date | str | None
     regions: RegionsMode | str
@@ -71,6 +59,16 @@ class PrepareArguments(TypedDict, total=False):
     special_tokens_in_text: SpecialText | str
     dropped_tool_calls: DroppedCalls | str
     arguments: Arguments | str
+    split: str | None
+    limit: int | None
+    on_bad_row: OnBadRow | str
+    on_dropped: OnDropped | str
+    workers: str | int
+    cache: str | os.PathLike[str] | None
+    tokenizer_revision: str | None
+    config: str | None
+    revision: str | None
+    quarantine_file: str | os.PathLike[str] | None
     local_cache: str | os.PathLike[str] | None
     local_cache_bytes: int | None
     no_cache: bool

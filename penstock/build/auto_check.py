@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 
 from penstock import child
-from penstock.build.options import TokenizerAs
 from penstock.build.workers.process import ONE_THREAD
 from penstock.errors import StoreError, TokenizerError
+from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.auto import (
     CONFIG_FILES,
     Comparison,

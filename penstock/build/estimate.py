@@ -15,13 +15,16 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
 from penstock.build.progress import Progress
 from penstock.build.run import SMALL_BYTES, Builder
-from penstock.look.statistics import stats
+from penstock.load.example import default_policy
+from penstock.load.options import UnknownRegions, ViewSettings
+from penstock.load.view import BaseView
 from penstock.prepare.sources.chunks import Compression, decompressed
 from penstock.prepare.sources.kinds import UTF8_BOM, FileKind
 from penstock.prepare.sources.reading import KeepData, read_rows, scan, trim
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
 from penstock.prepare.sources.slices import SLICE_SIZES, Columns, Slice, SourceFile, identity
 from penstock.prepare.sources.source_set import SourceSet
+from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import shard_name
 
 # ---- sample ----------------------------------------------------------------------------------------------------------
@@ -334,7 +337,7 @@ def predict(
         outcome = Builder([file], _for_sample(options, Path(folder, "cache")), watch, tokenizer).run()
         elapsed = time.monotonic() - watch.began
         cut_speed = _cut_speed(file)
-        trained = stats(outcome.dataset).trained
+        trained = _trained(outcome.dataset)
         fixed, growing = _disk(outcome.dataset.cache.root)
         more_slices = max(0, _slice_count(builder, slices) - len(outcome.dataset.shards))
         slice_seconds, slice_bytes = 0.0, 0.0
@@ -429,6 +432,12 @@ def _cut_speed(file: Path) -> float:
     began = time.perf_counter()
     size = sum(part.size for part in scan(SourceFile(0, file, FileKind.JSONL, file.name), keep=KeepData.NONE))
     return size / max(time.perf_counter() - began, 1e-6)
+
+
+def _trained(dataset: StoredDataset) -> int:
+    """Tokens that the default view trains."""
+    settings = ViewSettings(train_on=default_policy(dataset), regions_unknown=UnknownRegions.DROP)
+    return BaseView(dataset, settings).ledger.trained
 
 
 def _disk(root: Path) -> tuple[int, int]:

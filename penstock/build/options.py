@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,39 +14,9 @@ from penstock.addresses import local_path
 from penstock.errors import UsageError
 from penstock.options import option, read_options
 from penstock.other_names import prepare_values
-from penstock.prepare.chat.formats import FormatOptions
 from penstock.prepare.chat.messages import RESERVED_VARIABLES
-from penstock.prepare.modes import RegionsMode, StopMode, TurnsMode
+from penstock.prepare.recipe import SOURCE, RecipeOptions
 from penstock.store.trust import Trust
-
-
-class SpecialText(StrEnum):
-    """What to do with special tokens that occur in the text of messages."""
-
-    AS_TEMPLATE = "as-template"
-    REJECT = "reject"
-
-
-class Eos(StrEnum):
-    """Whether an end-of-sequence token follows plain text and completions that are strings."""
-
-    AUTO = "auto"  # unless the text ends with it or the tokenizer adds it
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-class DroppedCalls(StrEnum):
-    """What to do with a conversation whose tool calls the template doesn't print."""
-
-    REJECT = "reject"
-    KEEP = "keep"
-
-
-class Arguments(StrEnum):
-    """The form in which templates receive the arguments of tool calls."""
-
-    AUTO = "auto"  # parsed or written as JSON if the template can't print them otherwise
-    AS_GIVEN = "as-given"
 
 
 class OnDropped(StrEnum):
@@ -55,13 +24,6 @@ class OnDropped(StrEnum):
 
     WARN = "warn"
     ERROR = "error"
-
-
-class TokenizerAs(StrEnum):
-    """Which implementation of the tokenizer decides the ids."""
-
-    FILE = "file"
-    AUTO = "auto"
 
 
 class OnMiss(StrEnum):
@@ -92,22 +54,13 @@ class OnBadRow(StrEnum):
     QUARANTINE = "quarantine"
 
 
-TEMPLATE, SOURCE, CACHE, RUN = (
-    "Template and masks",
-    "Source",
-    "Cache",
-    "Run",
-)  # panels of the help, after the usual ones
+CACHE, RUN = "Cache", "Run"  # panels of the help, after the usual ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareOptions(FormatOptions):
+class PrepareOptions(RecipeOptions):
     """Options of `prepare`, besides the sources. Those without a panel are the usual ones."""
 
-    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]")
-    template: str | None = option(
-        "Chat template: a file, or the name of one of the tokenizer's templates", also="os.PathLike[str]"
-    )
     split: str | None = option("Rows to take, for example train[:1000] or train[:50]+train[-50:]")
     limit: Annotated[int, Ge(1)] | None = option("Take only the first N rows of those selected")
     on_bad_row: OnBadRow = option("A bad row stops the build (error) or is set aside (quarantine)", OnBadRow.ERROR)
@@ -119,50 +72,9 @@ class PrepareOptions(FormatOptions):
         "Cache: a folder, or s3://BUCKET/PREFIX; default: PENSTOCK_CACHE or ~/.cache/penstock", also="os.PathLike[str]"
     )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub", panel=SOURCE)
-    tokenizer_as: TokenizerAs | None = option(
-        "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree",
-        panel=SOURCE,
-    )
     config: str | None = option("Configuration of a hub dataset", panel=SOURCE)
     revision: str | None = option("Revision of a hub dataset", panel=SOURCE)
-    max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000, panel=SOURCE)
     quarantine_file: Path | None = option("Where to write rows set aside; default: beside the dataset", panel=SOURCE)
-    template_vars: Mapping[str, Any] = option(
-        "Template variable, for example enable_thinking=false", {}, flag="template-var", panel=TEMPLATE
-    )
-    date: datetime.date | None = option(
-        "Date that templates print (YYYY-MM-DD); default: today, resolved once", panel=TEMPLATE
-    )
-    regions: RegionsMode = option(
-        "What decides which text the assistant wrote: auto ({% generation %} tags where there are any), structure",
-        RegionsMode.AUTO,
-        panel=TEMPLATE,
-    )
-    turns: TurnsMode = option(
-        "Context of an assistant's turn: conversation (one render of the row), or faithful (what inference shows)",
-        TurnsMode.CONVERSATION,
-        panel=TEMPLATE,
-    )
-    stop: StopMode = option(
-        "What ends an assistant's turn: template, next-marker for templates that print no end token, or append, which "
-        "also adds it to the last answer of a row",
-        StopMode.TEMPLATE,
-        panel=TEMPLATE,
-    )
-    eos: Eos = option(
-        "Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO, panel=TEMPLATE
-    )
-    special_tokens_in_text: SpecialText = option(
-        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE, panel=TEMPLATE
-    )
-    dropped_tool_calls: DroppedCalls = option(
-        "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT, panel=TEMPLATE
-    )
-    arguments: Arguments = option(
-        "Arguments of tool calls: auto (strings and objects as the template prints them), as-given",
-        Arguments.AUTO,
-        panel=TEMPLATE,
-    )
     local_cache: str | None = option(
         "Where shards of a cache in an object store are kept on this machine; default: PENSTOCK_LOCAL_CACHE or "
         "~/.cache/penstock-remote",

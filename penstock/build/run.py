@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.build.auto_check import AutoCheck, auto_model
 from penstock.build.find import choose_cache, earlier_date, position, remember_date, temporary_cache
 from penstock.build.inputs import store_inputs
-from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions, TokenizerAs
+from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable, PrepareOptions
 from penstock.build.outcome import note_sources, row_locations, usable_manifest, write_quarantine
 from penstock.build.progress import OnProgress, Progress, SliceReport
 from penstock.build.slice_plans import PlanMemo, SliceFinder
@@ -32,7 +32,7 @@ from penstock.native import native
 from penstock.prepare.chat.formats import Format, detect, format_columns
 from penstock.prepare.chat.json_rows import parse_row
 from penstock.prepare.chat.notes import Note, reason_and_remedy
-from penstock.prepare.modes import TurnsMode
+from penstock.prepare.modes import TokenizerAs, TurnsMode
 from penstock.prepare.recipe import Recipe, make_recipe
 from penstock.prepare.sources.discover import discover
 from penstock.prepare.sources.reading import KeepData

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from penstock.arguments import LoaderArguments
-from penstock.build.explain import recipe_differences
 from penstock.errors import FeedError, StoreError
 from penstock.load.assemble import Assembler
 from penstock.load.collate import Batch
@@ -29,6 +28,7 @@ from penstock.load.options import Collate, Framework, LoaderSettings, loader_set
 from penstock.load.plan import Plan
 from penstock.load.prefetch import Prefetcher
 from penstock.load.view import BaseMixture, BaseView, Served
+from penstock.prepare.recipe import recipe_differences
 from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest
 

@@ -1,4 +1,4 @@
-"""Region modes, importable without loading the splitter."""
+"""The choices that change what is prepared. Leftmost of all stages, so that options need none of them."""
 
 from __future__ import annotations
 
@@ -25,3 +25,39 @@ class StopMode(StrEnum):
     TEMPLATE = "template"  # the end token that the template prints in the turn, if any
     NEXT_MARKER = "next-marker"  # if there is none, the token after the turn, if that is an end token of the model
     APPEND = "append"  # as next-marker, and a last answer that nothing follows gets the token that would follow it
+
+
+class SpecialText(StrEnum):
+    """What to do with special tokens that occur in the text of messages."""
+
+    AS_TEMPLATE = "as-template"
+    REJECT = "reject"
+
+
+class Eos(StrEnum):
+    """Whether an end-of-sequence token follows plain text and completions that are strings."""
+
+    AUTO = "auto"  # unless the text ends with it or the tokenizer adds it
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class DroppedCalls(StrEnum):
+    """What to do with a conversation whose tool calls the template doesn't print."""
+
+    REJECT = "reject"
+    KEEP = "keep"
+
+
+class Arguments(StrEnum):
+    """The form in which templates receive the arguments of tool calls."""
+
+    AUTO = "auto"  # parsed or written as JSON if the template can't print them otherwise
+    AS_GIVEN = "as-given"
+
+
+class TokenizerAs(StrEnum):
+    """Which implementation of the tokenizer decides the ids."""
+
+    FILE = "file"
+    AUTO = "auto"

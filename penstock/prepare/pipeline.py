@@ -22,7 +22,6 @@ import numpy as np
 import xxhash
 
 from penstock.arrays import Int64
-from penstock.build.options import Arguments, DroppedCalls, Eos, SpecialText
 from penstock.errors import EncoderPanic, RowError
 from penstock.prepare.chat.adapt import SpecialTextFinder
 from penstock.prepare.chat.conversation import Conversation, Part
@@ -42,7 +41,7 @@ from penstock.prepare.encode.example_batch import (
 from penstock.prepare.encode.unicode_checks import NfcNormalizer
 from penstock.prepare.faithful.arrange import Arranger, split_chains
 from penstock.prepare.faithful.seams import Seams, cut_at_seams, merge_parts, split_at_seams
-from penstock.prepare.modes import TurnsMode
+from penstock.prepare.modes import Arguments, DroppedCalls, Eos, SpecialText, TurnsMode
 from penstock.prepare.recipe import NO_DATE, Recipe
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter

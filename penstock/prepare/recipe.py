@@ -8,17 +8,30 @@ stores its rejected and noted rows either way), and everything that a view decid
 from __future__ import annotations
 
 import datetime
+import difflib
 import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
-from penstock.build.options import Arguments, DroppedCalls, Eos, PrepareOptions, SpecialText, TokenizerAs
+import orjson
+
 from penstock.errors import UsageError
-from penstock.prepare.chat.formats import Format
+from penstock.options import option
+from penstock.prepare.chat.formats import Format, FormatOptions
 from penstock.prepare.chat.formats import Mapping as ColumnMapping
-from penstock.prepare.modes import RegionsMode, StopMode, TurnsMode
+from penstock.prepare.modes import (
+    Arguments,
+    DroppedCalls,
+    Eos,
+    RegionsMode,
+    SpecialText,
+    StopMode,
+    TokenizerAs,
+    TurnsMode,
+)
 from penstock.prepare.tokenizer.files import TokenizerFiles
 from penstock.store.files import bytes_digest, digest
 from penstock.store.format import FORMAT_VERSION, canonical
@@ -26,6 +39,60 @@ from penstock.store.format import FORMAT_VERSION, canonical
 STAGES_VERSION = 7  # increment when any stage produces other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date
 REFERENCES = ("jinja2", "tokenizers")  # their minor versions are part of the recipe
+
+
+SOURCE, TEMPLATE = "Source", "Template and masks"  # panels of the help
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions(FormatOptions):
+    """The options that enter a recipe."""
+
+    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]")
+    template: str | None = option(
+        "Chat template: a file, or the name of one of the tokenizer's templates", also="os.PathLike[str]"
+    )
+    tokenizer_as: TokenizerAs | None = option(
+        "Whose ids: file (tokenizer.json) or auto (transformers' AutoTokenizer); default: file, and both must agree",
+        panel=SOURCE,
+    )
+    max_row_bytes: int = option("Larger rows are rejected, not read into memory", 32_000_000, panel=SOURCE)
+    template_vars: Mapping[str, Any] = option(
+        "Template variable, for example enable_thinking=false", {}, flag="template-var", panel=TEMPLATE
+    )
+    date: datetime.date | None = option(
+        "Date that templates print (YYYY-MM-DD); default: today, resolved once", panel=TEMPLATE
+    )
+    regions: RegionsMode = option(
+        "What decides which text the assistant wrote: auto ({% generation %} tags where there are any), structure",
+        RegionsMode.AUTO,
+        panel=TEMPLATE,
+    )
+    turns: TurnsMode = option(
+        "Context of an assistant's turn: conversation (one render of the row), or faithful (what inference shows)",
+        TurnsMode.CONVERSATION,
+        panel=TEMPLATE,
+    )
+    stop: StopMode = option(
+        "What ends an assistant's turn: template, next-marker for templates that print no end token, or append, which "
+        "also adds it to the last answer of a row",
+        StopMode.TEMPLATE,
+        panel=TEMPLATE,
+    )
+    eos: Eos = option(
+        "Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO, panel=TEMPLATE
+    )
+    special_tokens_in_text: SpecialText = option(
+        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE, panel=TEMPLATE
+    )
+    dropped_tool_calls: DroppedCalls = option(
+        "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT, panel=TEMPLATE
+    )
+    arguments: Arguments = option(
+        "Arguments of tool calls: auto (strings and objects as the template prints them), as-given",
+        Arguments.AUTO,
+        panel=TEMPLATE,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +179,7 @@ def _references(*, with_templates: bool) -> dict[str, str]:
     return versions
 
 
-def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:
+def make_recipe(options: RecipeOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Recipe:
     """Resolves options and tokenizer files to a recipe."""
     templates = _templates(options, mapping, model)
     dated = any("strftime_now" in text for text in templates.values())
@@ -136,7 +203,7 @@ def make_recipe(options: PrepareOptions, mapping: ColumnMapping, model: Tokenize
     )
 
 
-def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str, str]) -> TurnsMode:
+def _turns(options: RecipeOptions, mapping: ColumnMapping, templates: dict[str, str]) -> TurnsMode:
     """Returns the `turns` option if a template decides the context of turns, else the default."""
     if options.turns is TurnsMode.CONVERSATION or not templates:
         return TurnsMode.CONVERSATION
@@ -152,7 +219,7 @@ def _turns(options: PrepareOptions, mapping: ColumnMapping, templates: dict[str,
     return options.turns
 
 
-def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
+def _end_ids(options: RecipeOptions, model: TokenizerFiles) -> tuple[int, ...]:
     if options.stop is StopMode.TEMPLATE:
         return ()
     if not model.end_ids:
@@ -163,7 +230,7 @@ def _end_ids(options: PrepareOptions, model: TokenizerFiles) -> tuple[int, ...]:
     return tuple(sorted(set(model.end_ids)))
 
 
-def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
+def _eos(options: RecipeOptions, mapping: ColumnMapping, model: TokenizerFiles) -> Eos:
     """Returns the `eos` option if it applies to the row format, else NEVER."""
     if mapping.format not in (Format.TEXT, Format.PROMPT_COMPLETION, Format.PREFERENCE, Format.KTO):
         return Eos.NEVER
@@ -175,7 +242,7 @@ def _eos(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles)
     return options.eos
 
 
-def _templates(options: PrepareOptions, mapping: ColumnMapping, model: TokenizerFiles) -> dict[str, str]:
+def _templates(options: RecipeOptions, mapping: ColumnMapping, model: TokenizerFiles) -> dict[str, str]:
     """Returns the templates by name. Plain text needs none; prompts and pairs may be strings and do without."""
     match mapping.format:
         case Format.TEXT:
@@ -186,3 +253,141 @@ def _templates(options: PrepareOptions, mapping: ColumnMapping, model: Tokenizer
             return {}
         case _:
             return model.template(options.template)
+
+
+# ---- differences -----------------------------------------------------------------------------------------------------
+#
+# Describes the differences between two recipes, one line each: the old value, then the new one.
+
+
+Tokenizers = Callable[[str], bytes | None]  # None if it is unknown
+
+_SHORT = 60
+
+
+def differing_parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the parts that differ."""
+    return sorted(part for part in {*old, *new} if old.get(part) != new.get(part))
+
+
+def recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any], tokenizer_json: Tokenizers) -> list[str]:
+    """Describes every part that differs. `tokenizer_json` returns the tokenizer with a digest."""
+    found: list[str] = []
+    for part in differing_parts(old, new):
+        before, after = old.get(part), new.get(part)
+        match part:
+            case "templates":
+                found += _template_lines(before or {}, after or {})
+            case "template_vars":
+                found += _entries("template variable ", before, after)
+            case "special_tokens":
+                found += _entries("special token ", before, after)
+            case "mapping":
+                found += _mapping(before or {}, after or {})
+            case "references":
+                found += _entries("version of ", before, after)
+            case "tokenizer":
+                found += _tokenizers(tokenizer_json(str(before)), tokenizer_json(str(after)))
+            case "date":
+                found.append(f"date: {before} → {after}")
+            case "stages" | "format":
+                found.append(f"Penstock's own version of {part}: {before} → {after}")
+            case _:
+                found.append(f"option {part}: {_shown(before)} → {_shown(after)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
+
+
+def _entries(what: str, before: Any, after: Any) -> list[str]:
+    old: Mapping[str, Any] = before if isinstance(before, Mapping) else {}
+    new: Mapping[str, Any] = after if isinstance(after, Mapping) else {}
+    found: list[str] = []
+    for name in sorted({*old, *new}):
+        if name not in old:
+            found.append(f"{what}{name}: added ({_shown(new[name])})")
+        elif name not in new:
+            found.append(f"{what}{name}: gone (was {_shown(old[name])})")
+        elif old[name] != new[name]:
+            found.append(f"{what}{name}: {_shown(old[name])} → {_shown(new[name])}")
+    return found
+
+
+def _template_lines(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    found: list[str] = []
+    for name in sorted({*old, *new}):
+        title = "template" if name == "default" else f"template {name!r}"
+        if name not in old:
+            found.append(f"{title}: added")
+        elif name not in new:
+            found.append(f"{title}: gone")
+        elif old[name] != new[name]:
+            found.append(f"{title}: {_lines(old[name].split(chr(10)), new[name].split(chr(10)))}")
+    return found
+
+
+def _lines(old: list[str], new: list[str]) -> str:
+    """Says which lines of the new text differ, counted from 1."""
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    steps = [step for step in matcher.get_opcodes() if step[0] != "equal"]
+    changed = sum(max(step[2] - step[1], step[4] - step[3]) for step in steps)
+    what, first_old, _, first, _ = steps[0]
+    if changed == 1:
+        verb = {"replace": "changed", "insert": "added", "delete": "removed"}[what]
+        return f"line {(first if what != 'delete' else first_old) + 1} {verb}"
+    return f"{changed} lines changed, the first is line {first + 1}"
+
+
+def _mapping(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for part in sorted({*old, *new}):
+        before, after = old.get(part), new.get(part)
+        if part in ("columns", "roles"):
+            found += _entries(f"format mapping: {part.removesuffix('s')} ", before, after)
+        elif before != after:
+            found.append(f"format mapping: {part.replace('_', ' ')}: {_shown(before)} → {_shown(after)}")
+    return found
+
+
+def _tokenizers(old: bytes | None, new: bytes | None) -> list[str]:
+    if old is None or new is None:
+        return ["tokenizer.json: other bytes"]
+    before, after = orjson.loads(old), orjson.loads(new)
+    found = [*_added(before, after), *_model(before.get("model") or {}, after.get("model") or {})]
+    parts = sorted({*before, *after} - {"added_tokens", "model"})
+    found += [f"tokenizer.json: {part} changed" for part in parts if before.get(part) != after.get(part)]
+    return found or ["tokenizer.json: other bytes, the same content"]
+
+
+def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    old = {str(token.get("content")): token for token in before.get("added_tokens") or []}
+    new = {str(token.get("content")): token for token in after.get("added_tokens") or []}
+    found: list[str] = []
+    for what, names in (
+        ("", sorted(new.keys() - old.keys())),
+        (" gone", sorted(old.keys() - new.keys())),
+        (" changed", sorted(name for name in old.keys() & new.keys() if old[name] != new[name])),
+    ):
+        if names:
+            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            found.append(f"tokenizer.json: {len(names)} added token{'s' if len(names) > 1 else ''}{what} ({shown})")
+    return found
+
+
+def _model(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for part in sorted({*old, *new}):
+        before, after = old.get(part), new.get(part)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            count = sum(after.get(token) != before.get(token) for token in {*before, *after})
+            found.append(f"tokenizer.json: {count} of the {part}'s {len(after)} entries differ")
+        elif isinstance(before, list) and isinstance(after, list):
+            found.append(f"tokenizer.json: {part} changed ({len(before)} → {len(after)} entries)")
+        else:
+            found.append(f"tokenizer.json: model {part}: {_shown(before)} → {_shown(after)}")
+    return found
