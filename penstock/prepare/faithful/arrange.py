@@ -21,7 +21,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.errors import RowError
 from penstock.prepare.chat.notes import Note
-from penstock.prepare.faithful.chains import Chain, Chains, Own, Places, joined_chains
+from penstock.prepare.faithful.chains import Chain, Chains, Own, Places, chain_segments, joined_chains
 from penstock.prepare.regions.headers import Boundaries
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
@@ -363,11 +363,11 @@ class ChainSegments(NamedTuple):
 def split_chains(arranger: Arranger, splitter: Splitter, rendered: Rendered) -> ChainSegments:
     """Arranges the turns of a batch into examples, and cuts them into segments."""
     chains = arranger.arrange(rendered)
-    segments, errors = splitter.split_chains(chains)
+    segments, errors = chain_segments(splitter, chains)
     heads, misaligned = _heads(chains, segments)
     if misaligned:
         chains = arranger.arrange(rendered, frozenset(misaligned))
-        segments, errors = splitter.split_chains(chains)
+        segments, errors = chain_segments(splitter, chains)
         heads, _ = _heads(chains, segments)  # examples that share nothing can't be misaligned
     order = np.arange(len(chains.rows)) - np.searchsorted(chains.rows, chains.rows)
     seams = np.where(segments.known, chains.seams, 0)

@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64, UInt8
+from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Part, Role
-from penstock.prepare.chat.notes import NotedRows
+from penstock.prepare.chat.notes import NotedRows, joined_notes
 from penstock.prepare.regions.segments import Pieces, Segments, gathered
+from penstock.prepare.regions.splitter import Splitter, pieces_of
+from penstock.prepare.template.dropped import find_dropped
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
 
@@ -219,6 +222,17 @@ def _with(found: _Moved, more: Sequence[npt.NDArray[Any]], places: Int64, text_s
 #
 # Labels of chains: a turn that an example trains lies between its prompt's end and its own; what is not its own is
 # context.
+
+
+def chain_segments(splitter: Splitter, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
+    """Cut examples whose prompts and answers are known into segments; errors are keyed by conversation."""
+    rendered = chains.rendered if splitter.has_regions else chains.rendered.without_regions()
+    pieces = with_answers(pieces_of(rendered), chains)
+    segments = splitter.cut(rendered, pieces, PromptEnds(chains, splitter.finder), chains.prompt_ends < 0)
+    errors, dropped = find_dropped(rendered)
+    of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(segments.notes, dropped).items()}
+    segments = replace(labelled(segments, chains), notes=joined_notes(of_rows, chains.notes))
+    return segments, {int(chains.rows[example]): error for example, error in errors.items()}
 
 
 class Repeats(Protocol):

@@ -17,7 +17,6 @@ from penstock.arrays import Bool, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Message, Part, Role
 from penstock.prepare.chat.notes import Note, joined_notes
-from penstock.prepare.faithful.chains import Chains, PromptEnds, labelled, with_answers
 from penstock.prepare.modes import RegionsMode
 from penstock.prepare.regions.calibrate import (
     Engine,
@@ -30,7 +29,7 @@ from penstock.prepare.regions.calibrate import (
 from penstock.prepare.regions.headers import Boundaries, StopFinder, learn_end_tokens, learn_headers, stops_answers
 from penstock.prepare.regions.last_stops import LastStops, token_after_every_answer
 from penstock.prepare.regions.markers import learn_markers
-from penstock.prepare.regions.segments import PartCuts, Pieces, Segments, run_lengths, to_segments
+from penstock.prepare.regions.segments import Pieces, Segments, run_lengths, to_segments
 from penstock.prepare.regions.structure import Finder, HeaderFinder, structural_cuts, tagged_cuts
 from penstock.prepare.template.dropped import find_dropped
 from penstock.prepare.template.printed import MessageFlag
@@ -100,55 +99,47 @@ class Splitter:
 
     def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
         """Cut a batch into segments; also returns errors for rows that must be refused."""
-        pieces = _pieces(rendered)
-        segments = self._segments(rendered, pieces, self._tagged)
+        pieces = pieces_of(rendered)
+        segments = self.cut(rendered, pieces, self._finder)
         errors, dropped = find_dropped(rendered)
         unlike = self._finder.unlike_inference(rendered, pieces, only_last=self._only_last)
         differs = {Note.PROMPT_DIFFERS: unlike[segments.known[unlike]]}
         return replace(segments, notes=joined_notes(segments.notes, dropped, differs)), errors
 
-    def split_chains(self, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
-        """Cut examples whose prompts and answers are known; errors are keyed by conversation."""
-        rendered = chains.rendered
-        if not self._has_headers and not self._tagged:
-            rendered = rendered.without_regions()
-        pieces = with_answers(_pieces(rendered), chains)
-        if self._tagged:
-            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
-        else:
-            finder = PromptEnds(chains, self._finder)
-            outcome = self._structural(rendered, pieces, finder, chains.prompt_ends < 0)
-        known = rendered.known.copy()
-        known[list(outcome.lost)] = False
-        reason = Note.SPAN_UNOWNED if self._tagged else Note.HEADER_UNKNOWN
-        found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
-        notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
-        segments = labelled(to_segments(outcome.cuts, rendered, known, {}), chains)
-        errors, dropped = find_dropped(rendered)
-        of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(notes, dropped).items()}
-        segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
-        return segments, {int(chains.rows[example]): error for example, error in errors.items()}
+    @property
+    def has_regions(self) -> bool:
+        """Whether the assistant's words can be told from the rest."""
+        return self._has_headers or self._tagged
 
-    def _segments(self, rendered: Rendered, pieces: Pieces, tagged: bool) -> Segments:
+    @property
+    def finder(self) -> HeaderFinder:
+        """Finds headers in rendered text."""
+        return self._finder
+
+    def cut(self, rendered: Rendered, pieces: Pieces, finder: Finder, context: Bool | None = None) -> Segments:
+        """Segments with their notes; `finder` finds headers, and messages marked in `context` are not trained."""
+        return self._segments(rendered, pieces, self._tagged, finder, context)
+
+    def _segments(
+        self, rendered: Rendered, pieces: Pieces, tagged: bool, finder: Finder, context: Bool | None = None
+    ) -> Segments:
         if tagged:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:
-            outcome = self._structural(rendered, pieces, self._finder)
+            markers = self._markers, self._next_markers
+            roles = rendered.message_roles
+            outcome = structural_cuts(rendered, pieces, roles, finder, self._stops, *markers, context)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
         found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
 
-    def _structural(self, rendered: Rendered, pieces: Pieces, finder: Finder, context: Bool | None = None) -> PartCuts:
-        markers = self._markers, self._next_markers
-        return structural_cuts(rendered, pieces, rendered.message_roles, finder, self._stops, *markers, context)
-
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
         """Warnings about tags that disagree with the structure."""
-        pieces = _pieces(rendered)
-        structure = _byte_parts(self._segments(rendered, pieces, tagged=False))
-        author = _byte_parts(self._segments(rendered, pieces, tagged=True))
+        pieces = pieces_of(rendered)
+        structure = _byte_parts(self._segments(rendered, pieces, False, self._finder))
+        author = _byte_parts(self._segments(rendered, pieces, True, self._finder))
         trained = (author == Part.BODY) | (author == Part.STOP)
         visible = np.frombuffer(rendered.data, np.uint8) > ord(" ")
         calling = (rendered.message_flags & MessageFlag.HAS_CALLS) > 0
@@ -181,7 +172,7 @@ def _why_no_headers(engine: Engine, probes: ProbeRenders) -> str:
     )
 
 
-def _pieces(rendered: Rendered) -> Pieces:
+def pieces_of(rendered: Rendered) -> Pieces:
     """Adds the batch-wide number and the role of its message to each piece."""
     numbers = rendered.message_offsets[rendered.piece_rows] + rendered.piece_messages
     return Pieces(
