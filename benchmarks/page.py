@@ -2,7 +2,7 @@
 
     python -m benchmarks.page [--results benchmarks/results.json]
 
-Tables stand between marks such as `<!-- grid -->` and `<!-- end of grid -->`; nobody types them. A test checks that the
+Figures are between marks such as `<!-- grid -->` and `<!-- end of grid -->`; nobody types them. A test checks that the
 pages are what this program makes of the results.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.all import RESULTS
 from benchmarks.prepare import SLOWER
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "planning.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale-out.md")
 REAL_GRID = RESULTS.with_name("real_grid.json")
 IMAGES = ROOT / "docs" / "images"
 BUSY = 1.3  # wall time over CPU time
@@ -30,8 +30,9 @@ Models = Mapping[str, Mapping[str, Any]]
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """A table whose first `left` columns are text, and the others figures."""
-    lines = [head, ["---" if column < left else "---:" for column in range(len(head))], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rule = "|".join("---" if column < left else "---:" for column in range(len(head)))
+    first, *others = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return "\n".join([first, f"|{rule}|", *others])
 
 
 def models(results: Results) -> Models:
@@ -51,33 +52,23 @@ def _result(results: Results, name: str) -> Any:
 # ---- preparing
 
 
-def grid(results: Results) -> str:
-    """The models of `benchmarks.all`."""
-    return _grid(models(results))
-
-
 def real_grid(_: Results) -> str:
-    """More models, on real conversations and for longer, from a run of its own."""
-    return _grid(json.loads(REAL_GRID.read_text())["models"])
-
-
-def _grid(found: Models) -> str:
-    """Slowest first, by the ratio to transformers."""
-    rows = []
-    ordered = sorted(found.items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"])
-    for name, result in ordered:
+    """All models of the run on real conversations, slowest first by the ratio to transformers."""
+    found = json.loads(REAL_GRID.read_text())["models"]
+    rows, equal, compared = [], 0, 0
+    for name, result in sorted(found.items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"]):
         mixed, parts = result["mixed"], [result[part] for part in ("mixed", "traces") if part in result]
+        equal += sum(part["equal_rows"] for part in parts)
+        compared += sum(part["compared_rows"] for part in parts)
         rows.append([
             name,
             f"{mixed['megabytes_per_second']['penstock']['cpu']:.1f}",
             f"{mixed['times_transformers']['cpu']:.1f}",
             f"{mixed['share_of_gigatoken']['cpu']:.2f}",
             f"{result['traces']['times_transformers']['cpu']:.1f}" if "traces" in result else "-",
-            f"{mixed['start_up']['cpu']:.1f}",
-            f"{sum(p['equal_rows'] for p in parts):,} of {sum(p['compared_rows'] for p in parts):,}",
         ])  # fmt: skip
-    head = ["model", "MB/s", "× transformers", "of the encoder alone", "tool traces ×", "start-up, CPU s", "rows equal"]
-    return table(head, rows)
+    head = ["model", "MB/s", "× transformers", "of the encoder alone", "tool traces ×"]
+    return f"{table(head, rows)}\n\nTokens were equal in {equal:,} of {compared:,} rows."
 
 
 def extremes(results: Results) -> str:
@@ -134,14 +125,15 @@ def kinds(results: Results) -> str:
 def peers(results: Results) -> str:
     """What people use, on the same rows, and why their rows differ."""
     found = _result(results, "peers")
-    times = ("seconds", "cpu_seconds", "penstock_is_faster", "penstock_is_faster_cpu")
-    counts = ("rows", "other_tokens", "other_masks")
-    rows = [
-        [name, *(f"{row[key]:.1f}" for key in times), *(f"{row[key]:,}" if key in row else "?" for key in counts)]
-        for name, row in measured(found).items()
-    ]
-    head = ["start-up included", "wall s", "CPU s", "Penstock ×, wall", "Penstock ×, CPU", *map(_spaced, counts)]
-    return "\n".join([table(head, rows), *_remarks(found), *_busy(found)])
+    rows: dict[str, list[str]] = {}
+    for name, row in measured(found).items():
+        peer, _, _processes = name.partition(",")
+        differing = [f"{row[key]:,}" if key in row else "?" for key in ("other_tokens", "other_masks")]
+        line = rows.setdefault(peer, [peer, *differing])
+        line.append(f"{row['seconds']:.1f}, {row['cpu_seconds']:.1f} ({row['penstock_is_faster_cpu']:.1f} ×)")
+    lines = [[*line, *["-"] * (5 - len(line))] for line in rows.values()]
+    head = ["start-up included", "other tokens", "other masks", "1 process: s, CPU s (Penstock ×)", "2 processes"]
+    return "\n".join([table(head, lines), *_remarks(found), *_busy(found)])
 
 
 def measured(found: Results) -> Results:
@@ -150,13 +142,12 @@ def measured(found: Results) -> Results:
 
 
 def _remarks(found: Results) -> list[str]:
-    """A line for each peer that was left out or whose rows differ; process counts that differ alike share one."""
-    remarks = [
-        f"- {name.partition(',')[0]}: {remark}."
-        for name, row in found.items()
-        if (remark := row.get("left_out", row.get("why")))
-    ]
-    return ["", *dict.fromkeys(remarks)] if remarks else []
+    """A line for each reason why peers were left out or their rows differ."""
+    reasons: dict[str, dict[str, None]] = {}
+    for name, row in found.items():
+        if reason := row.get("left_out", row.get("why")):
+            reasons.setdefault(reason, {})[name.partition(",")[0]] = None
+    return ["", *(f"- {', '.join(names)}: {reason}." for reason, names in reasons.items())] if reasons else []
 
 
 def _busy(found: Results) -> list[str]:
@@ -168,72 +159,43 @@ def _busy(found: Results) -> list[str]:
     return ["", f"**The machine was busy** in this run (transformers: {shown}), so wall times mean little here."]
 
 
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
-
-
 # ---- everything else
 
 
-def memory(results: Results) -> str:
-    """Peak memory of the parent and the workers, in MB."""
-    found = _result(results, "memory")
-    names = ("rows", "ten times the rows", "identifiers")
-    rows = [
-        [name, f"{found[name]['parent']:.0f}", ", ".join(f"{worker:.0f}" for worker in found[name]["workers"])]
-        for name in names
+def others(results: Results) -> str:
+    """Memory, training end to end, the feed, exports and Ray, a line each."""
+    memory, steps = _result(results, "memory"), _result(results, "end to end")["simulated"]
+    collate, packing = _result(results, "collate"), _result(results, "packing")
+    speeds, scale = _result(results, "export")["speed"], _result(results, "scale")
+    few, many, rare = (max(memory[name]["workers"]) for name in ("rows", "ten times the rows", "identifiers"))
+    parent = memory["ten times the rows"]["parent"]
+    waits = {way: [one[way]["waiting"] / one[way]["seconds"] for one in steps.values()] for way in ("usual", "warm")}
+    faster = {kind: [one[kind]["times as fast"] for one in collate.values() if kind in one] for kind in KINDS}
+    hidden = [100 * one["hidden"] for one in collate.values() if "hidden" in one]
+    planned = [one["planned seconds"] for one in packing.values()]
+    full = [100 * one["efficiency"] for one in packing.values()]
+    exported = ", ".join(f"{name} {one['tokens_per_second'] / 1e6:.0f}" for name, one in speeds.items())
+    lines = [
+        f"**Memory**: a worker peaks at {few:.0f} MB, at {many:.0f} MB with ten times the rows, and at {rare:.0f} MB "
+        f"on random identifiers; the parent at {parent:.0f} MB.",
+        f"**Training**, simulated steps of {', '.join(f'{int(rate):,}' for rate in steps)} tokens/s: tokenizing on the "
+        f"fly waits for {', '.join(f'{share:.0%}' for share in waits['usual'])} of the time, Penstock with a filled "
+        f"cache for {', '.join(f'{share:.1%}' for share in waits['warm'])}.",
+        f"**Collating**: {_range(faster['padded'])} (padded) and {_range(faster['packed'])} (packed) times as fast as "
+        f"transformers and TRL; prefetching hides {_range(hidden, '.0f')}% of it.",
+        f"**Packing** a million sequences: planned in {_range(planned, '.2f')} s, rows {_range(full, '.2f')}% full.",
+        f"**Exports**, million tokens/s: {exported}.",
+        f"**Ray**, two slots: {scale['engines']['ray_over_local_megabytes_per_second']:.2f} of local workers' "
+        f"throughput; ten times the slices take {scale['driver']['growth']:.2f} times the driver's memory.",
     ]
-    return table(["peak memory, MB", "parent", "workers"], rows)
+    return "\n".join(f"- {line}" for line in lines)
 
 
-def end_to_end(results: Results) -> str:
-    """Seconds, and the share of them that the step waits for data."""
-    rows = []
-    for rate, ways in _result(results, "end to end")["simulated"].items():
-        shown = [_waiting(ways[way]) for way in ("usual", "cold", "warm")]
-        rows.append([f"{int(rate):,}", *shown])
-    return table(["tokens/s of the step", "usual, s", "cold, s", "warm, s"], rows)
+KINDS = ("padded", "packed")
 
 
-def _waiting(way: Mapping[str, float]) -> str:
-    return f"{way['seconds']:.1f} ({way['waiting'] / way['seconds']:.1%} waiting)"
-
-
-def feed(results: Results) -> str:
-    """Collation and packing."""
-    packed = _result(results, "packing")
-    rows = []
-    for name, found in _result(results, "collate").items():
-        for kind in ("padded", "packed"):
-            if kind in found:
-                rows.append([f"collate, {kind}, {name}", f"{found[kind]['times as fast']:.1f} × transformers and TRL"])
-        if "hidden" in found:
-            rows.append([f"collate, {name}", f"{found['hidden']:.1%} of the time"])
-    for name, found in packed.items():
-        rows.append([f"plan, {name}", f"{found['planned seconds']:.2f} s for {found['lengths']:,}"])
-        rows.append([f"efficiency, {name}", f"{found['efficiency']:.2%}"])
-    return table(["feed", "figure"], rows, left=2)
-
-
-def exports(results: Results) -> str:
-    """Speed of each exit, beside copying its files."""
-    rows = [
-        [name, f"{one['tokens_per_second'] / 1e6:.0f}", f"{one['of_copy']:.2f}"]
-        for name, one in _result(results, "export")["speed"].items()
-    ]
-    return table(["export", "million tokens/s", "of a copy's speed"], rows)
-
-
-def ray(results: Results) -> str:
-    """The Ray engine beside local workers, and its driver."""
-    found = _result(results, "scale")
-    engines, driver = found["engines"], found["driver"]
-    rows = [
-        ["throughput, of the local engine's", f"{engines['ray_over_local_megabytes_per_second']:.2f}"],
-        ["the same in CPU time", f"{engines['ray_over_local_megabytes_per_cpu_second']:.2f}"],
-        ["driver's memory with ten times the slices", f"{driver['growth']:.2f} ×"],
-    ]
-    return table(["Ray, two slots", "figure"], rows)
+def _range(values: Sequence[float], shown: str = ".1f") -> str:
+    return f"{min(values):{shown}} to {max(values):{shown}}"
 
 
 def planning(results: Results) -> str:
@@ -246,13 +208,13 @@ def planning(results: Results) -> str:
     return table(["predicted / real", "rows", "tokens", "disk", "time"], rows)
 
 
-def others(results: Results) -> str:
-    """Whether every benchmark met its targets, with the command that repeats it."""
-    rows = []
-    for name, result in results["benchmarks"].items():
-        state = {0: "met", 1: "missed"}.get(result["exit"], "failed") if "result" in result else "could not run"
-        rows.append([name, state, f"{result['seconds']:.0f}", f"`{result['command']}`"])
-    return table(["benchmark", "targets", "s", "command"], rows, left=2)
+def targets(results: Results) -> str:
+    """How many benchmarks met all their targets, and which did not."""
+    found = {name: result for name, result in results["benchmarks"].items() if "result" in result}
+    missed = [name for name, result in found.items() if result["exit"]]
+    lost = [name for name in results["benchmarks"] if name not in found]
+    shown = f"{len(found) - len(missed)} of {len(found)} runs met all targets; missed by {', '.join(missed) or 'none'}."
+    return shown + (f" Could not run: {', '.join(lost)}." if lost else "")
 
 
 def machine(results: Results) -> str:
@@ -263,19 +225,14 @@ def machine(results: Results) -> str:
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
-    "grid": grid,
     "real grid": real_grid,
     "extremes": extremes,
     "real extremes": real_extremes,
     "kinds": kinds,
     "peers": peers,
-    "memory": memory,
-    "end to end": end_to_end,
-    "feed": feed,
-    "exports": exports,
-    "ray": ray,
+    "others": others,
     "planning": planning,
-    "all": others,
+    "targets": targets,
     "machine": machine,
 }
 

@@ -52,17 +52,13 @@ def figures(times: float) -> dict[str, Any]:
 def test_tables_are_written_between_their_marks() -> None:
     grid = {"qwen3": figures(40), "gpt_oss": figures(30), "gemma3": figures(9)}
     results = {"benchmarks": {f"prepare {name}": {"result": {"models": {name: one}}} for name, one in grid.items()}}
-    text = "a\n<!-- grid -->\nold\n<!-- end of grid -->\nb\n<!-- extremes -->\n<!-- end of extremes -->\n"
+    text = "a\n<!-- extremes -->\nold\n<!-- end of extremes -->\nb\n"
     for _ in range(2):
         text = filled(text, results)
         lines = text.splitlines()
         assert lines[0] == "a"
+        assert lines[-1] == "b"
         assert "old" not in lines
-        assert [line.split(" |")[0] for line in lines if line.endswith("20 of 20 |")] == [
-            "| gemma3",
-            "| gpt_oss",
-            "| qwen3",
-        ]
         assert "| × transformers | byte-level BPE | 30.0 (gpt_oss) | 40.0 (qwen3) |" in lines
         assert "| × transformers | SentencePiece | 9.0 (gemma3) | 9.0 (gemma3) |" in lines
 
@@ -123,8 +119,8 @@ def test_peers_that_are_left_out_are_named() -> None:
     ran = {**times, "rows": 5, "other_tokens": 0, "other_masks": 5, "why": "trains nothing"}
     found = {"SkyRL, 1 process": ran, "SkyRL, 2 processes": ran, "Axolotl": {"left_out": "run `make exits`"}}
     lines = peers_table({"benchmarks": {"peers": {"result": found}}}).splitlines()
-    assert lines[2] == "| SkyRL, 1 process | 2.0 | 2.0 | 2.0 | 2.0 | 5 | 0 | 5 |"
-    assert lines[4:] == ["", "- SkyRL: trains nothing.", "- Axolotl: run `make exits`."]
+    assert lines[2] == "| SkyRL | 0 | 5 | 2.0, 2.0 (2.0 ×) | 2.0, 2.0 (2.0 ×) |"
+    assert lines[3:] == ["", "- SkyRL: trains nothing.", "- Axolotl: run `make exits`."]
     for wall, busy in ((2.1, False), (9.0, True)):
         loop = {"transformers, 1 process": {**ran, "seconds": wall}}
         assert ("machine was busy" in peers_table({"benchmarks": {"peers": {"result": loop}}})) is busy

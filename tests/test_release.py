@@ -1,4 +1,4 @@
-"""The wheel of this tree, in a new environment: the first hour of docs/tutorial.md, and the check before a release.
+"""The wheel of this tree, in a new environment: the first hour of docs/start.md, and the check before a release.
 
 `make wheel` does the whole check, on every Python and with the dependencies installed.
 """
@@ -59,7 +59,7 @@ def test_a_check_that_fails_says_what_was_printed() -> None:
         wheel_check.run([sys.executable, "-c", "exit('no')"])
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_in_one_place() -> None:
     assert version("penstock") == penstock.__version__
     assert f"version: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
@@ -69,7 +69,7 @@ def test_the_first_hour_runs(fresh: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", work / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    page = (ROOT / "docs" / "tutorial.md").read_text()
+    page = (ROOT / "docs" / "start.md").read_text()
     printed = []
     for language, code in re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         command = ["bash", "-euc", code] if language == "bash" else [binaries / "python", "-c", code]

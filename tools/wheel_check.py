@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MINORS = (11, 12, 13, 14)
-MOST_MEGABYTES = 400  # pyarrow alone is 170; see docs/dependencies.md
+MOST_MEGABYTES = 400  # pyarrow alone is 170; see docs/internals/dependencies.md
 IDS = """
 import hashlib, json, sys
 import penstock as ps

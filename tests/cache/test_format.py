@@ -1,4 +1,4 @@
-"""Asserts what docs/format.md says about the bytes on disk."""
+"""Asserts what docs/internals/format.md says about the bytes on disk."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_shard(dataset: StoredDataset, data: Path) -> None:
 
 def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: StoredDataset) -> None:
     """Nothing here is ours but the text of the page: numbers of roles and parts come from its table."""
-    page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
     table = re.findall(r"^\| (\d) \| (\w+).*? \| (\d) \| (\w+) \|$", page, re.MULTILINE)
     roles = {role: int(number) for number, role, _, _ in table}
     parts = {part: int(number) for _, _, number, part in table}
@@ -156,7 +156,7 @@ def test_a_tokenizer(dataset: StoredDataset) -> None:
 
 
 def test_the_format_page_documents_every_column_and_key(dataset: StoredDataset) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "format.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
     reader = pa.ipc.open_file(dataset.cache.shard_path(dataset.shards[0]))
     manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())
     for name in (*reader.schema.names, *manifest["shards"]):

@@ -38,26 +38,34 @@ def wide(count: int = 23) -> BaseView:
     return MemoryExamples.of(made, shard_rows=5).view()
 
 
-def block(page: str, language: str = "python") -> str:
-    """The first code block on a docs page."""
-    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+def section(title: str) -> str:
+    """A section of docs/coming-from.md."""
+    (found,) = re.findall(
+        rf"^## {title}\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "coming-from.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return str(found)
+
+
+def block(title: str, language: str = "python") -> str:
+    """The first code block of a section."""
+    found = re.search(rf"^```{language}\n(.*?)^```", section(title), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
 
-PAGES = {"axolotl": "axolotl", "llama-factory": "llamafactory", "skyrl": "skyrl", "trl": "trl", "verl": "verl"}
+SECTIONS = {"Axolotl": "axolotl", "LLaMA-Factory": "llamafactory", "SkyRL": "skyrl", "TRL": "trl", "verl": "verl"}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_options_of_a_page_are_those_of_the_package(page: str, ask: Ask) -> None:
-    """Every name in the first column of the page's table stands in the sources of the release that `make exits` has."""
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_options_of_a_section_are_those_of_the_package(title: str, ask: Ask) -> None:
+    """Every name in the first column of the section's tables is in the sources of the release that `make exits` has."""
     del ask  # skips where the packages are not installed
-    (package,) = EXITS.parent.parent.glob(f"lib/python3*/site-packages/{PAGES[page]}")
+    (package,) = EXITS.parent.parent.glob(f"lib/python3*/site-packages/{SECTIONS[title]}")
     words: set[str] = set()
     for suffix in ("py", "yaml"):
         for path in package.rglob(f"*.{suffix}"):
             words.update(re.findall(r"\w+", path.read_text(errors="replace")))
-    lines = (ROOT / "docs" / f"coming-from-{page}.md").read_text().splitlines()
+    lines = section(title).splitlines()
     names = {name for line in lines if line.startswith("|") for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
     assert len(names) > 4
     assert [name for name in sorted(names) if not set(re.findall(r"\w{3,}", name)) <= words] == []
@@ -125,7 +133,7 @@ def test_megatron_core_reads_sequences_and_masks(dataset: ps.Dataset, ask: Ask, 
 def test_axolotl_recognises_tokenized_rows(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     view = dataset.view(max_length=90)
     view.export("axolotl", place / "out", part_tokens=4000)
-    (entry,) = yaml.safe_load(block("coming-from-axolotl.md", "yaml"))["datasets"]
+    (entry,) = yaml.safe_load(block("Axolotl", "yaml"))["datasets"]
     found = ask("axolotl_rows", json.dumps({**entry, "path": str(place / "out")}))
     assert found["prompter"] == "UnsupportedPrompter"  # Axolotl's choice for tokenized rows
     assert [row["input_ids"] for row in found["rows"]] == [item.input_ids.tolist() for item in view]
@@ -142,7 +150,7 @@ def test_llama_factory_reads_the_same_rows(dataset: ps.Dataset, ask: Ask, place:
 
 def test_olmo_core_recipe_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
     dataset.view(max_length=4096).export("olmo", place / "chats-olmo")
-    (place / "recipe.py").write_text(block("coming-from-open-instruct.md"))
+    (place / "recipe.py").write_text(block("open-instruct and OLMo-core"))
     done = subprocess.run([EXITS, "recipe.py"], cwd=place, capture_output=True, text=True, check=True)
     assert f"{dataset.view().ledger.trained} trained tokens" in done.stdout
 
@@ -204,7 +212,7 @@ def test_skyrl_reads_pretokenized_rows(dataset: ps.Dataset, ask: Ask, place: Pat
 
 
 def test_verl_dataset_class_in_the_docs(dataset: ps.Dataset, ask: Ask, place: Path) -> None:
-    (place / "prepared.py").write_text(block("coming-from-verl.md"))
+    (place / "prepared.py").write_text(block("verl"))
     view = dataset.view(max_length=90)
     view.export("verl", place / "out", part_tokens=4000)
     found = ask("verl_rows", place / "prepared.py", place / "out")

@@ -60,7 +60,7 @@ def test_it_has_all_but_the_tokens(shard: pa.Buffer, tmp_path: Path) -> None:
 
 
 def test_its_bytes(shard: pa.Buffer) -> None:
-    """As docs/format.md specifies them."""
+    """As docs/internals/format.md specifies them."""
     line, _, body = index_of(shard).partition(b"\n")
     head = orjson.loads(line)
     assert list(head) == ["body", "mac", "name", "note", "seal"]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.train.config import TrainConfig, flat, plain, read_config
-from tools.train_reference import keys_table
+from tools.train_reference import keys_list
 
 pytestmark = pytest.mark.slow
 
@@ -85,4 +85,4 @@ def test_every_option_has_help() -> None:
 
 
 def test_docs_list_every_key(examples: Path) -> None:
-    assert keys_table() in (examples.parent / "docs" / "train.md").read_text()
+    assert keys_list() in (examples.parent / "docs" / "train.md").read_text()

@@ -79,7 +79,7 @@ def test_dpo(examples: Path, cache: Path, models: Path, tmp_path: Path) -> None:
     view = pairs.view(max_length=128)
     view.export("trl", tmp_path / "rows")
     model, reference = tiny(models, "llama"), tiny(models, "llama", 1)
-    page = (ROOT / "docs" / "coming-from-trl.md").read_text()
+    page = (ROOT / "docs" / "coming-from.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Prepared" in block)
     names: dict[str, Any] = {}
     exec(code[code.index("class Prepared") :].split("\n\n\n")[0], {"DPOTrainer": DPOTrainer}, names)

@@ -88,7 +88,7 @@ _DESCRIPTIONS = {
         "rename it (reasoning is read from `reasoning_content`), put it into the content, or remove it",
     ),
     Note.LABEL_FALSE: (
-        "the column 'label' is false or 0, as of bad answers in KTO data, and is not used",
+        "the column 'label' is false or 0, as for bad answers in KTO data, and is not used",
         "remove these rows, or train on the labels with --format kto",
     ),
     Note.COLUMN_UNUSED: (
@@ -98,15 +98,15 @@ _DESCRIPTIONS = {
     ),
     Note.SIDES_EQUAL: ("both sides of a pair have the same tokens, so it teaches nothing", "remove these rows"),
     Note.ARGUMENTS_PARSED: (
-        "tool arguments given as JSON strings were parsed, for the template prints objects",
-        "--arguments as-given leaves them as they are",
+        "tool arguments given as JSON strings were parsed because the template expects objects",
+        "--arguments as-given leaves them unchanged",
     ),
     Note.ARGUMENTS_DUMPED: (
-        "tool arguments given as objects were written as JSON strings, for the template prints strings",
-        "--arguments as-given leaves them as they are",
+        "tool arguments given as objects were written as JSON strings because the template expects strings",
+        "--arguments as-given leaves them unchanged",
     ),
     Note.SPECIAL_TEXT: (
-        "special tokens stand in the text of messages",
+        "messages contain special tokens",
         "--special-tokens-in-text reject refuses them",
     ),
     Note.EOS_APPENDED: ("the end-of-sequence token was appended to plain text", "--eos never leaves it out"),
@@ -145,7 +145,7 @@ _DESCRIPTIONS = {
         "set the template variables that print the same prompt as the answer (enable_thinking)",
     ),
     Note.TURN_STRADDLES: (
-        "an answer's first token would take in the end of the server's prompt; the answer is not trained",
+        "an answer's first token would absorb the end of the server's prompt; the answer is not trained",
         "strip the answers",
     ),
     Note.ARROW_NULLS: ("null fields of structs, which Arrow adds, were dropped", "write JSON lines to keep them"),

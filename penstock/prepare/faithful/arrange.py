@@ -187,7 +187,7 @@ class Arranger:
         sides.append(replace(chain, seam=turn.prompt_size - chain.skipped))
 
     def _is_torn(self, turn: _Turn, root: Chain) -> bool:
-        """Whether the turn's first token would take in the end of its prompt."""
+        """Whether the turn's first token would absorb the end of its prompt."""
         if turn.state & _IN_ROOT:
             return self._is_torn_at(root.text[: turn.size], turn.prompt_size)
         first = max(0, min(turn.cut, turn.prompt_size) - _LOOK_BACK)
