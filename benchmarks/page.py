@@ -52,25 +52,6 @@ def _result(results: Results, name: str) -> Any:
 # ---- preparing
 
 
-def real_grid(_: Results) -> str:
-    """All models of the run on real conversations, slowest first by the ratio to transformers."""
-    found = json.loads(REAL_GRID.read_text())["models"]
-    rows, equal, compared = [], 0, 0
-    for name, result in sorted(found.items(), key=lambda item: item[1]["mixed"]["times_transformers"]["cpu"]):
-        mixed, parts = result["mixed"], [result[part] for part in ("mixed", "traces") if part in result]
-        equal += sum(part["equal_rows"] for part in parts)
-        compared += sum(part["compared_rows"] for part in parts)
-        rows.append([
-            name,
-            f"{mixed['megabytes_per_second']['penstock']['cpu']:.1f}",
-            f"{mixed['times_transformers']['cpu']:.1f}",
-            f"{mixed['share_of_gigatoken']['cpu']:.2f}",
-            f"{result['traces']['times_transformers']['cpu']:.1f}" if "traces" in result else "-",
-        ])  # fmt: skip
-    head = ["model", "MB/s", "× transformers", "of the encoder alone", "tool traces ×"]
-    return f"{table(head, rows)}\n\nTokens were equal in {equal:,} of {compared:,} rows."
-
-
 def extremes(results: Results) -> str:
     """The worst model of `benchmarks.all` beside the best."""
     return _extremes(models(results))
@@ -100,26 +81,6 @@ def _extremes(found: Models) -> str:
                 worst, best = (f"{shown.format(value)} ({name})" for value, name in (min(values), max(values)))
                 rows.append([label, kind, worst, best])
     return table(["one worker, CPU time", "tokenizers", "worst", "best"], rows, left=2)
-
-
-def kinds(results: Results) -> str:
-    """One model on short chats, long tool traces and mixed scripts."""
-    parts = {
-        "short chats": _result(results, "kind chats")["models"]["qwen2_5"]["mixed"],
-        "long tool traces": models(results)["qwen2_5"]["traces"],
-        "Chinese and mixed scripts": _result(results, "kind scripts")["models"]["qwen2_5"]["mixed"],
-    }
-    rows = [
-        [
-            name,
-            f"{part['megabytes_per_second']['penstock']['cpu']:.1f}",
-            f"{part['times_transformers']['cpu']:.1f}",
-            f"{part['share_of_gigatoken']['cpu']:.2f}",
-            f"{part['equal_rows']:,} of {part['compared_rows']:,}",
-        ]
-        for name, part in parts.items()
-    ]
-    return table(["Qwen2.5", "MB/s", "× transformers", "of the encoder alone", "rows equal"], rows)
 
 
 def peers(results: Results) -> str:
@@ -225,10 +186,8 @@ def machine(results: Results) -> str:
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
-    "real grid": real_grid,
     "extremes": extremes,
     "real extremes": real_extremes,
-    "kinds": kinds,
     "peers": peers,
     "others": others,
     "planning": planning,

@@ -11,8 +11,7 @@ from typing import Any
 
 import penstock
 from penstock import errors
-from penstock.load.collate import Batch
-from penstock.load.example import Example, Pair
+from penstock.load.example import Example
 from penstock.load.windows import Ledger
 
 INTRODUCTION = """# The Python API
@@ -22,10 +21,16 @@ are keyword arguments; an unknown one is an error that suggests the nearest. Thi
 `python -m tools.api_reference`.
 
 """
+RECORDS_INTRODUCTION = """## Records
+
+What the classes return; [the feed](feed.md#the-contents-of-a-batch) describes a batch,
+[views](views.md#preference-data) a pair (`chosen`, `rejected`, `prompt_length`, `row`).
+
+"""
 FIRST = ("prepare", "open", "mix")
 FUNCTIONS = (*FIRST, *(name for name in penstock.__all__ if name.islower() and name not in FIRST))
 CLASSES = (penstock.Dataset, penstock.View, penstock.Mixture, penstock.Loader, penstock.Count)
-RECORDS = (Example, Pair, Batch, Ledger)
+RECORDS = (Example, Ledger)
 INHERITED = {penstock.Mixture: (penstock.View, "Like a view, with:")}  # whose members are not repeated
 PLUMBING = {  # what Penstock's own stages call
     "columns", "download_bytes", "fetch", "filled", "find", "holding", "mark_used", "numbers", "origin", "prompts",
@@ -46,8 +51,8 @@ def document() -> str:
     """The complete page."""
     parts = [INTRODUCTION, "## Functions\n\n"]
     parts += [_function(f"ps.{name}", name, getattr(penstock, name)) for name in FUNCTIONS]
-    parts += ["## Classes\n\n", *(_class(one, f"ps.{one.__name__}") for one in CLASSES)]
-    parts += ["## Records\n\nWhat the classes return.\n\n", *(_class(one, one.__name__) for one in RECORDS)]
+    parts += ["\n## Classes\n\n", *(_class(one, f"ps.{one.__name__}") for one in CLASSES)]
+    parts += [RECORDS_INTRODUCTION, *(_class(one, one.__name__) for one in RECORDS)]
     parts += [
         "## Errors\n\nAll in `penstock.errors`. Catch `ps.PenstockError` for everything raised on purpose; "
         "[troubleshooting](troubleshooting.md) goes by message.\n\n"
@@ -57,9 +62,9 @@ def document() -> str:
 
 
 def _function(title: str, name: str, function: Any) -> str:
-    text = inspect.getdoc(function) or ""
-    more = f"\n\nOptions: {OPTIONS[name]}." if name in OPTIONS else ""
-    return f"### {title}\n\n```text\n{title}{_signature(function)}\n```\n\n{text}{more}\n\n"
+    text = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    more = f" Options: {OPTIONS[name]}." if name in OPTIONS else ""
+    return f"- `{title}{_signature(function)}`: {text}{more}\n"
 
 
 def _class(one: type, title: str) -> str:
