@@ -25,6 +25,7 @@ from penstock.cli import app
 from penstock.errors import PenstockError
 from penstock.prepare.sources import columnar, reading, text_slices
 from penstock.prepare.sources.slices import SliceSizes
+from penstock.spelling import speaking_flags
 from penstock.store import claims
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -57,13 +58,14 @@ def run(job: dict) -> None:
     claims.EXPIRY = job.get("expiry", claims.EXPIRY)
     shim = _armed_shim() if "PENSTOCK_FAULTS" in job["env"] else None
     code = 3
-    try:
-        code = app(job["args"], standalone_mode=False) or 0  # from `typer.Exit`
-    except PenstockError as error:
-        print(f"penstock: {error}", flush=True)
-        code = 1
-    except BaseException:
-        traceback.print_exc()
+    with speaking_flags():  # as in `penstock.cli.main`
+        try:
+            code = app(job["args"], standalone_mode=False) or 0  # from `typer.Exit`
+        except PenstockError as error:
+            print(f"penstock: {error}", flush=True)
+            code = 1
+        except BaseException:
+            traceback.print_exc()
     if shim is not None:
         print(f"calls: {shim.faults_count()}")
     sys.stdout.flush()

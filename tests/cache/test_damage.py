@@ -295,7 +295,7 @@ def test_verify_of_a_dataset_that_gc_drops_meanwhile(prepare: Prepare, data: Pat
             OSError(errno.EIO, "Input/output error", "/data/x"),
             "/data/x: Input/output error. Check the disk or file server",
         ),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), r"out of memory, or of processes: use fewer --workers.*"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), r"out of memory, or of processes: use fewer workers.*"),
         (OSError(errno.EMFILE, "Too many open files"), r"too many files are open .* ulimit -n"),
         (OSError(errno.ECONNRESET, "Connection reset"), "the operating system refused a request (Connection reset)."),
     ],

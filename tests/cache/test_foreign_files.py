@@ -77,7 +77,7 @@ def test_a_folder_with_other_files_is_refused(prepare: Prepare, data: Path, cach
             call()
         assert str(raised.value) == (
             f"{cache} is not a Penstock cache: it holds other files and no penstock-cache.json. Nothing was changed. "
-            "Choose a new or empty folder with --cache or PENSTOCK_CACHE."
+            "Choose a new or empty folder with cache=… or PENSTOCK_CACHE."
         )
     assert contents(cache) == mine
 

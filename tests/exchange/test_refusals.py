@@ -37,8 +37,8 @@ def refused(kind: type[PenstockError], text: str, place: Path, served: Any, to: 
     [
         ("olmoo", {}, "no such format. Did you mean 'olmo'\\? Available: axolotl, hf"),
         ("../olmo", {}, "no such format"),
-        ("olmo", {"capacity": 128}, "does not support packed rows: its trainer packs. Omit --capacity"),
-        ("olmo", {}, "loss weights other than 0 and 1, and olmo only supports a mask. Use hf, .* or --weights mask"),
+        ("olmo", {"capacity": 128}, "does not support packed rows: its trainer packs. Omit capacity"),
+        ("olmo", {}, "loss weights other than 0 and 1, and olmo only supports a mask. Use hf, .* or weights='mask'"),
         ("hf", {"weights": "maybe"}, "weights='maybe' is unknown. Use one of: error, mask"),
         ("hf", {"part_tokens": 0}, "part_tokens=0 is not possible. Use an integer of 1 or more"),
         ("hf", {"workers": -1}, "workers=-1 is not possible. Use an integer of 1 or more"),
@@ -55,12 +55,12 @@ def test_format_without_pairs(tmp_path: Path, to: str) -> None:
 
 
 def test_packed_pairs(tmp_path: Path) -> None:
-    refused(UsageError, "pairs can't be packed. Omit --capacity", tmp_path, pair_view(), "trl", capacity=500)
+    refused(UsageError, "pairs can't be packed. Omit capacity", tmp_path, pair_view(), "trl", capacity=500)
 
 
 def test_rows_without_a_prediction_for_skyrl(tmp_path: Path) -> None:
     rows = MemoryExamples.of([chat((Role.ASSISTANT, 1)), chat((Role.USER, 2), (Role.ASSISTANT, 3))])
-    text = "2 rows have a single token, .* SkyRL requires at least one prediction per row. Raise --max-length"
+    text = "2 rows have a single token, .* SkyRL requires at least one prediction per row. Raise max_length"
     for to in ("skyrl", "skyrl_cache"):
         refused(UsageError, text, tmp_path, rows.view(train_on="all_tokens", max_length=1), to)
 
