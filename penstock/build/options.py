@@ -115,6 +115,7 @@ class PrepareOptions(RecipeOptions):
     )
     ray_address: str | None = option(
         "Ray cluster: HOST:PORT, auto, or local (start one on this machine); default: the running one, else local",
+        choices=("auto", "local"),
         panel=RUN,
     )
     fast: bool = option("Use the fast engines; the result is the same without", True, panel=RUN)

@@ -307,8 +307,8 @@ def test_a_beacon_is_removed(tmp_path: Path) -> None:
     ("address", "error", "message"),
     [
         ("ray://head:10001", UsageError, "Ray Client is not supported, because the driver must see the cache"),
-        ("head", UsageError, "--ray-address head: expected HOST:PORT, auto or local"),
-        ("127.0.0.1:1", WorkerError, "the Ray cluster at 127.0.0.1:1 can't be reached: .* --ray-address local"),
+        ("head", UsageError, "ray_address='head': expected HOST:PORT, auto or local"),
+        ("127.0.0.1:1", WorkerError, "the Ray cluster at 127.0.0.1:1 can't be reached: .* ray_address='local'"),
     ],
     ids=["client", "no port", "nobody listens"],
 )
