@@ -33,7 +33,7 @@ from penstock.build.slice_job import SliceJob
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = f"{ROOT / 'penstock'}/"
-CHECKS = ("build/checks/",)  # modules of the spot check
+CHECKS = ("prepare/check.py",)  # modules of the spot check
 CHECK_SETUP = ("_mismatches",)  # functions that build what the spot check needs
 NESTED = ("prepare",)  # packages whose folders are stages
 ROW = {
