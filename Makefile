@@ -28,10 +28,10 @@ demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev chromium  ## Run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: $(VENV)/dev  ## Run the quick tests, under two minutes
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
 generate: $(VENV)/dev  ## Rewrite the files that are generated from the code: arguments.py, docs/cli.md, docs/api.md
 	$(BIN)/python -m tools.arguments > .arguments && mv .arguments penstock/arguments.py

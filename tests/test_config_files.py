@@ -15,7 +15,7 @@ import pytest
 
 from penstock.config_files import MAX_DEPTH, MAX_VALUES, load_yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hostile files")]  # they share an expensive fixture
 
 SECONDS, BYTES = 10, 1 << 30
 COMMANDS = {"lint": ["lint", "--for", "trl.SFTConfig"], "train": ["train", "sft"], "verify": ["verify"]}
