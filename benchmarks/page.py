@@ -178,10 +178,13 @@ def targets(results: Results) -> str:
     return shown + (f" Could not run: {', '.join(lost)}." if lost else "")
 
 
+COMPARED = ("penstock", "transformers", "tokenizers", "gigatoken", "datasets", "trl")
+
+
 def machine(results: Results) -> str:
     """What the figures depend on."""
     found = results["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    packages = ", ".join(f"{name} {found['packages'][name]}" for name in COMPARED if name in found["packages"])
     return f"{found['cores']} cores of {found['processor']}, Python {found['python']}; {packages}."
 
 

@@ -85,5 +85,5 @@ def test_the_first_hour_runs(fresh: Path, tmp_path: Path) -> None:
         "role 'bot' is unknown",
     ):
         assert words in told, words
-    assert "going on from step 4 of 6" in told
+    assert "resuming from step 4 of 6" in told
     assert "all_messages: " in told

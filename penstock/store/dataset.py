@@ -108,7 +108,7 @@ class StoredDataset:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """Everything that determined the tokens besides the rows."""
+        """Everything except the rows that determined the tokens."""
         return self.manifest.recipe
 
     @property

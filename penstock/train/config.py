@@ -203,7 +203,7 @@ class CheckpointConfig:
 
     every: int | None = option("Steps between checkpoints; signals and the end of the run save too")
     keep: int = option("Number of checkpoints to keep", 2)
-    resume: Resume = option("Where the output holds checkpoints: auto (go on), anyway, never (refuse)", Resume.AUTO)
+    resume: Resume = option("Where the output holds checkpoints: auto (resume), anyway, never (refuse)", Resume.AUTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ def _described(trainer: Trainer, done: int) -> str:
     sizes = [(weight.numel(), weight.requires_grad) for weight in trainer.policy.model.parameters()]
     total, trained = sum(size for size, _ in sizes), sum(size for size, takes in sizes if takes)
     steps = trainer.loader.steps or 0
-    at = f"going on from step {done} of {steps}" if 0 < done < steps else f"{steps} steps"
+    at = f"resuming from step {done} of {steps}" if 0 < done < steps else f"{steps} steps"
     if done >= steps:
         at = f"all {steps} steps are done already"
     where = f"{trainer.accelerator.device} × {trainer.accelerator.num_processes}"
