@@ -346,7 +346,7 @@ def _olmo_cases() -> Iterator[Case]:
         ({"manifest": '{"facts": {"dtype": "uint32"}}'}, "not a multiple"),
     ):  # fmt: skip
         yield Case(f"olmo {change}", _olmo(change), says)
-    yield Case("dtype", _olmo({}), "--dtype float32: expected", {"dtype": "float32"})
+    yield Case("dtype", _olmo({}), "dtype='float32': expected", {"dtype": "float32"})
     yield Case("wider dtype", _olmo({"ids": FLAT_IDS[:-1]}), "not a multiple", {"dtype": "uint64"})
 
 
