@@ -496,10 +496,10 @@ from penstock.build.options import prepare_options
 from penstock.build.run import Builder
 from penstock.prepare.sources import reading
 from penstock.prepare.sources.slices import SliceSizes
-from penstock.prepare.sources import slicing
+from penstock.prepare.sources import text_slices
 small = SliceSizes(4_000, 8_000, 16_000)
-slicing.cut_text.__kwdefaults__["sizes"] = small
-slicing.text_runs.__defaults__ = (4_096,)
+text_slices.cut_text.__kwdefaults__["sizes"] = small
+text_slices.text_runs.__defaults__ = (4_096,)
 reading.SLICE_SIZES = small
 options = {"tokenizer": sys.argv[2], "cache": sys.argv[3], "fast": False, "workers": "1"}
 Builder([sys.argv[1]], prepare_options(options), None).run()
