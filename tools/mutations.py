@@ -293,6 +293,6 @@ PIPELINE: Final = (
     (_PIPELINE, "        plain = self._render_read(rows.rows, left, examples, state)", "        plain = self._render_read(rows.rows, left[1:], examples, state)"),
     (_PIPELINE, "batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch", "pass"),
     ("penstock/prepare/sources/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),
-    ("penstock/load/plan.py", "positions = np.arange(local * size, (local + 1) * size)", "positions = np.arange(local * size, (local + 1) * size - (local > 2))"),
+    ("penstock/load/plan.py", "positions = np.arange(local * size, (local + steps) * size)", "positions = np.arange(local * size, (local + steps) * size - (local > 2))"),
     ("penstock/load/plan.py", "self._kept[0] != epoch:", "False:"),
 )  # fmt: skip
