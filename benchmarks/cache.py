@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.digests import bytes_digest
 from penstock.prepare.encode.columns import Columns
 from penstock.store.cache import Cache
-from penstock.store.files import bytes_digest
 from penstock.store.manifest import Manifest, ShardTable, dataset_key, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, encode_shard
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.grow import MATERIAL
 from benchmarks.models import download
+from penstock.digests import bytes_digest
 from penstock.prepare.encode import encoder as encoder_module
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import encode_texts, segment_counts
@@ -33,7 +34,6 @@ from penstock.prepare.encode.unicode_checks import NfcNormalizer, code_points, u
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
-from penstock.store.files import bytes_digest
 
 PACKAGES = (
     "aya_expanse", "baichuan2", "chatglm3", "claude", "claude1", "command_r_plus", "deepseek_v3", "gemma", "gemma2",

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import penstock as ps
 from benchmarks.crash import KILLED, ROOT, SLICES, _data, _kill_group
-from penstock.store.remote import open_cache
-from penstock.store.remote.objects import CacheObjects
-from penstock.store.remote.transfer import copy_dataset
+from penstock.store.cache import open_cache
+from penstock.store.object_storage import ObjectStorage
+from penstock.store.transfer import copy_dataset
 from tests.cache.conftest import Forks, result
 from tests.cache.forks import cut_small
 from tests.support.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
@@ -175,15 +175,16 @@ def crash(proxy: Proxy, work: Path, builders: int, kills: int, rows: int, choose
 
 def objects(url: str) -> dict[str, bytes]:
     """The shards and manifests in a store."""
-    folder = CacheObjects(url)
-    paths = [path for path in folder.objects("") if path.endswith((".arrow", "manifest.json"))]
-    return {path: folder.get(path) or b"" for path in paths}
+    folder = ObjectStorage(url)
+    paths = [entry.path for entry in folder.entries("") if entry.path.endswith((".arrow", "manifest.json"))]
+    return {path: folder.read(path) or b"" for path in paths}
 
 
 def left_over(url: str) -> list[str]:
     """The objects that a finished build must not leave."""
     kinds = ("claims/", "leases/", "collections/", "tmp/")
-    return [path for path in CacheObjects(url).objects("") if path.startswith(kinds) or path.endswith(".bad")]
+    paths = [entry.path for entry in ObjectStorage(url).entries("")]
+    return [path for path in paths if path.startswith(kinds) or path.endswith(".bad")]
 
 
 # -- a cold local tier --------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.grow import MATERIAL, grow, grown, material
 from penstock.build.workers.process import ONE_THREAD
 from penstock.child import environment
-from penstock.store.files import file_digest
+from penstock.digests import file_digest
 
 SHARE, GROWTH = 0.8, 1.1
 SMALL_FILE = 20_000  # bytes

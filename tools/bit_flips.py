@@ -35,7 +35,7 @@ from penstock.errors import PenstockError
 from penstock.store import claims
 from penstock.store.cache import Cache
 from penstock.store.dataset import open_dataset
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import ROOT, result
 from tests.cache.forks import cut_small
 

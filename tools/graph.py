@@ -24,7 +24,6 @@ SHARED = (  # no stage
     "objects", "options", "other_names", "printable", "ranks", "spelling", "transient",
 )  # fmt: skip
 KNOWN = (  # to be cut; the list may only shrink
-    "prepare/recipe.py imports store",
     "look/options.py imports api",
     "look/viewer/session.py imports api",
 )

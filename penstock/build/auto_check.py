@@ -19,6 +19,7 @@ import orjson
 
 from penstock import child
 from penstock.build.workers.process import ONE_THREAD
+from penstock.digests import bytes_digest, canonical, digest, file_digest
 from penstock.errors import StoreError, TokenizerError
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.auto import (
@@ -31,8 +32,7 @@ from penstock.prepare.tokenizer.auto import (
 )
 from penstock.prepare.tokenizer.files import VOCABULARY_FILES, TokenizerFiles
 from penstock.store.cache import Cache
-from penstock.store.files import bytes_digest, digest, file_digest, read_regular
-from penstock.store.format import canonical
+from penstock.store.files import read_regular
 
 VERSION = 1  # of the comparison
 
@@ -159,7 +159,7 @@ def _cached(cache: Cache, model: TokenizerFiles) -> Comparison | None:
 
 def _write(cache: Cache, path: Path, value: dict[str, Any]) -> None:
     try:
-        cache.tree.write(path, canonical(value), "memo", durable=False)
+        cache.files.write(cache.files.relative(path), canonical(value), "memo", durable=False)
     except StoreError:
         pass  # optional: without it, the comparison runs again
 

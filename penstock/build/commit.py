@@ -55,7 +55,7 @@ def make_manifest(
 ) -> Manifest:
     """Returns the manifest of committed shards: their counts in order, and the sum of their ledgers."""
     cache.fetch(names)
-    notes = [cache.shard_note(name) for name in names]
+    notes = [cache.shard_record(name) for name in names]
     ledgers: list[Any] = []
     checked = 0
     lengths: Counter[int] = Counter()

@@ -18,8 +18,8 @@ from penstock.errors import CorruptError, StoreError
 from penstock.prepare.recipe import differing_parts, recipe_differences
 from penstock.prepare.sources.slices import Slice
 from penstock.store.cache import Cache
+from penstock.store.listing import dataset_folders, last_use
 from penstock.store.manifest import Manifest, dataset_key, read_manifest, recipe_digest, shard_name
-from penstock.store.upkeep.listing import dataset_folders, last_use
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.build.options import PrepareOptions
+from penstock.digests import digest
 from penstock.errors import StoreError, UsageError
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.sources.slices import Slice
 from penstock.ranks import launched
-from penstock.store.cache import Cache
-from penstock.store.files import digest, explain_os_errors
+from penstock.store.cache import Cache, open_cache
+from penstock.store.files import explain_os_errors
 from penstock.store.manifest import shard_name
-from penstock.store.remote import open_cache
 
 
 @dataclass(frozen=True, slots=True)

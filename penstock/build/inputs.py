@@ -18,11 +18,12 @@ import orjson
 from blake3 import blake3
 
 from penstock.build.find import CacheLocation, temporary_cache
+from penstock.digests import file_digest
 from penstock.errors import SourceError, UsageError
 from penstock.prepare.sources.discover import NamedFile
 from penstock.store.cache import Cache
-from penstock.store.files import explain_os_errors, fault, file_digest, is_readable_file
-from penstock.store.tree import temporary_name
+from penstock.store.files import explain_os_errors, fault, is_readable_file
+from penstock.store.storage import temporary_name
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 #
@@ -177,18 +178,18 @@ def _stored(cache: Cache, rows: Held) -> Path:
         path = _path(cache, _digest(rows.chunks()), rows.suffix)
         if _is_sound(path):
             return path
-    temporary = cache.tree.tmp / temporary_name()
-    with explain_os_errors(temporary, "can't be written"):
+    temporary = f"tmp/{temporary_name()}"
+    with explain_os_errors(cache.root / temporary, "can't be written"):
         try:
             digest = _write(cache, temporary, rows.chunks())
             if digest == _EMPTY:
                 raise SourceError(f"{rows.name}: there are no rows.")
             path = _path(cache, digest, rows.suffix)
-            cache.tree.move(temporary, path, keep_existing=_is_sound(path))
+            cache.files.move(temporary, cache.files.relative(path), keep_existing=_is_sound(path))
             fault("input.rename")
         except BaseException:
             with contextlib.suppress(OSError):
-                cache.tree.remove(temporary)
+                cache.files.delete(temporary)
             raise
     return path
 
@@ -200,12 +201,13 @@ def _digest(chunks: Iterator[Any]) -> str:
     return f"b3-{hasher.hexdigest()}"
 
 
-def _write(cache: Cache, path: Path, chunks: Iterator[Any]) -> str:
+def _write(cache: Cache, path: str, chunks: Iterator[Any]) -> str:
     hasher = blake3()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    parent, _, name = path.rpartition("/")
     with (
-        cache.tree.folder(path.parent, create=True) as folder,
-        os.fdopen(os.open(path.name, flags, 0o666, dir_fd=folder), "wb") as file,
+        cache.files.folder(parent, create=True) as folder,
+        os.fdopen(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file,
     ):
         for chunk in chunks:
             hasher.update(chunk)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from penstock.digests import canonical
 from penstock.errors import CorruptError, StoreError
 from penstock.prepare.sources.reading import fetch_data, read_rows
 from penstock.prepare.sources.remote import SourcePath, text_of_path
@@ -18,9 +19,8 @@ from penstock.prepare.sources.slices import Slice, SourceFile
 from penstock.prepare.sources.source_set import SourceSet
 from penstock.store.cache import Cache
 from penstock.store.files import is_readable_file, make_folder, read_regular
-from penstock.store.format import canonical
+from penstock.store.local import LocalStorage
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.tree import Tree
 
 if TYPE_CHECKING:
     from penstock.build.run import Outcome
@@ -93,7 +93,7 @@ def write_quarantine(
             cache.write_file(path, data, "quarantine")
         else:
             make_folder(path.parent)
-            Tree(path.parent).write(path, data, "quarantine", in_root=True)
+            LocalStorage(path.parent).write(path.name, data, "quarantine", in_root=True)
     except StoreError:
         if target is not None or not path.exists():
             raise

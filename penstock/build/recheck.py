@@ -33,7 +33,7 @@ from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, parse_shard, read_shard
-from penstock.store.upkeep.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
+from penstock.store.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
 
 # ---- foreign rows ----------------------------------------------------------------------------------------------------
 #
@@ -206,7 +206,7 @@ def _compare(
 # A sample of each shard's rows that its writer can't predict is redone with the references. That makes it unlikely that
 # much of a shard is wrong, but a few wrong rows may go unnoticed: `--trust own` reuses nothing that others wrote, and
 # `cache verify --recheck` redoes any share of the rows. The bytes that were checked are kept where only this user can
-# write (see `store.copies`), so only the first hit pays, and the writer can't change them afterwards.
+# write (see `store.trust`), so only the first hit pays, and the writer can't change them afterwards.
 
 
 class ForeignCheck:

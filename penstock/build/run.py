@@ -43,8 +43,8 @@ from penstock.prepare.tokenizer.files import load_tokenizer, tokenizer_of_object
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import is_readable_file
+from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
-from penstock.store.upkeep.gc import clean_orphans
 
 if TYPE_CHECKING:
     from penstock.store.shard import ShardMeta
@@ -430,7 +430,7 @@ class Builder:
         strict = self.options.on_bad_row is OnBadRow.ERROR, self.options.on_dropped is OnDropped.ERROR
         if not any(strict) or not self.cache.has_shard(task.name):
             return
-        note = self.cache.shard_note(task.name)
+        note = self.cache.shard_record(task.name)
         if strict[0] and note["rejected"] and self._meta(task.name).rejected:
             raise self._first_rejected(task.name, task.slice)
         if strict[1] and note.get("losses"):

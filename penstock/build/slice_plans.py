@@ -25,6 +25,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from penstock.digests import bytes_digest, canonical, digest, seal, unseal
 from penstock.errors import StoreError
 from penstock.prepare.sources.chunks import SteadyFile
 from penstock.prepare.sources.kinds import FileKind
@@ -32,9 +33,9 @@ from penstock.prepare.sources.reading import KeepData, plan_slices
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
 from penstock.prepare.sources.slices import FileIdentity, Identity, Slice, SlicePlan, SourceFile, identity
 from penstock.prepare.sources.source_set import SourceSet
-from penstock.store.cache import Cache, has_marker
-from penstock.store.files import bytes_digest, digest, read_regular
-from penstock.store.format import canonical, seal, unseal
+from penstock.store.cache import Cache
+from penstock.store.files import read_regular
+from penstock.store.storage import has_marker
 from penstock.store.trust import CheckedContent, Trust
 
 Block = tuple[int, int]  # where a block of a file starts, and its hash
@@ -121,18 +122,20 @@ class PlanMemo:
     def _write(self, path: Path, values: dict[str, Any], *, shared: bool) -> None:
         data = seal(b"memo", values)
         with contextlib.suppress(OSError, StoreError):  # optional: without a stored plan, the file is cut again
-            if not has_marker(self._cache.tree):
+            if not has_marker(self._cache.files):
                 return  # not a cache yet, and the marker must be its first file
-            foreign = self._cache.trust is Trust.CHECKED and self._cache.tree.is_foreign(path)
+            foreign = self._cache.trust is Trust.CHECKED and self._cache.files.is_foreign(
+                self._cache.files.relative(path)
+            )
             if foreign and read_regular(path) == data:
                 self._checked.remember(_content(path, data))
             else:
-                self._cache.tree.write(path, data, "memo", durable=False)
+                self._cache.files.write(self._cache.files.relative(path), data, "memo", durable=False)
                 if shared:
                     self._cache.share_memo(path, data)
 
     def _is_untrusted(self, path: Path, data: bytes) -> bool:
-        if self._cache.trust is Trust.ALL or not self._cache.tree.is_foreign(path):
+        if self._cache.trust is Trust.ALL or not self._cache.files.is_foreign(self._cache.files.relative(path)):
             return False
         return self._cache.trust is Trust.OWN or not self._checked.knows(_content(path, data))
 

@@ -18,9 +18,9 @@ from penstock.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from penstock.build.explain import Explanation
-    from penstock.store.upkeep.gc import GcReport
-    from penstock.store.upkeep.listing import ShardEntry
-    from penstock.store.upkeep.verify import VerifyReport
+    from penstock.store.gc import GcReport
+    from penstock.store.listing import ShardEntry
+    from penstock.store.verify import VerifyReport
 
 cache_app = typer.Typer(help="List, explain, verify, copy and clean up the cache.", no_args_is_help=True)
 
@@ -47,8 +47,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the datasets in the cache: name, rows, tokens, bytes, age, last use."""
-    from penstock.store.remote import open_cache
-    from penstock.store.upkeep.listing import list_datasets, list_shards
+    from penstock.store.cache import open_cache
+    from penstock.store.listing import list_datasets, list_shards
 
     home = open_cache(cache)
     if shards:
@@ -143,11 +143,11 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check digests, counts and ledgers. Corrupt shards are marked and rebuilt by the next prepare."""
+    from penstock.store.cache import open_cache
     from penstock.store.dataset import open_dataset
-    from penstock.store.remote import open_cache
+    from penstock.store.listing import dataset_folders
     from penstock.store.trust import Trust
-    from penstock.store.upkeep.listing import dataset_folders
-    from penstock.store.upkeep.verify import VerifyReport, verify_cache
+    from penstock.store.verify import VerifyReport, verify_cache
 
     share = None if recheck is None else share_of(recheck, "--recheck")
     total, home = VerifyReport(), open_cache(cache, Trust.ALL)  # what is in the cache, not this user's copies
@@ -193,10 +193,11 @@ def gc(
     json: Json = False,
 ) -> None:
     """Delete what no dataset needs. Safe while other processes read and build."""
-    from penstock.store.remote import collector, open_cache
+    from penstock.store.cache import open_cache
+    from penstock.store.gc import collect_garbage
 
-    home = open_cache(cache)
-    found = collector(home)(
+    found = collect_garbage(
+        open_cache(cache),
         older_than=seconds(older_than, "--older-than"),
         max_bytes=None if max_bytes is None else size(max_bytes, "--max-bytes"),
         drop_unused=None if drop_unused is None else seconds(drop_unused, "--drop-unused"),
@@ -241,9 +242,9 @@ def pull(
 
 def _copy(datasets: list[str], source: str | None, target: str | None, trust: str, json: bool) -> None:
     from penstock.options import nearest
+    from penstock.store.cache import open_cache
     from penstock.store.dataset import open_dataset
-    from penstock.store.remote import open_cache
-    from penstock.store.remote.transfer import copy_dataset
+    from penstock.store.transfer import copy_dataset
     from penstock.store.trust import Trust
 
     if trust not in [entry.value for entry in Trust]:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from penstock.build.commit import make_manifest
+from penstock.digests import FORMAT_VERSION, bytes_digest, canonical
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.exchange.adopt_raw import Chunk, columns_of, megatron_chunks, olmo_chunks
 from penstock.exchange.adopt_tables import table_chunks
@@ -26,12 +27,9 @@ from penstock.prepare.sources.kinds import detect_kind
 from penstock.prepare.sources.slices import SourceFile
 from penstock.prepare.tokenizer.files import TokenizerFiles, load_tokenizer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, open_cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import bytes_digest
-from penstock.store.format import FORMAT_VERSION, canonical
 from penstock.store.manifest import dataset_key, recipe_digest, shard_name
-from penstock.store.remote import open_cache
 from penstock.store.shard import ShardMeta, encode_shard
 
 SAMPLE: Final = 256  # sequences to decode and re-encode, a few from each shard

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import orjson
 
 from penstock.arrays import Bool, Float32, Int64
+from penstock.digests import digest
 from penstock.errors import SourceError, UsageError
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.sources.chunks import Compression, chunks
 from penstock.prepare.sources.text_rows import RowRun, line_runs
-from penstock.store.files import digest
 
 # ---- chunk -----------------------------------------------------------------------------------------------------------
 # A chunk of tokenized rows, and the shard columns it becomes.

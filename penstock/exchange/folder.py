@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import orjson
 
+from penstock.digests import canonical
 from penstock.errors import StoreError, UsageError
 from penstock.store.files import fault, read_regular, sync_folder
-from penstock.store.format import canonical
-from penstock.store.tree import TEMPORARY, temporary_name
+from penstock.store.storage import TEMPORARY, temporary_name
 
 MANIFEST = "penstock.json"
 SETTINGS = "settings.json"

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from penstock.digests import FORMAT_VERSION, bytes_digest, canonical, digest
 from penstock.errors import UsageError
 from penstock.options import option
 from penstock.prepare.chat.formats import Format, FormatOptions
@@ -33,8 +34,6 @@ from penstock.prepare.modes import (
     TurnsMode,
 )
 from penstock.prepare.tokenizer.files import TokenizerFiles
-from penstock.store.files import bytes_digest, digest
-from penstock.store.format import FORMAT_VERSION, canonical
 
 STAGES_VERSION = 7  # increment when any stage produces other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date

@@ -1,14 +1,14 @@
 """Claims and leases: how processes and hosts share one cache without talking to each other.
 
-A *claim* says who works on a slice. It is a file created with O_EXCL, whose owner touches it every few seconds. A claim
-left by a dead process of this host is taken over at once; one of another host expires when it has not been touched for
-`EXPIRY`, by the file server's clock. Losing or stealing a claim only repeats work: shards don't depend on who builds
-them.
+A *claim* says who works on a slice. It is created exclusively and kept young by its owner: a file is touched, an object
+is replaced. A claim left by a dead process of this host is taken over at once; one of another host expires when it has
+not been renewed for `EXPIRY`, by the server's clock. In an object store, exactly one of many builders takes it over.
+Losing or stealing a claim only repeats work: shards don't depend on who builds them.
 
 A *lease* lists the shards that a build is about to put into a manifest, so that `gc` leaves them alone. The order of
-steps makes it safe between hosts. A build writes its lease, lists the shards' folders, commits the manifest, and
-releases the lease. `gc` sets shards aside, reads the leases, then the manifests, and deletes. Either `gc` sees the
-lease (or the manifest that replaced it), or the build sees that shards are missing and rebuilds them.
+steps makes it safe between hosts. A build writes its lease, lists the shards, commits the manifest, and releases the
+lease. `gc` sets shards aside, reads the leases, then the manifests, and deletes. Either `gc` sees the lease (or the
+manifest that replaced it), or the build sees what was set aside, and rebuilds it or waits.
 """
 
 from __future__ import annotations
@@ -18,77 +18,61 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
+from penstock.errors import StoreError
 from penstock.store.files import explain_os_errors, fault, writer_is_dead, writer_name
-from penstock.store.tree import Tree, temporary_name
+from penstock.store.storage import COLLECTION_EXPIRY, Entry, Storage, temporary_name
 
-HEARTBEAT = 5.0  # seconds between touches
-EXPIRY = 120.0  # seconds without a touch; generous, because NFS clients cache attributes for up to a minute
+HEARTBEAT = 5.0  # seconds between touches of a claim
+RENEWAL = 20.0  # seconds between replacements of a claim, where it can't be touched
+EXPIRY = 120.0  # seconds without either; generous, because NFS clients cache attributes for up to a minute
 UNSIGNED_EXPIRY = 5.0  # for a claim whose owner apparently died before writing its name
+LISTING_AGE = 1.0  # seconds for which a listing of the claims is used
 LEASE_EXPIRY = 86400.0  # seconds; a lease left by a build that died on a host we can't query
-CLOCK_INTERVAL = 30.0  # seconds between readings of the file server's clock
-
-
-class SliceClaims(Protocol):
-    """The claims that one build holds."""
-
-    def take(self, name: str) -> bool:
-        """Claim a slice. False if another process holds it and may still be alive."""
-        ...
-
-    def release(self, name: str) -> None:
-        """Release a claim, after the shard is committed or the attempt was given up."""
-        ...
-
-    def close(self) -> None:
-        """Release all claims."""
-        ...
 
 
 class Claims:
-    """The claims this process holds in a cache folder."""
+    """The claims that this object holds in a cache, for one build."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._held: set[str] = set()
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._nonce = temporary_name()
+        self._held: dict[str, bytes] = {}  # what we wrote
+        self._listed: tuple[float, dict[str, Entry]] = (float("-inf"), {})
+        self._owners: dict[tuple[object, ...], str] = {}  # by name and version
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._clock = ServerClock(tree)
-
-    def _path(self, name: str) -> Path:
-        return self._tree.root / "claims" / name
 
     def take(self, name: str) -> bool:
         """Claim a slice. False if another process holds it and may still be alive."""
-        path = self._path(name)
-        if not self._create(path):
-            if not self._is_abandoned(path):
-                return False
+        path, mine = f"claims/{name}", self._signed(0)
+        seen = self._listing().get(name)
+        if seen is None and not self._storage.create(path, mine, "claim"):
             try:
-                self._tree.remove(path)
+                seen = self._storage.stat(path)
             except OSError:
-                return True  # a dead claim that we can't remove: work without one
-            if not self._create(path):
-                return False  # another process was faster
+                return True  # not a file of Penstock's: work without a claim
+            if seen is None:
+                return False  # released just now: try again later
+        if seen is not None and not self._take_over(name, seen, mine):
+            return False
+        fault("claim.create")
         with self._lock:
-            self._held.add(name)
-            self._start()
+            self._held[name] = mine
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._renew, name="penstock-claims", daemon=True)
+                self._thread.start()
         return True
-
-    def _create(self, path: Path) -> bool:
-        return self._tree.create(path, writer_name().encode(), "claim")
 
     def release(self, name: str) -> None:
         """Release a claim, after the shard is committed or the attempt was given up."""
         fault("claim.release")
         with self._lock:
-            held = name in self._held
-            self._held.discard(name)
-        if held:
-            with contextlib.suppress(OSError):
-                self._tree.remove(self._path(name))
+            held = self._held.pop(name, None)
+        if held is not None:
+            with contextlib.suppress(OSError, StoreError):  # it expires
+                self._storage.delete(f"claims/{name}")
 
     def close(self) -> None:
         """Release all claims."""
@@ -98,111 +82,122 @@ class Claims:
         for name in list(self._held):
             self.release(name)
 
-    def _is_abandoned(self, path: Path) -> bool:
+    def _signed(self, beat: int) -> bytes:
+        """What a claim says: its writer and, where it is renewed by replacing it, who of his and for which time."""
+        return (writer_name() if self._storage.is_folder else f"{writer_name()}\n{self._nonce}\n{beat}").encode()
+
+    def _listing(self) -> dict[str, Entry]:
+        """The claims of others, as listed a moment ago; of a folder none, since asking for one costs no more."""
+        if self._storage.is_folder:
+            return {}
+        with self._lock:
+            if time.monotonic() - self._listed[0] > LISTING_AGE:
+                found = {entry.name: entry for entry in self._storage.entries("claims")}
+                self._listed = time.monotonic(), found
+            return self._listed[1]
+
+    def _take_over(self, name: str, seen: Entry, mine: bytes) -> bool:
+        """Replace a claim if its writer is dead or has not renewed it."""
+        path = f"claims/{name}"
+        owner: str | None = self._owners.get((name, seen.version))
         try:
-            owner = _owner(self._tree, path)
-            if owner and writer_is_dead(owner):
-                return True
+            if owner is None:
+                content = self._storage.read(path)
+                if content is None:
+                    return self._storage.create(path, mine, "claim")  # released in the meantime
+                if self._is_ours(content):
+                    return True  # the answer to our request was lost
+                owner = _owner(content)
+                if owner:
+                    self._owners[name, seen.version] = owner
             expiry = UNSIGNED_EXPIRY if owner == "" else EXPIRY
-            return self._clock.age(path) > expiry
-        except OSError:  # gone, or not a file of Penstock's
-            return True
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name="penstock-claims", daemon=True)
-            self._thread.start()
-
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT):
-            with self._lock:
-                held = list(self._held)
-            for name in held:
-                with contextlib.suppress(OSError):  # a lost claim only repeats work
-                    self._tree.touch(self._path(name))
-
-
-class ServerClock:
-    """The file server's clock, read from the mtime of a file touched now. The host's own clock may differ."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._offset = 0.0  # server time minus our monotonic clock
-        self._read_at: float | None = None
-
-    def now(self) -> float:
-        """The server's current time, in seconds."""
-        ours = time.monotonic()
-        if self._read_at is None or ours - self._read_at > CLOCK_INTERVAL:
-            self._offset, self._read_at = self._server_time() - ours, ours
-        return ours + self._offset
-
-    def age(self, path: Path) -> float:
-        """Seconds since a file was last touched; FileNotFoundError if it is gone.
-
-        A time in the future counts as far in the past: NFS 3 creates a file exclusively by giving it a random time,
-        which stays if the client dies before it sets the right one.
-        """
-        return abs(self.now() - path.lstat().st_mtime)
-
-    def _server_time(self) -> float:
-        try:
-            return self._tree.server_time()
+            if not (owner and writer_is_dead(owner)) and self._storage.age(seen) <= expiry:
+                return False
+        except PermissionError:  # another user's
+            if self._storage.age(seen) <= EXPIRY:
+                return False
         except OSError:
-            return time.time()  # the cache is read-only for us: fall back to our own clock
+            pass  # gone, or not a file of Penstock's
+        try:
+            found = self._storage.stat(path)
+            if found is None or found.version != seen.version:
+                return False  # released, renewed or taken over in the meantime
+            return self._storage.replace(path, mine, found, "claim") or self._is_ours(self._storage.read(path))
+        except OSError:
+            return True  # a dead claim that we can't remove: work without one
+
+    def _is_ours(self, content: bytes | None) -> bool:
+        return content is not None and content.split(b"\n")[1:2] == [self._nonce.encode()]
+
+    def _renew(self) -> None:
+        beat = 0
+        while not self._stop.wait(HEARTBEAT if self._storage.is_folder else RENEWAL):
+            beat += 1
+            with self._lock:
+                held = dict(self._held)
+            for name, content in held.items():
+                with contextlib.suppress(OSError, StoreError):  # a lost claim only repeats work
+                    self._renew_one(name, content, self._signed(beat))
+
+    def _renew_one(self, name: str, content: bytes, renewed: bytes) -> None:
+        path = f"claims/{name}"
+        if self._storage.is_folder:
+            self._storage.touch(path)
+            return
+        found = self._storage.stat(path)
+        is_ours = found is not None and self._storage.read(path) == content
+        is_kept = found is not None and is_ours and self._storage.replace(path, renewed, found, "claim")
+        with self._lock:
+            if not is_kept:  # lost: not ours to renew or delete
+                self._held.pop(name, None)
+            elif name in self._held:
+                self._held[name] = renewed
 
 
-def clean_claims(tree: Tree) -> None:
-    """Remove the claims of dead processes. Costs one listing."""
-    clock = ServerClock(tree)
-    for path in tree.files(tree.root / "claims"):
-        with contextlib.suppress(OSError):  # already gone, or owned by another user
-            owner = _owner(tree, path)
-            if (owner and writer_is_dead(owner)) or clock.age(path) > EXPIRY:
-                tree.remove(path)
-
-
-def _owner(tree: Tree, path: Path) -> str | None:
-    """The writer of a claim: empty if not written yet, None if we may not read it."""
-    try:
-        return tree.read(path).decode(errors="replace")
-    except PermissionError:
-        return None
+def _owner(content: bytes) -> str:
+    """The writer of a claim; empty if its name is not written yet."""
+    return content.split(b"\n")[0].decode(errors="replace")
 
 
 @contextlib.contextmanager
-def lease(tree: Tree, names: Iterable[str]) -> Iterator[None]:
+def lease(storage: Storage, names: Iterable[str]) -> Iterator[None]:
     """Protect shards and tokenizers from `gc` by name."""
-    path = tree.root / "leases" / temporary_name()
-    tree.write(path, "\n".join(names).encode(), "lease")
+    path = f"leases/{temporary_name()}"
+    storage.write(path, "\n".join(names).encode(), "lease")
+    fault("lease.put")
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            tree.remove(path)
+        with contextlib.suppress(OSError, StoreError):
+            storage.delete(path)
 
 
-def leased_names(tree: Tree) -> set[str]:
+def leased_names(storage: Storage) -> set[str]:
     """All names under lease. Raises if a lease can't be read, because what it protects must not be deleted."""
-    clock, folder = ServerClock(tree), tree.root / "leases"
     found: set[str] = set()
-    with (
-        explain_os_errors(folder, "can't be read"),
-        contextlib.suppress(FileNotFoundError),
-    ):  # no build ever came this far
-        for path in map(folder.joinpath, tree.names(folder)):
-            if not tree.owns(path) or writer_is_dead(path.name):
-                continue
-            with contextlib.suppress(FileNotFoundError):  # released in the meantime
-                if clock.age(path) < LEASE_EXPIRY:
-                    found.update(tree.read(path).decode(errors="replace").split("\n"))
+    for entry in storage.entries("leases"):
+        if not writer_is_dead(entry.name) and storage.age(entry) < LEASE_EXPIRY:
+            with explain_os_errors(Path(storage.address_of(entry.path)), "can't be read"):
+                content = storage.read(entry.path) or b""  # empty: released in the meantime
+            found.update(content.decode(errors="replace").split("\n"))
     return found
 
 
-def clean_leases(tree: Tree) -> None:
-    """Remove the leases of dead builds."""
-    clock = ServerClock(tree)
-    for path in tree.files(tree.root / "leases"):
-        with contextlib.suppress(OSError):
-            if writer_is_dead(path.name) or clock.age(path) > LEASE_EXPIRY:
-                tree.remove(path)
+def clean_shared(storage: Storage) -> int:
+    """Remove the claims, leases and collections of dead processes; returns how many. Costs three listings."""
+    expiries = {"claims": EXPIRY, "leases": LEASE_EXPIRY, "collections": COLLECTION_EXPIRY}
+
+    def clean(entry: Entry) -> bool:
+        kind = entry.path.partition("/")[0]
+        try:
+            writer = _owner(storage.read(entry.path) or b"") if kind == "claims" else entry.name
+        except PermissionError:
+            writer = ""
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # already gone, or owned by another user
+            if (writer and writer_is_dead(writer)) or storage.age(entry) > expiries[kind]:
+                return storage.delete(entry.path)
+        return False
+
+    return sum(storage.each(clean, [entry for kind in expiries for entry in storage.entries(kind)]))

@@ -25,10 +25,10 @@ import orjson
 
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError, UsageError
-from penstock.store.cache import MARKER, Cache, has_marker
+from penstock.store.cache import SCHEMES, Cache, open_cache
 from penstock.store.files import read_regular
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.remote import SCHEMES, open_cache
+from penstock.store.storage import MARKER, has_marker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,17 +141,12 @@ class StoredDataset:
         self._marked = time.monotonic()
         mark = self.path / "used"
         with contextlib.suppress(OSError, StoreError):
-            if not has_marker(self.cache.tree):
+            if not has_marker(self.cache.files):
                 return
             with contextlib.suppress(FileNotFoundError):
                 if not now and abs(time.time() - mark.lstat().st_mtime) <= USED_INTERVAL:
                     return
-            self.cache.mark_used(mark)
-            try:
-                self.cache.tree.touch(mark, create=True)
-            except PermissionError:  # another user's mark: replace it
-                self.cache.tree.remove(mark)
-                self.cache.tree.touch(mark, create=True)
+            self.cache.mark_used(self.key)
 
     # -- examples -------------------------------------------------------------------------------------------------
 

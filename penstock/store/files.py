@@ -1,4 +1,4 @@
-"""File primitives of the cache: digests, writer names, durable folders, crash-test faults and clear errors."""
+"""File primitives of the cache: writer names, durable folders, crash-test faults and clear errors."""
 
 from __future__ import annotations
 
@@ -11,37 +11,13 @@ import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import blake3
-
+from penstock.digests import digest
 from penstock.errors import StoreError
 from penstock.transient import retry_transient
 
 FAULT_VARIABLE = "PENSTOCK_FAULT"  # "point:n": crash tests die by SIGKILL at the n-th pass of a commit step
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a link, never block on a pipe
-
-
-def digest(*parts: bytes) -> str:
-    """Digest of length-prefixed parts, as `b3-` and 64 hexadecimal digits."""
-    hasher = blake3.blake3()
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
-    return f"b3-{hasher.hexdigest()}"
-
-
-@retry_transient
-def file_digest(path: Path) -> str:
-    """Digest of a file's bytes, read through mmap."""
-    hasher = blake3.blake3()
-    hasher.update_mmap(path)
-    return f"b3-{hasher.hexdigest()}"
-
-
-def bytes_digest(data: Any) -> str:
-    """Digest of bytes in memory; equal to `file_digest` of a file with the same bytes."""
-    return f"b3-{blake3.blake3(data).hexdigest()}"
 
 
 _passages: dict[str, int] = {}

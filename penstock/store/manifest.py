@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import orjson
 
+from penstock.digests import FORMAT_VERSION, canonical, check_format, digest, seal, validate_name
 from penstock.errors import CorruptError, StoreError
-from penstock.store.cache import Cache, validate_name
-from penstock.store.files import digest, read_regular
-from penstock.store.format import FORMAT_VERSION, canonical, check_format, seal
+from penstock.store.cache import Cache
+from penstock.store.files import read_regular
 
 T = TypeVar("T")
 COUNTS = ("rows", "kept", "examples", "tokens", "regions_unknown")  # the ledger's totals; other counts are by kind

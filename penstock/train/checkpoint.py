@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from torch import Tensor, nn
 
+from penstock.digests import bytes_digest, canonical, file_digest
 from penstock.errors import TrainError
 from penstock.prepare.tokenizer.auto import PLAIN_CLASSES, compare
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import bytes_digest, fault, file_digest, sync_folder
-from penstock.store.format import canonical
+from penstock.store.files import fault, sync_folder
 from penstock.train.config import Resume, TrainConfig, flat, plain
 from penstock.train.data import Served, tokenizer_of, views_of
 

@@ -17,13 +17,13 @@ from penstock.build.auto_check import auto_model
 from penstock.build.options import prepare_options
 from penstock.build.progress import OnProgress
 from penstock.build.run import Builder
+from penstock.digests import bytes_digest
 from penstock.errors import UsageError
 from penstock.load.options import HoldoutPart
 from penstock.load.view import BaseMixture, BaseView, Count, mix, open_view
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.store.dataset import StoredDataset, open_dataset
-from penstock.store.files import bytes_digest
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
 
 Served = BaseView | BaseMixture

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.arrays import Int64
+from penstock.digests import digest
 from penstock.errors import StoreError
 from penstock.load.assemble import pad_token
 from penstock.load.collate import Batch, Padding, pairs
@@ -33,7 +34,6 @@ from penstock.load.prefetch import Prefetcher
 from penstock.load.torch_tensors import TensorConverter
 from penstock.load.view import BaseView
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import digest
 from penstock.train.data import Served, views_of
 from penstock.train.metrics import write_whole
 from penstock.train.objective import Policy, pair_log_probs
@@ -233,7 +233,8 @@ class _Part(NamedTuple):
             if shared is not None and _adds(values, before):
                 assert isinstance(self.view.dataset, StoredDataset)
                 merged = np.where(np.isnan(before), values, before)
-                self.view.dataset.cache.tree.write(shared, _bytes(merged), "reference")
+                files = self.view.dataset.cache.files
+                files.write(files.relative(shared), _bytes(merged), "reference")
         except (StoreError, OSError) as error:
             log.warning("reference log-probabilities could not be stored: %s", error)
 

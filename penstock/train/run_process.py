@@ -18,7 +18,7 @@ from types import FrameType
 
 from penstock.errors import TrainError
 from penstock.store.files import host_id, read_regular, writer_is_dead, writer_name
-from penstock.store.tree import NO_LINKS
+from penstock.store.local import NO_LINKS
 
 log = logging.getLogger("penstock")
 NAME = "run.lock"

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError, UsageError
 from penstock.store.cache import Cache
-from penstock.store.upkeep.gc import collect_garbage
+from penstock.store.gc import collect_garbage
 
 pytestmark = pytest.mark.slow
 

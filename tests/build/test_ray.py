@@ -25,15 +25,14 @@ import pytest
 
 from penstock.build.options import prepare_options
 from penstock.build.run import Builder
+from penstock.build.workers import ray as ray_workers
 from penstock.build.workers.process import reported_error
-from penstock.build.workers.ray import RaySlot, versions
+from penstock.build.workers.ray import Beacon, RaySlot, sees_beacon, versions
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.build.workers.runner import Setup
 from penstock.child import environment
 from penstock.errors import StoreError, UsageError, WorkerError
-from penstock.store import beacon as beacons
-from penstock.store.beacon import Beacon, sees_beacon
-from penstock.store.tree import Tree
+from penstock.store.local import LocalStorage
 from tests.build.test_workers import conversation
 
 pytestmark = pytest.mark.slow
@@ -271,13 +270,13 @@ def test_a_worker_refuses_a_folder_that_is_not_shared(
     source: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host may have another cache at the same path. The reply carries what was logged meanwhile."""
-    monkeypatch.setattr(beacons, "_PAUSES", (0.0,))
+    monkeypatch.setattr(ray_workers, "BEACON_PAUSES", (0.0,))
     monkeypatch.setattr(os, "environ", {**os.environ})  # which the worker changes
     options = prepare_options({"tokenizer": str(tokenizer), "cache": tmp_path})
     builder = Builder([source], options, None)
     builder.cache.store_tokenizer(builder.model.tokenizer_json)
     setup = Setup(builder.recipe, builder.cache, builder.model.tokenizer_json, True)
-    beacon = Beacon(builder.cache.tree)
+    beacon = Beacon(builder.cache.files)
     expected = versions(builder.recipe)
     slot = RaySlot(setup.to_json(), expected, beacon.name)
     logging.getLogger("penstock").warning("a note from %s", "afar")
@@ -292,15 +291,15 @@ def test_a_worker_refuses_a_folder_that_is_not_shared(
 
 
 def test_a_beacon_is_removed(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    tree.make_folder(tree.tmp)
+    tree = LocalStorage(tmp_path)
+    tree.make_folder("tmp")
     beacon = Beacon(tree)
     beacon.light()
     beacon.light()
     assert sees_beacon(tree, beacon.name)
-    assert tree.files(tree.tmp) == [tree.tmp / beacon.name]
+    assert [entry.path for entry in tree.entries("tmp")] == [f"tmp/{beacon.name}"]
     beacon.close()
-    assert tree.files(tree.tmp) == []
+    assert tree.entries("tmp") == []
 
 
 @pytest.mark.parametrize(

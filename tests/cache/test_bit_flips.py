@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.digests import seal, unseal
 from penstock.errors import CorruptError
 from penstock.store.cache import Cache
-from penstock.store.format import seal, unseal
 from penstock.store.shard import read_shard
+from penstock.store.storage import shard_at
+from penstock.store.trust import read_record
 from tests.cache.conftest import CLOCK_TICK, ROOT, Prepare
 
 pytestmark = pytest.mark.slow
@@ -39,13 +41,13 @@ def test_a_damaged_memo_is_ignored(prepare: Prepare, data: Path, cache: Path) ->
 def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     name = dataset.shards[0]
-    note = Cache(cache).note_path(name)
+    note = Cache(cache).root / shard_at(name, "json")
     note.write_bytes(note.read_bytes().replace(b'"rejected":0', b'"rejected":1'))
-    assert Cache(cache).read_note(name) is None
-    assert Cache(cache).shard_note(name)["rejected"] == 0
+    assert read_record(Cache(cache).files, name) is None
+    assert Cache(cache).shard_record(name)["rejected"] == 0
     value = unseal(b"note", seal(b"note", {"digest": 1, "bytes": "2"}))
     note.write_bytes(seal(b"note", value))  # written by an attacker
-    assert Cache(cache).read_note(name) is None
+    assert read_record(Cache(cache).files, name) is None
 
 
 def test_a_shard_with_invalid_offsets_is_rejected_when_opened(prepare: Prepare, data: Path) -> None:

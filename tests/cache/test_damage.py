@@ -19,10 +19,10 @@ import penstock as ps
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store import files
 from penstock.store.cache import Cache
+from penstock.store.gc import collect_garbage
 from penstock.store.manifest import seal_manifest
-from penstock.store.remote.transfer import copy_dataset
-from penstock.store.upkeep.gc import collect_garbage
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.transfer import copy_dataset
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]

@@ -15,9 +15,9 @@ import penstock as ps
 from penstock.cli import app
 from penstock.errors import CorruptError, FormatError, StoreError
 from penstock.store.cache import Cache
-from penstock.store.upkeep.gc import DAY, collect_garbage
-from penstock.store.upkeep.listing import list_datasets
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.gc import DAY, collect_garbage
+from penstock.store.listing import list_datasets
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]

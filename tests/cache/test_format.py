@@ -12,10 +12,11 @@ import pytest
 import xxhash
 
 from penstock.api import Dataset
+from penstock.digests import digest
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.sources.slices import Slice
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import digest, writer_name
+from penstock.store.files import writer_name
 from tests.cache.conftest import Prepare
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -117,7 +118,7 @@ def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Sto
 
 def test_the_note_of_a_shard(dataset: StoredDataset) -> None:
     shard = dataset.cache.shard_path(dataset.shards[0])
-    note = orjson.loads(dataset.cache.note_path(dataset.shards[0]).read_bytes())
+    note = orjson.loads(dataset.cache.shard_path(dataset.shards[0]).with_suffix(".json").read_bytes())
     names = {
         "bytes",
         "checked",

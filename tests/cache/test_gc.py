@@ -14,13 +14,13 @@ from penstock.build.workers.sharing import Sharing
 from penstock.cli import app
 from penstock.cli.cache import seconds, size
 from penstock.errors import StoreError, UsageError
+from penstock.store import gc
 from penstock.store.cache import Cache
 from penstock.store.claims import Claims
 from penstock.store.files import host_id, writer_name
-from penstock.store.tree import Tree
-from penstock.store.upkeep import gc
-from penstock.store.upkeep.gc import DAY, collect_garbage
-from penstock.store.upkeep.listing import list_datasets
+from penstock.store.gc import DAY, collect_garbage
+from penstock.store.listing import list_datasets
+from penstock.store.local import LocalStorage
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
@@ -187,12 +187,12 @@ def test_a_build_with_stale_listings_commits_no_missing_shards(
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
     gone = dataset.shards[:3]
-    has_shard, listing, close, remembered = Cache.has_shard, Tree.names, Sharing.close, set(gone)
+    has_shard, listing, close, remembered = Cache.has_shard, LocalStorage.names, Sharing.close, set(gone)
 
-    def names(tree: Tree, path: Path) -> list[str]:
-        if path.parent.name == "shards":
+    def names(storage: LocalStorage, folder: str = "") -> list[str]:
+        if folder.startswith("shards/"):
             remembered.clear()
-        return listing(tree, path)
+        return listing(storage, folder)
 
     def delete(sharing: Sharing) -> None:
         close(sharing)
@@ -200,7 +200,7 @@ def test_a_build_with_stale_listings_commits_no_missing_shards(
             dataset.cache.shard_path(name).unlink()
 
     monkeypatch.setattr(Cache, "has_shard", lambda self, name: name in remembered or has_shard(self, name))
-    monkeypatch.setattr(Tree, "names", names)
+    monkeypatch.setattr(LocalStorage, "names", names)
     monkeypatch.setattr(Sharing, "close", delete)
     outcome = prepare(data)
     assert outcome.progress.slices_done == 3
@@ -272,7 +272,7 @@ NAME = "b3-" + "1" * 64
 
 
 def test_claims_exclude_each_other(tmp_path: Path) -> None:
-    ours, theirs = Claims(Tree(tmp_path)), Claims(Tree(tmp_path))
+    ours, theirs = Claims(LocalStorage(tmp_path)), Claims(LocalStorage(tmp_path))
     assert ours.take(NAME)
     assert not theirs.take(NAME)
     ours.release(NAME)
@@ -297,7 +297,7 @@ def test_claims_exclude_each_other(tmp_path: Path) -> None:
     ids=["remote", "remote-old", "dead", "reborn", "ours", "nameless", "nameless-old", "nameless-future"],
 )
 def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free: bool) -> None:
-    claims = Claims(Tree(tmp_path))
+    claims = Claims(LocalStorage(tmp_path))
     (tmp_path / "claims").mkdir()
     path = tmp_path / "claims" / NAME
     path.write_text(owner)
@@ -310,7 +310,7 @@ def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free
 
 def test_a_held_claim_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.store.claims.HEARTBEAT", 0.02)
-    claims = Claims(Tree(tmp_path))
+    claims = Claims(LocalStorage(tmp_path))
     assert claims.take(NAME)
     path = tmp_path / "claims" / NAME
     os.utime(path, (0, 0))

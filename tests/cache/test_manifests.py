@@ -17,9 +17,9 @@ import penstock as ps
 from penstock.errors import CorruptError
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
+from penstock.store.listing import list_datasets
 from penstock.store.manifest import dataset_key, recipe_digest, seal_manifest, shard_name
-from penstock.store.upkeep.listing import list_datasets
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import Prepare, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]

@@ -9,11 +9,10 @@ import pytest
 
 import penstock as ps
 from penstock.errors import StoreError
-from penstock.store import tree
+from penstock.store import gc, local
 from penstock.store.cache import Cache
-from penstock.store.upkeep import gc
-from penstock.store.upkeep.gc import collect_garbage
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.gc import collect_garbage
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
@@ -47,7 +46,7 @@ def test_work_done_twice_keeps_the_first_shard(prepare: Prepare, data: Path, cac
     dataset = prepare(data).dataset
     before = inodes(cache)
     name = dataset.shards[0]
-    note = dataset.cache.shard_note(name)
+    note = dataset.cache.shard_record(name)
     dataset.cache.commit_shard(name, dataset.cache.shard_path(name).read_bytes(), note)
     assert inodes(cache) == before
 
@@ -62,14 +61,14 @@ def test_of_two_concurrent_commits_the_first_wins(
         def refuse(*given: object, **more: object) -> None:
             raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(tree.os, "link", refuse)
+        monkeypatch.setattr(local.os, "link", refuse)
     home = Cache(cache)
     home.prepare_root()
     name = "b3-" + "a" * 64
     home.commit_shard(name, b"shard", {})
     before = inodes(cache)
     monkeypatch.setattr(Cache, "_digest_on_disk", lambda *given: None)
-    monkeypatch.setattr(tree.Tree, "move", lambda *given, **more: (_ for _ in ()).throw(FileNotFoundError))
+    monkeypatch.setattr(local.LocalStorage, "move", lambda *given, **more: (_ for _ in ()).throw(FileNotFoundError))
     home.commit_shard(name, b"shard", {})
     assert inodes(cache) == before
     assert leftovers(cache) == []

@@ -15,17 +15,18 @@ import pytest
 import penstock as ps
 from penstock.build.run import Outcome
 from penstock.errors import CorruptError, StoreError, UsageError
+from penstock.store import cache as cache_module
+from penstock.store import claims as claims_module
+from penstock.store.cache import Cache, open_cache
+from penstock.store.claims import Claims
 from penstock.store.dataset import open_dataset
-from penstock.store.remote import cache as remote_cache
-from penstock.store.remote import claims as remote_claims
-from penstock.store.remote import open_cache, user_key
-from penstock.store.remote.cache import RemoteCache
-from penstock.store.remote.claims import RemoteClaims
-from penstock.store.remote.gc import collect_remote
-from penstock.store.remote.objects import CacheObjects
-from penstock.store.remote.transfer import copy_dataset
-from penstock.store.upkeep.listing import list_datasets, list_shards
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.gc import collect_garbage
+from penstock.store.listing import list_datasets, list_shards
+from penstock.store.object_storage import ObjectStorage
+from penstock.store.storage import shard_at
+from penstock.store.transfer import copy_dataset
+from penstock.store.trust import user_key
+from penstock.store.verify import verify_cache
 from tests.cache.conftest import Prepare
 from tests.cache.conftest import result as files_of
 from tests.support.object_servers import Proxy
@@ -38,13 +39,13 @@ Built = Callable[..., Outcome]
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     be_user("me", tmp_path, monkeypatch)
     yield
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
 
 
 def be_user(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Act as a user with a key and a memory of checks of his own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"state-{name}"))
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
 
 
 @pytest.fixture
@@ -72,22 +73,22 @@ def build(prepare: Prepare, url: str, data: Path, tmp_path: Path) -> Built:
     return run
 
 
-def remote(outcome: Outcome) -> RemoteCache:
+def remote(outcome: Outcome) -> Cache:
     cache = outcome.dataset.cache
-    assert isinstance(cache, RemoteCache)
+    assert cache.is_remote
     return cache
 
 
 def objects(url: str) -> dict[str, bytes]:
     """The shards and manifests in the store."""
-    folder = CacheObjects(url)
-    paths = [path for path in folder.objects("") if path.endswith((".arrow", "manifest.json"))]
-    return {path: folder.get(path) or b"" for path in paths}
+    folder = ObjectStorage(url)
+    paths = [entry.path for entry in folder.entries("") if entry.path.endswith((".arrow", "manifest.json"))]
+    return {path: folder.read(path) or b"" for path in paths}
 
 
 def left_over(url: str) -> list[str]:
-    folder = CacheObjects(url)
-    return [path for kind in ("claims", "leases", "collections", "tmp") for path in folder.objects(kind)]
+    folder = ObjectStorage(url)
+    return [entry.path for kind in ("claims", "leases", "collections", "tmp") for entry in folder.entries(kind)]
 
 
 # -- builds and hits ----------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def test_worker_processes_and_the_variable(
     monkeypatch.setenv("PENSTOCK_CACHE", url)
     monkeypatch.setenv("PENSTOCK_LOCAL_CACHE", str(tmp_path / "variable"))
     built = prepare(data, cache=None)
-    assert remote(built).url == url
+    assert remote(built).address == url
     assert built.dataset.path.is_relative_to(tmp_path / "variable")
     monkeypatch.undo()
 
@@ -161,11 +162,11 @@ def test_datasets_open_by_address_key_and_latest(build: Built, url: str, tmp_pat
 
 
 def test_other_objects_are_left_alone(build: Built, s3: Proxy) -> None:
-    folder = CacheObjects(f"s3://{s3.bucket}/mine")
-    folder.put("thesis.txt", b"mine")
+    folder = ObjectStorage(f"s3://{s3.bucket}/mine")
+    folder.write("thesis.txt", b"mine", "x")
     with pytest.raises(StoreError, match=r"is not a Penstock cache: it holds other objects \(thesis\.txt"):
         build(cache=f"s3://{s3.bucket}/mine")
-    assert list(folder.objects("")) == ["thesis.txt"]
+    assert folder.names() == ["thesis.txt"]
     with pytest.raises(UsageError, match="https addresses are not supported for caches"):
         open_cache("https://example.org/cache")
     with pytest.raises(UsageError, match="belongs to a cache in an object store"):
@@ -250,8 +251,8 @@ def remote_url(dataset: Any) -> str:
 NAME = "b3-" + "ab" * 32
 
 
-def race(folder: CacheObjects, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[RemoteClaims]]:
-    racers = [RemoteClaims(folder) for _ in range(8)]
+def race(folder: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Claims]]:
+    racers = [Claims(folder) for _ in range(8)]
     won: list[bool] = []
     threads = [threading.Thread(target=lambda claims=claims: won.append(claims.take(NAME))) for claims in racers]
     for thread in threads:
@@ -262,31 +263,31 @@ def race(folder: CacheObjects, monkeypatch: pytest.MonkeyPatch) -> tuple[int, li
 
 
 def test_exactly_one_builder_gets_a_claim(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = CacheObjects(url)
+    folder = ObjectStorage(url)
     won, racers = race(folder, monkeypatch)
     assert won == 1
-    monkeypatch.setattr(remote_claims, "EXPIRY", -1.0)  # expired
-    (found,) = folder.objects("claims").values()
-    stale = {NAME: remote_claims._Seen(found.etag, 1.0)}
-    monkeypatch.setattr(RemoteClaims, "_listing", lambda self: stale)  # all see the expired claim at once
+    monkeypatch.setattr(claims_module, "EXPIRY", -1.0)  # expired
+    (found,) = folder.entries("claims")
+    stale = {NAME: found}
+    monkeypatch.setattr(Claims, "_listing", lambda self: stale)  # all see the expired claim at once
     won, others = race(folder, monkeypatch)
     assert won == 1
     for claims in (*racers, *others):
         claims.close()
-    assert folder.objects("claims") == {}
+    assert folder.entries("claims") == []
 
 
 def test_claims_are_renewed_until_they_are_lost(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_claims, "RENEWAL", 0.05)
-    folder = CacheObjects(url)
-    claims = RemoteClaims(folder)
+    monkeypatch.setattr(claims_module, "RENEWAL", 0.05)
+    folder = ObjectStorage(url)
+    claims = Claims(folder)
     assert claims.take(NAME)
-    before = folder.get(f"claims/{NAME}")
-    wait_until(lambda: folder.get(f"claims/{NAME}") != before)
-    folder.put(f"claims/{NAME}", b"another-00000000.1.1\nx\n0")
+    before = folder.read(f"claims/{NAME}")
+    wait_until(lambda: folder.read(f"claims/{NAME}") != before)
+    folder.write(f"claims/{NAME}", b"another-00000000.1.1\nx\n0", "x")
     wait_until(lambda: not claims._held)
     claims.close()
-    assert folder.get(f"claims/{NAME}") == b"another-00000000.1.1\nx\n0"
+    assert folder.read(f"claims/{NAME}") == b"another-00000000.1.1\nx\n0"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -299,9 +300,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_lost_answer_does_not_lose_the_claim(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store creates the claim, but its answer is cut: the retry finds an object, which is our own."""
-    folder = CacheObjects(url)
-    claims = RemoteClaims(folder)
-    folder.create(f"claims/{NAME}", claims._signed(0))
+    folder = ObjectStorage(url)
+    claims = Claims(folder)
+    folder.create(f"claims/{NAME}", claims._signed(0), "x")
     assert claims.take(NAME)
     claims.close()
 
@@ -331,8 +332,8 @@ def test_a_forged_shard_is_refused_and_rebuilt(
     built = build(on="forger")
     home, names = remote(built), built.dataset.shards
     other = home.shard_data(names[1], built.dataset.manifest.shards.digests[1])
-    home.remote.delete(home.object_path(home.shard_path(names[0])))
-    home.put_shard(names[0], other, dict(home.shard_note(names[1])))  # valid digest, wrong tokens
+    home.storage.delete(shard_at(names[0]))
+    home.commit_shard(names[0], other, home.shard_record(names[1]))  # valid digest, wrong tokens
     be_user("me", tmp_path, monkeypatch)
     mine = build()
     assert mine.progress.others_refused == 1
@@ -368,18 +369,18 @@ def test_copies_carry_no_trust(
 def test_damaged_objects_are_never_served(damage: str, build: Built, url: str, tmp_path: Path) -> None:
     built = build()
     home, name, whole = remote(built), built.dataset.shards[2], objects(url)
-    path = home.object_path(home.shard_path(name))
-    good = home.remote.get(path) or b""
+    path = shard_at(name)
+    good = home.storage.read(path) or b""
     match damage:
         case "truncated":
-            home.remote.put(path, good[:-100])
+            home.storage.write(path, good[:-100], "x")
         case "changed":
-            home.remote.put(path, good[:300] + bytes([good[300] ^ 1]) + good[301:])
+            home.storage.write(path, good[:300] + bytes([good[300] ^ 1]) + good[301:], "x")
         case "missing":
-            home.remote.delete(path)
+            home.storage.delete(path)
         case "index":
-            index = home.object_path(home.index_path(name))
-            home.remote.put(index, (home.remote.get(index) or b"")[:-7] + b"garbage")
+            index = shard_at(name, "index")
+            home.storage.write(index, (home.storage.read(index) or b"")[:-7] + b"garbage", "x")
     reader = open_dataset(built.dataset.address, None, tmp_path / "reader")
     with pytest.raises(CorruptError, match=r"s3://.*prepare again"):
         for shard in range(len(reader.shards)):
@@ -399,7 +400,7 @@ def test_faults_in_passing_are_retried(
     build: Built, prepare: Prepare, data: Path, cache: Path, url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(data)
-    monkeypatch.setattr("penstock.store.remote.objects.CONDITIONAL_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("penstock.store.object_storage.CONDITIONAL_PAUSES", (0.01, 0.01))
     faults = ["503", "cut", None, "drop", None, None, "500", None, None]
 
     def fault(method: str, path: str, number: int) -> str | None:
@@ -428,7 +429,7 @@ def test_lasting_faults_are_clear_and_lose_nothing(
     prepare(data)
     monkeypatch.setenv("PENSTOCK_STORE_RETRIES", "1")
     monkeypatch.setenv("PENSTOCK_STORE_TIMEOUT", "0.3" if fault.startswith("delay") else "30")
-    monkeypatch.setattr("penstock.store.remote.objects.CONDITIONAL_PAUSES", (0.01,))
+    monkeypatch.setattr("penstock.store.object_storage.CONDITIONAL_PAUSES", (0.01,))
     puts = []
 
     def from_the_fifth_shard(method: str, path: str, number: int) -> str | None:
@@ -440,7 +441,7 @@ def test_lasting_faults_are_clear_and_lose_nothing(
         build()
     s3.clear()
     monkeypatch.setenv("PENSTOCK_STORE_TIMEOUT", "30")
-    monkeypatch.setattr(remote_claims, "EXPIRY", -1.0)  # of the claims that could not be released
+    monkeypatch.setattr(claims_module, "EXPIRY", -1.0)  # of the claims that could not be released
     again = build()
     assert again.progress.slices_reused == 5
     assert objects(url) == files_of(cache)
@@ -467,18 +468,17 @@ def test_gc_deletes_what_no_dataset_needs(build: Built, data: Path, url: str, tm
     dropped = build().dataset
     extra = set(dropped.shards) - set(kept.shards)
     home = open_cache(url, local=tmp_path / "gc")
-    assert isinstance(home, RemoteCache)
     assert len(list_datasets(home)) == 2
-    home.remote.delete(f"datasets/{dropped.key}/manifest.json")
-    assert collect_remote(home).shards == 0  # too young
-    assert collect_remote(home, older_than=-5, dry_run=True).shards == len(extra)
+    home.storage.delete(f"datasets/{dropped.key}/manifest.json")
+    assert collect_garbage(home).shards == 0  # too young
+    assert collect_garbage(home, older_than=-5, dry_run=True).shards == len(extra)
     with home.lease(extra):
-        assert collect_remote(home, older_than=-5).shards == 0
-    found = collect_remote(home, older_than=-5)
+        assert collect_garbage(home, older_than=-5).shards == 0
+    found = collect_garbage(home, older_than=-5)
     assert found.shards == len(extra)
     assert objects(url) == whole
     assert left_over(url) == []
-    found = collect_remote(home, older_than=-5, drop_unused=-5)
+    found = collect_garbage(home, older_than=-5, drop_unused=-5)
     assert found.datasets == [kept.key]
     assert objects(url) == {}
     assert build(on="again").progress.slices_done > 0
@@ -490,27 +490,24 @@ def test_a_build_waits_for_a_gc_that_deletes_its_shards(
     """`gc` has announced that it deletes a shard before the build leases it: the build must not rely on the shard."""
     built = build().dataset
     home = open_cache(url, local=tmp_path / "gc")
-    assert isinstance(home, RemoteCache)
-    home.remote.delete(f"datasets/{built.key}/manifest.json")
-    home.remote.put("collections/elsewhere-00000000.1.1.000000000000", built.shards[0].encode())
+    home.storage.delete(f"datasets/{built.key}/manifest.json")
+    home.storage.write("collections/elsewhere-00000000.1.1.000000000000", built.shards[0].encode(), "x")
     waits: list[float] = []
 
     def pause(seconds: float) -> None:
         waits.append(seconds)
-        if seconds == remote_cache.COLLECTION_WAIT:
-            home.remote.delete(home.object_path(home.shard_path(built.shards[0])))
-            home.remote.delete("collections/elsewhere-00000000.1.1.000000000000")
+        if seconds == cache_module.COLLECTION_WAIT:
+            home.storage.delete(shard_at(built.shards[0]))
+            home.storage.delete("collections/elsewhere-00000000.1.1.000000000000")
 
-    monkeypatch.setattr(remote_cache.time, "sleep", pause)
+    monkeypatch.setattr(cache_module.time, "sleep", pause)
     again = build(on="there")
-    assert remote_cache.COLLECTION_WAIT in waits
+    assert cache_module.COLLECTION_WAIT in waits
     assert again.progress.slices_done == 1
     assert set(again.dataset.shards) <= {Path(path).stem for path in objects(url)}
 
 
 def test_dates_are_shared_between_machines(build: Built, url: str) -> None:
-    from penstock.store.cache import Cache
-
     home = open_cache(url)
     path = home.root / "memo" / "dates" / NAME
     home.prepare_root()
@@ -519,4 +516,3 @@ def test_dates_are_shared_between_machines(build: Built, url: str) -> None:
     assert other.read_file(other.root / "memo" / "dates" / NAME) == b"2026-01-01"
     with pytest.raises(FileNotFoundError):
         other.read_file(other.root / "memo" / "dates" / NAME.replace("a", "c"))
-    assert isinstance(home, Cache)

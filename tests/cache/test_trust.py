@@ -17,12 +17,11 @@ import numpy as np
 import orjson
 import pytest
 
+from penstock.digests import bytes_digest, seal, unseal
 from penstock.errors import CorruptError
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.sources.slices import identity
 from penstock.store.dataset import StoredDataset, open_dataset
-from penstock.store.files import bytes_digest
-from penstock.store.format import seal, unseal
 from penstock.store.manifest import seal_manifest
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
 from tests.cache.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
@@ -132,10 +131,8 @@ def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns
     path = dataset.cache.shard_path(dataset.shards[number])
     data = changed_bytes(path, change)
     path.write_bytes(data)
-    note = unseal(b"note", dataset.cache.note_path(path.stem).read_bytes())
-    dataset.cache.note_path(path.stem).write_bytes(
-        seal(b"note", {**note, "digest": bytes_digest(data), "bytes": len(data)})
-    )
+    note = unseal(b"note", path.with_suffix(".json").read_bytes())
+    path.with_suffix(".json").write_bytes(seal(b"note", {**note, "digest": bytes_digest(data), "bytes": len(data)}))
     manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())
     del manifest["digest"]
     manifest["shards"]["digests"][number] = bytes_digest(data)

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.errors import PenstockError, RegionsUnknown, SourceError, TokenizerError, UsageError
 from penstock.exchange.format import find_format
 from penstock.exchange.formats import format_names
-from penstock.store.upkeep.verify import verify_cache
+from penstock.store.verify import verify_cache
 from tests.exchange.readers import read
 from tests.prepare.encode.test_spm_pieces import SPACES, bpe
 

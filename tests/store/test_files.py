@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.digests import bytes_digest, digest, file_digest, validate_name
 from penstock.errors import CorruptError
-from penstock.store import files
-from penstock.store.cache import validate_name
-from penstock.store.files import file_digest, writer_is_dead, writer_name
+from penstock.store.files import writer_is_dead, writer_name
 
 
 def test_dead_writers_are_recognized(tmp_path: Path) -> None:
@@ -32,5 +31,5 @@ def test_names_read_from_files_are_validated() -> None:
 
 def test_digests(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
-    assert file_digest(tmp_path / "x") == files.bytes_digest(b"abc")
-    assert files.digest(b"a", b"bc") != files.digest(b"ab", b"c")
+    assert file_digest(tmp_path / "x") == bytes_digest(b"abc")
+    assert digest(b"a", b"bc") != digest(b"ab", b"c")

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.digests import bytes_digest
 from penstock.errors import CorruptError
 from penstock.prepare.chat.conversation import Part, Role
-from penstock.store.files import bytes_digest
-from penstock.store.remote import user_key
-from penstock.store.remote.index import encode_index, parse_index
-from penstock.store.shard import ShardMeta, encode_shard, read_shard
+from penstock.store.shard import ShardMeta, encode_index, encode_shard, parse_index, read_shard
+from penstock.store.trust import user_key
 from tests.support.memory_dataset import MemoryExamples, Piece
 
 NAME = "b3-" + "0a" * 32
@@ -35,9 +34,9 @@ def shard() -> pa.Buffer:
 def key() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_CACHE_KEY", "ours")
-        user_key.user_key.cache_clear()
+        user_key.cache_clear()
         yield
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
 
 
 def index_of(shard: pa.Buffer) -> bytes:
@@ -76,28 +75,28 @@ def test_keys_tell_writers_apart(shard: pa.Buffer, monkeypatch: pytest.MonkeyPat
     ours = index_of(shard)
     assert parse_index(NAME, ours).is_own
     monkeypatch.setenv("PENSTOCK_CACHE_KEY", "another")
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
     assert not parse_index(NAME, ours).is_own
     theirs = index_of(shard)
     monkeypatch.undo()
     monkeypatch.setenv("PENSTOCK_CACHE_KEY", "ours")
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
     assert not parse_index(NAME, theirs).is_own
 
 
 def test_a_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_CACHE_KEY", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    user_key.user_key.cache_clear()
-    made = user_key.user_key()
-    user_key.user_key.cache_clear()
-    assert user_key.user_key() == made
+    user_key.cache_clear()
+    made = user_key()
+    user_key.cache_clear()
+    assert user_key() == made
     assert (tmp_path / "penstock" / "cache.key").stat().st_mode & 0o777 == 0o600
     (tmp_path / "penstock" / "cache.key").write_bytes(b"short")
-    user_key.user_key.cache_clear()
-    assert len(user_key.user_key()) == 32
+    user_key.cache_clear()
+    assert len(user_key()) == 32
     monkeypatch.setenv("PENSTOCK_CACHE_KEY", "ours")
-    user_key.user_key.cache_clear()
+    user_key.cache_clear()
 
 
 @given(st.data())

@@ -12,11 +12,11 @@ import pytest
 
 from penstock import transient
 from penstock.errors import StoreError
-from penstock.store import claims, files, tree
+from penstock.store import claims, files, local
 from penstock.store.cache import Cache
-from penstock.store.claims import Claims, clean_claims, lease
-from penstock.store.tree import Tree
-from penstock.store.upkeep.gc import clean_orphans
+from penstock.store.claims import Claims, clean_shared, lease
+from penstock.store.gc import clean_orphans
+from penstock.store.local import LocalStorage
 from tests.cache.conftest import leftovers
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultyOs | Any
     monkeypatch.setattr(claims, "UNSIGNED_EXPIRY", -1.0)
 
     def put(fake: FaultyOs | Any) -> None:
-        monkeypatch.setattr(tree, "os", fake)
+        monkeypatch.setattr(local, "os", fake)
         monkeypatch.setattr(files, "os", fake)
 
     yield put
@@ -71,13 +71,13 @@ def build(root: Path) -> None:
     home = Cache(root)
     home.prepare_root()
     clean_orphans(home)
-    held = Claims(home.tree)
+    held = Claims(home.storage)
     assert held.take(NAME)
     home.commit_shard(NAME, b"shard", {})
     held.release(NAME)
-    with lease(home.tree, [NAME]):
+    with lease(home.storage, [NAME]):
         assert home.all_present([NAME])
-        home.tree.write(home.dataset_path(NAME) / "manifest.json", b"manifest", "manifest")
+        home.storage.write(f"datasets/{NAME}/manifest.json", b"manifest", "manifest")
     held.close()
     clean_orphans(home)
 
@@ -135,12 +135,12 @@ def test_a_claim_removed_by_another_host_counts_as_gone(tmp_path: Path, monkeypa
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / NAME).write_text("elsewhere-00000000.1.2")
 
-    def stale(self: Tree, path: Path) -> bytes:
+    def stale(self: LocalStorage, path: str) -> bytes:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(Tree, "read", stale)
-    clean_claims(Tree(tmp_path))
-    held = Claims(Tree(tmp_path))
+    monkeypatch.setattr(LocalStorage, "read", stale)
+    clean_shared(LocalStorage(tmp_path))
+    held = Claims(LocalStorage(tmp_path))
     assert held.take(NAME)
     held.close()
     assert list((tmp_path / "claims").iterdir()) == []
@@ -149,7 +149,7 @@ def test_a_claim_removed_by_another_host_counts_as_gone(tmp_path: Path, monkeypa
 def test_the_error_names_the_path_and_the_remedy(tmp_path: Path, inject: Callable[[Any], None]) -> None:
     inject(FaultyOs(1, errno.EIO, lasting=True))
     with pytest.raises(StoreError) as raised:
-        Tree(tmp_path).write(tmp_path / "a", b"", "x")
+        LocalStorage(tmp_path).write("a", b"", "x")
     assert str(raised.value) == (
         f"{tmp_path / 'a'} can't be written: Input/output error, after several retries. "
         "Check the disk or file server, then run the same command again: finished slices are kept."

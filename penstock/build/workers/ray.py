@@ -11,6 +11,7 @@ the slices on it. Actors end with the driver. If the driver dies, its claims exp
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -34,7 +35,8 @@ from penstock.prepare.encode.process_memory import limit_arenas, map_large_block
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.sources.remote import path_from_json, path_to_json
 from penstock.prepare.sources.slices import Slice, TextRows
-from penstock.store.beacon import Beacon, sees_beacon
+from penstock.store.local import LocalStorage
+from penstock.store.storage import temporary_name
 
 if TYPE_CHECKING:
     from penstock.build.slice_job import SliceJob
@@ -44,6 +46,7 @@ WAIT = 5.0  # seconds between looks at the cluster while nothing happens
 GROW_EVERY = 10.0  # seconds between looks for nodes that have joined
 SAY_AFTER, GIVE_UP_AFTER = 15.0, 600.0  # seconds without any worker
 STARTS = 3  # attempts to start a worker on nodes that stay alive, in a row
+BEACON_PAUSES = (0.0, 0.5, 2.0, 5.0)  # seconds; an NFS client may see another host's new files with a delay
 
 log = logging.getLogger("penstock")
 
@@ -78,7 +81,7 @@ class RayEngine:
         require_ray()
         self._setup, self._asked, self._address = setup, workers, address
         self._cluster: RayCluster | None = None
-        self._beacon = Beacon(setup.cache.tree)
+        self._beacon = Beacon(setup.cache.files)
         self._slots: list[_Slot] = []
         self._starting: dict[Any, _Slot] = {}
         self._failed_starts = 0
@@ -358,7 +361,7 @@ class RaySlot:
         if (found := versions(recipe)) != self._expected:
             wrong = "Penstock" if found["penstock"] != self._expected["penstock"] else "jinja2 or tokenizers"
             raise WorkerError(f"another version of {wrong} is installed here. Install the same on all nodes.")
-        if not cache.is_remote and not sees_beacon(cache.tree, self._beacon):
+        if not cache.is_remote and not sees_beacon(cache.files, self._beacon):
             raise StoreError(
                 f"{cache.root} is not the cache folder of the build here. Choose a folder with --cache that all nodes "
                 "mount at the same path."
@@ -392,3 +395,34 @@ class _Messages(logging.Handler):
         """Returns and forgets the messages."""
         kept, self._kept = self._kept, []
         return kept
+
+
+class Beacon:
+    """A file by which workers on other hosts can tell that they see the same cache folder.
+
+    Every cache has the same marker, so a marker at the right path proves nothing: each host may have a folder of its
+    own there. The beacon's name is random and never used twice. A build that is killed leaves it behind as a temporary
+    file of a dead writer, which is cleaned up with the others.
+    """
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage, self.name = storage, temporary_name()
+
+    def light(self) -> None:
+        """Create the file, unless it exists."""
+        self._storage.touch(f"tmp/{self.name}", create=True)
+
+    def close(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):
+            self._storage.delete(f"tmp/{self.name}")
+
+
+def sees_beacon(storage: LocalStorage, name: str) -> bool:
+    """Whether the beacon of another process is in this folder. Lists it, to bypass a network file system's cache."""
+    for pause in BEACON_PAUSES:
+        time.sleep(pause)
+        with contextlib.suppress(OSError):  # there is no such folder here
+            if name in storage.names("tmp"):
+                return True
+    return False

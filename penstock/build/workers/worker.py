@@ -26,8 +26,7 @@ from penstock.prepare.encode.process_memory import map_large_blocks
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.sources.remote import path_from_json
 from penstock.prepare.sources.slices import Slice, TextRows
-from penstock.store import remote
-from penstock.store.cache import Cache
+from penstock.store.cache import Cache, open_cache
 
 
 def main() -> None:
@@ -58,7 +57,7 @@ def main() -> None:
 
 def cache_of(setup: dict[str, Any]) -> Cache:
     """Opens the cache of a build in a worker, which `Setup.to_json` describes."""
-    return remote.open_cache(*setup["cache"])
+    return open_cache(*setup["cache"])
 
 
 def open_job(setup: dict[str, Any]) -> SliceJob:

@@ -51,7 +51,7 @@ def copy_dataset(dataset: StoredDataset, target: Cache, on_copied: OnCopied | No
 
     def copy(name: str) -> None:
         data = source.shard_data(name, digests[name])
-        target.add_shard(name, data, dict(source.shard_note(name)))
+        target.commit_shard(name, data, source.shard_record(name), keep_copy=False)
         copied[name] = len(data)
         if on_copied is not None:
             on_copied(len(data))

@@ -11,7 +11,8 @@ import pytest
 from penstock.errors import StoreError
 from penstock.store import files
 from penstock.store.files import writer_name
-from penstock.store.tree import Tree
+from penstock.store.local import LocalStorage
+from penstock.store.storage import Entry
 
 DIGEST = "b3-" + "a" * 64
 OWN = (
@@ -59,18 +60,24 @@ def put(path: Path) -> Path:
     return path
 
 
+def listed(storage: LocalStorage, name: str) -> list[Entry]:
+    """What is listed in the folder of a file."""
+    folder = name.rpartition("/")[0]
+    return storage.entries(folder) if folder not in ("", "tmp") else storage.temporaries()
+
+
 def test_writes_are_atomic(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
+    storage = LocalStorage(tmp_path)
     for data in (b"data", b"other"):
-        tree.write(tmp_path / "a" / "b.json", data, "x")
+        storage.write("a/b.json", data, "x")
         assert (tmp_path / "a" / "b.json").read_bytes() == data
-        assert list(tree.tmp.iterdir()) == []
+        assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_files_get_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        Tree(tmp_path).write(tmp_path / "a.json", b"", "x")
+        LocalStorage(tmp_path).write("a.json", b"", "x")
     finally:
         os.umask(before)
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
@@ -80,7 +87,7 @@ def test_new_folders_get_the_roots_permissions(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o2775)
-    Tree(shared).write(shared / "shards" / "ab" / "x", b"", "x")
+    LocalStorage(shared).write("shards/ab/x", b"", "x")
     for folder in (shared / "tmp", shared / "shards", shared / "shards" / "ab"):
         assert folder.stat().st_mode & 0o7777 == 0o2775
 
@@ -91,7 +98,7 @@ def test_a_full_disk_raises_and_leaves_no_files(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(StoreError, match="the disk is full. Free some space and run the same command again"):
-        Tree(tmp_path).write(tmp_path / "a.json", b"data", "x")
+        LocalStorage(tmp_path).write("a.json", b"data", "x")
     assert not (tmp_path / "a.json").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -99,23 +106,25 @@ def test_a_full_disk_raises_and_leaves_no_files(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", OWN, ids=range(len(OWN)))
 def test_penstocks_files_are_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
-    assert Tree(tmp_path).files(path.parent) == [path]
-    assert Tree(tmp_path).remove(path)
+    storage = LocalStorage(tmp_path)
+    assert [entry.path for entry in listed(storage, name)] == [name]
+    assert storage.delete(name)
     assert not path.exists()
-    assert not Tree(tmp_path).remove(path)
+    assert not storage.delete(name)
 
 
 @pytest.mark.parametrize("name", FOREIGN, ids=range(len(FOREIGN)))
 def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
-    tree = Tree(tmp_path)
-    assert tree.files(path.parent) == []
+    storage = LocalStorage(tmp_path)
+    assert listed(storage, name) == []
     with pytest.raises(FileExistsError, match="not a file that Penstock created"):
-        tree.remove(path)
+        storage.delete(name)
     with pytest.raises(FileExistsError, match="not a file that Penstock created"):
-        tree.move(path, tree.tmp / f"{writer_name()}.aside.{DIGEST}.arrow")
+        storage.move(name, f"tmp/{writer_name()}.aside.{DIGEST}.arrow")
     with pytest.raises(FileExistsError, match="not a file that Penstock created"):
-        tree.move(put(tree.tmp / f"{writer_name()}.0123456789ab"), path)
+        put(tmp_path / "tmp" / f"{writer_name()}.0123456789ab")
+        storage.move(f"tmp/{writer_name()}.0123456789ab", name)
     assert path.read_bytes() == b"data"
 
 
@@ -136,17 +145,20 @@ def test_links_are_not_followed(tmp_path: Path, name: str, linked: str) -> None:
         target = put(outside / rest)
         (root / first).symlink_to(outside)
     before = {path: path.lstat() for path in (target, target.parent)}
-    tree = Tree(root)
-    assert tree.files((root / name).parent) == []
-    for act in (tree.remove, tree.read, tree.touch):
+    storage = LocalStorage(root)
+    try:
+        assert listed(storage, name) == []
+    except StoreError as error:
+        assert "is a link or not a folder" in str(error)
+    for act in (storage.delete, storage.read, storage.touch):
         with pytest.raises(OSError, match="not a file that Penstock created|link"):
-            act(root / name)
+            act(name)
     assert {path: path.lstat() for path in (target, target.parent)} == before
     if linked == "folder":
         with pytest.raises(StoreError, match="is a link or not a folder. Remove what is in the way"):
-            tree.write(root / name, b"other", "x")
+            storage.write(name, b"other", "x")
         with pytest.raises(StoreError, match="is a link or not a folder"):
-            tree.create(root / name, b"other", "x")
+            storage.create(name, b"other", "x")
         assert target.read_bytes() == b"data"
 
 
@@ -155,6 +167,6 @@ def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     pipe = tmp_path / "claims" / DIGEST
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
-        Tree(tmp_path).read(pipe)
+        LocalStorage(tmp_path).read(f"claims/{DIGEST}")
     with pytest.raises(FileExistsError, match="not a file that Penstock created"):
-        Tree(tmp_path).remove(pipe)
+        LocalStorage(tmp_path).delete(f"claims/{DIGEST}")

@@ -7,14 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.digests import NAME
 from penstock.errors import StoreError
-from penstock.objects import ObjectInfo
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
-from penstock.store.remote.cache import RemoteCache
-from penstock.store.tree import NAME
+from penstock.store.storage import Entry, shard_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +64,19 @@ def list_shards(cache: Cache) -> list[ShardEntry]:
         with contextlib.suppress(StoreError):  # `list_datasets` reports it
             for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
                 needed.setdefault(name, []).append(folder.name)
-    if isinstance(cache, RemoteCache):
-        found = cache.shard_objects()
-        return [_remote_shard(cache, name, info, tuple(needed.get(name, ()))) for name, info in sorted(found.items())]
-    return [
-        _listed_shard(cache, path, tuple(needed.get(path.stem, ())))
-        for folder in cache.tree.folders(cache.root / "shards")
-        for path in cache.tree.files(folder)
-        if path.suffix == ".arrow"
-    ]
+    found = {entry.path: entry for entry in cache.storage.entries("shards")}
+    shards = {
+        path.rpartition("/")[2].partition(".")[0]: entry for path, entry in found.items() if path.endswith(".arrow")
+    }
+    if cache.is_remote:
+        shards = {name: entry for name, entry in shards.items() if shard_at(name, "index") in found}
+        cache.fetch(shards)
+    return [_listed_shard(cache, name, entry, tuple(needed.get(name, ()))) for name, entry in shards.items()]
 
 
-def _listed_shard(cache: Cache, path: Path, datasets: tuple[str, ...]) -> ShardEntry:
-    found, writer = path.lstat(), cache.writer(path.stem)
-    return ShardEntry(
-        name=path.stem,
-        path=path,
-        bytes=found.st_size,
-        user=writer.user,
-        uid=writer.uid,
-        host=writer.host,
-        written=found.st_mtime,
-        datasets=datasets,
-    )
-
-
-def _remote_shard(cache: RemoteCache, name: str, info: ObjectInfo, datasets: tuple[str, ...]) -> ShardEntry:
-    writer, written = cache.writer(name), info.modified.timestamp() if info.modified is not None else 0.0
-    path = cache.shard_path(name)
-    return ShardEntry(name, path, info.size, writer.user, writer.uid, writer.host, written, datasets)
+def _listed_shard(cache: Cache, name: str, found: Entry, datasets: tuple[str, ...]) -> ShardEntry:
+    writer, path = cache.writer(name), cache.shard_path(name)
+    return ShardEntry(name, path, found.size, writer.user, writer.uid, writer.host, found.modified, datasets)
 
 
 def dataset_folders(cache: Cache) -> list[Path]:
@@ -106,7 +89,7 @@ def key_folders(cache: Cache) -> list[Path]:
     path = cache.root / "datasets"
     with explain_os_errors(path, "can't be read"):
         try:
-            return [path / name for name in cache.tree.names(path) if re.fullmatch(NAME, name)]
+            return [path / name for name in cache.files.names("datasets") if re.fullmatch(NAME, name)]
         except FileNotFoundError:
             return []
 

@@ -1,17 +1,49 @@
-"""The on-disk format version, and canonical JSON with a digest of itself. Imports no numpy or pyarrow."""
+"""Digests and what they name: canonical JSON, sealed records, the format version. Imports neither numpy nor pyarrow."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import blake3
 import orjson
 
 from penstock.errors import CorruptError, FormatError
-from penstock.store.files import digest
+from penstock.transient import retry_transient
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of what is stored in a cache
+NAME = r"b3-[0-9a-f]{64}"
+
+
+def digest(*parts: bytes) -> str:
+    """Digest of length-prefixed parts, as `b3-` and 64 hexadecimal digits."""
+    hasher = blake3.blake3()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return f"b3-{hasher.hexdigest()}"
+
+
+@retry_transient
+def file_digest(path: Path) -> str:
+    """Digest of a file's bytes, read through mmap."""
+    hasher = blake3.blake3()
+    hasher.update_mmap(path)
+    return f"b3-{hasher.hexdigest()}"
+
+
+def bytes_digest(data: Any) -> str:
+    """Digest of bytes in memory; equal to `file_digest` of a file with the same bytes."""
+    return f"b3-{blake3.blake3(data).hexdigest()}"
+
+
+def validate_name(name: object) -> str:
+    """Return a digest read from a file if it is safe to use in a path; raise CorruptError otherwise."""
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise CorruptError(f"{name!r} is not the name of a shard or dataset: names are b3- and 64 hexadecimal digits")
+    return name
 
 
 def canonical(value: Any) -> bytes:
@@ -39,14 +71,3 @@ def check_format(version: object, path: Path | str) -> None:
             f"{path}: format version {version!r}, but this Penstock reads version {FORMAT_VERSION}. "
             "Use the Penstock that wrote it, or prepare again into another cache."
         )
-
-
-def check_marker(data: bytes, path: Path | str, remedy: str) -> None:
-    """Raise CorruptError if the marker of a cache is damaged, FormatError if it is of another format version."""
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise CorruptError(f"{path}: the marker is damaged. {remedy}")
-    check_format(value.get("format"), path)

@@ -15,14 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from penstock.digests import file_digest
 from penstock.errors import FormatError, StoreError
 from penstock.prepare.encode.columns import Columns
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import file_digest, is_readable_file
+from penstock.store.files import is_readable_file
+from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
-from penstock.store.upkeep.listing import dataset_folders
+from penstock.store.storage import shard_at
+from penstock.store.trust import read_record
 
 OnShard = Callable[[str], None]
 REBUILD = "The next prepare rebuilds this slice"
@@ -145,15 +148,16 @@ class _Verifier:
 
     def _wrong_bytes(self, name: str, digest: str, size: int) -> str | None:
         path = self._cache.shard_path(name)
-        if name not in self._digests:
-            self._cache.fresh_copy(path)
+        if name not in self._digests and self._cache.tier is not None:
+            self._cache.tier.forget(name)
+            self._cache.tier.replace(shard_at(name))
         if not path.exists():
             return f"the shard is missing. {REBUILD}"
         found = self._digest(name)
         if found is None:
             return f"the shard can't be read. {REBUILD} for you"
         if found == digest:
-            wrong = self._cache.wrong_index(name)
+            wrong = self._cache.tier.wrong_index(name) if self._cache.tier is not None else None
             if wrong is not None:
                 return self._bad(name, wrong)
             self._cache.clear_bad(name)
@@ -193,27 +197,27 @@ class _Verifier:
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
         path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
-        self._cache.fresh_copy(path)
+        if self._cache.tier is not None:
+            self._cache.tier.replace(self._cache.files.relative(path))
         if not is_readable_file(path):
             self._found("the dataset's tokenizer is missing. The next prepare restores it", path, dataset=dataset.key)
         elif file_digest(path) != path.stem:
             self._found("the tokenizer's bytes have changed. Delete it, then prepare again", path, dataset=dataset.key)
 
     def unreferenced_shards(self) -> None:
-        """Check shards that no dataset uses yet against the notes beside them."""
-        tree = self._cache.tree
-        for folder in tree.folders(tree.root / "shards"):
-            for path in tree.files(folder):
-                if path.suffix == ".arrow" and path.stem not in self._digests:
-                    self._check_unreferenced(path)
+        """Check shards that no dataset uses yet against the records beside them."""
+        for entry in self._cache.storage.entries("shards"):
+            name, _, kind = entry.name.partition(".")
+            if kind == "arrow" and name not in self._digests:
+                self._check_unreferenced(name)
 
-    def _check_unreferenced(self, path: Path) -> None:
-        note = self._cache.read_note(path.stem)
-        if note is None:
+    def _check_unreferenced(self, name: str) -> None:
+        record = read_record(self._cache.files, name)
+        if record is None:
             return  # nothing to compare with; a build that needs the shard reads it
-        wrong = self._wrong_bytes(path.stem, note["digest"], note["bytes"])
+        wrong = self._wrong_bytes(name, record["digest"], record["bytes"])
         if wrong is not None:
-            self._found(wrong, path, shard=path.stem)
+            self._found(wrong, self._cache.shard_path(name), shard=name)
 
 
 def mark_bad_shard(cache: Cache, name: str, what: str) -> str:

@@ -1,1 +1,0 @@
-"""Maintenance of a cache: list, verify, collect garbage."""
