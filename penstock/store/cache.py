@@ -327,10 +327,7 @@ class Cache:
     # -- writing shards -------------------------------------------------------------------------------------------
 
     def commit_shard(self, name: str, data: Any, note: Mapping[str, Any], *, keep_copy: bool = True) -> None:
-        """Commit a shard and its record, the shard last. An identical shard stays in place.
-
-        A tier gets a copy, unless it is not wanted.
-        """
+        """Commit a shard and its record, the shard last. An identical shard stays; a tier keeps a copy if wanted."""
         digest = bytes_digest(data)
         record = {**note, "digest": digest, "bytes": len(data), "host": socket.gethostname()}
         if self.tier is not None:
@@ -345,12 +342,14 @@ class Cache:
     def _keep_identical(self, name: str, size: int, record: dict[str, Any]) -> bool:
         """Write the record of a shard, unless it is there; True if the shard itself is there, too."""
         path, new_digest = shard_at(name), record["digest"]
-        is_current = self._digest_on_disk(path, size) == new_digest and not self._is_refused(name)
-        if not is_current or (read_record(self.files, name) or {}).get("digest") != new_digest:
-            self.files.write(shard_at(name, "json"), seal(b"note", record), "note", durable=False)
+        with explain_os_errors(self.root / path, "can't be replaced"):
+            is_current = self._digest_on_disk(path, size) == new_digest and not self._is_refused(name)
+            if not is_current or (read_record(self.files, name) or {}).get("digest") != new_digest:
+                self.files.write(shard_at(name, "json"), seal(b"note", record), "note", durable=False)
+            if is_current:
+                with contextlib.suppress(PermissionError):  # owned by another user
+                    self.files.touch(path)  # so that `gc` and concurrent builds see it as new
         if is_current:
-            with explain_os_errors(self.root / path, "can't be replaced"), contextlib.suppress(PermissionError):
-                self.files.touch(path)  # so that `gc` and concurrent builds see it as new; unless another user's
             self.files.clear_mark(name)
         return is_current
 

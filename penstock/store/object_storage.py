@@ -107,7 +107,7 @@ class ObjectStorage(Storage):
     def _entry(self, info: ObjectInfo) -> Entry:
         modified = info.modified.timestamp() if info.modified is not None else time.time()
         path = info.path.removeprefix(self._prefix)
-        return Entry(path, info.size, modified, modified, (info.etag, info.version))
+        return Entry(path, info.size, modified, modified, info.etag, info.version)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class ObjectStorage(Storage):
 
     def replace(self, path: str, data: Any, found: Entry, point: str) -> bool:
         """Put an object if it is still what `stat` found; False if not, also if an earlier try has written it."""
-        etag, version = map(str, found.version)
+        etag, version = str(found.version), found.generation
         return self._conditional(lambda: self._store.replace(self._prefix + path, _bytes(data), etag, version))
 
     def _conditional(self, write: Callable[[], bool]) -> bool:

@@ -63,7 +63,8 @@ class Entry(NamedTuple):
     size: int
     modified: float  # seconds
     changed: float  # when it was last written or renamed
-    version: tuple[object, ...]  # changes when the file is written again
+    version: object  # changes when the file is written again; the same whether listed or asked for
+    generation: str = ""  # of an object, where its store has one; only from `stat`
 
     @property
     def name(self) -> str:

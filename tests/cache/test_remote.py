@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +482,26 @@ def test_gc_deletes_what_no_dataset_needs(build: Built, data: Path, url: str, tm
     assert found.datasets == [kept.key]
     assert objects(url) == {}
     assert build(on="again").progress.slices_done > 0
+
+
+def test_gc_keeps_a_dropped_dataset_that_is_prepared_again(
+    build: Built, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build commits the dataset again after `gc` has dropped it, and before it deletes the shards."""
+    build()
+    whole, set_aside = objects(url), ObjectStorage.set_aside
+
+    def commit(storage: ObjectStorage, paths: Collection[str]) -> Any:
+        aside = set_aside(storage, paths)
+        for path, data in whole.items():
+            if path.endswith("manifest.json"):
+                storage.write(path, data, "x")
+        return aside
+
+    monkeypatch.setattr(ObjectStorage, "set_aside", commit)
+    found = collect_garbage(open_cache(url, local=tmp_path / "gc"), older_than=-5, drop_unused=-5)
+    assert (len(found.datasets), found.shards) == (1, 0)
+    assert objects(url) == whole
 
 
 def test_a_build_waits_for_a_gc_that_deletes_its_shards(
