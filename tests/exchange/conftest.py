@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from tests.cache.conftest import Forks
+from tests.store.conftest import Forks
 
 ROOT = Path(__file__).parent.parent.parent
 EXITS = Path(os.environ.get("PENSTOCK_EXITS", ROOT / ".exits")) / "bin" / "python"

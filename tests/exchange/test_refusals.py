@@ -15,7 +15,7 @@ from penstock.exchange import export as exporter
 from penstock.exchange import rows as export_rows
 from penstock.exchange.export import export
 from penstock.prepare.chat.conversation import Part, Role
-from tests.cache.conftest import Forks
+from tests.store.conftest import Forks
 from tests.support.feed_data import pair_view, view
 from tests.support.memory_dataset import MemoryExamples, Piece
 from tests.support.view_rows import chat

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import penstock as ps
-from tests.cache.conftest import ROOT, Prepare
+from tests.store.conftest import ROOT, Prepare
 
 HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
 CODE = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache import nfs_guest
+from tests.store import nfs_guest
 from tools import nfs
 
 pytestmark = pytest.mark.slow

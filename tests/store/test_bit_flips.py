@@ -16,7 +16,7 @@ from penstock.store.cache import Cache
 from penstock.store.shard import read_shard
 from penstock.store.storage import shard_at
 from penstock.store.trust import read_record
-from tests.cache.conftest import CLOCK_TICK, ROOT, Prepare
+from tests.store.conftest import CLOCK_TICK, ROOT, Prepare
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from penstock.prepare.sources.slices import identity
 from penstock.store.dataset import StoredDataset, open_dataset
 from penstock.store.manifest import seal_manifest
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
-from tests.cache.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
+from tests.store.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
 
 pytestmark = pytest.mark.slow
 

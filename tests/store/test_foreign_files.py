@@ -18,7 +18,7 @@ from penstock.store.cache import Cache
 from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.verify import verify_cache
-from tests.cache.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -1,6 +1,6 @@
 """Scenarios on two NFS mounts of one folder; run by test_nfs.py inside the virtual machine of tools/nfs.py.
 
-    python -m tools.nfs python -m tests.cache.nfs_guest 10 [SCENARIO…]
+    python -m tools.nfs python -m tests.store.nfs_guest 10 [SCENARIO…]
 
 Each function is a scenario of some rounds that raises if something is wrong. Alpha and beta are hosts by their names,
 and have a mount each. The last line of output is JSON: what each scenario counted, or its traceback.
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cache.conftest import ROOT, Forks, leftovers, result
-from tests.cache.test_crashes import KILLED, STEPS
+from tests.store.conftest import ROOT, Forks, leftovers, result
+from tests.store.test_crashes import KILLED, STEPS
 from tools.nfs import MOUNTS
 
 DATA, TOKENIZER = ROOT / "examples" / "data" / "chats.jsonl", ROOT / "examples" / "tokenizer"

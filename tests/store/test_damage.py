@@ -23,7 +23,7 @@ from penstock.store.gc import collect_garbage
 from penstock.store.manifest import seal_manifest
 from penstock.store.transfer import copy_dataset
 from penstock.store.verify import verify_cache
-from tests.cache.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Forks, Prepare, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

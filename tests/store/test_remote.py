@@ -27,8 +27,8 @@ from penstock.store.storage import shard_at
 from penstock.store.transfer import copy_dataset
 from penstock.store.trust import user_key
 from penstock.store.verify import verify_cache
-from tests.cache.conftest import Prepare
-from tests.cache.conftest import result as files_of
+from tests.store.conftest import Prepare
+from tests.store.conftest import result as files_of
 from tests.support.object_servers import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]

@@ -17,7 +17,7 @@ from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.sources.slices import Slice
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import writer_name
-from tests.cache.conftest import Prepare
+from tests.store.conftest import Prepare
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 NAME = re.compile(r"b3-[0-9a-f]{64}")

@@ -21,7 +21,7 @@ from penstock.build.options import prepare_options
 from penstock.prepare import recipe as recipes
 from penstock.prepare.sources import text_slices
 from penstock.prepare.sources.slices import identity
-from tests.cache.conftest import CLOCK_TICK, Prepare, result
+from tests.store.conftest import CLOCK_TICK, Prepare, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 
