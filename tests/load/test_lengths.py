@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import UsageError, ViewError
+from penstock.load.options import view_settings
 from penstock.load.view import BaseView
 from penstock.prepare.chat.conversation import Part, Role
 from tests.support.memory_dataset import MemoryExamples, Piece
@@ -119,6 +120,24 @@ def test_the_digest_follows_the_settings_and_the_content() -> None:
     others = [dataset.view(max_length=9), dataset.view(max_length=8, holdout=0.5), MemoryExamples.of([ROW] * 2).view()]
     assert len({view.digest, *(other.digest for other in others)}) == 4
     assert view.digest.startswith("b3-")
+
+
+def test_the_bytes_of_a_digest_are_pinned() -> None:
+    """Exports, loader states and cached references store digests: a renamed option must not change them."""
+    settings = view_settings(
+        {
+            "train_on": "last_assistant_turn",
+            "max_length": 4096,
+            "overlong": "split",
+            "regions_unknown": "drop",
+            "holdout": 0.05,
+            "part": "held_out",
+            "holdout_seed": 7,
+        }
+    )
+    assert settings.digest("b3-0123") == "b3-66909da6b03aec0ae8aef3d6d770931f80b934f60ef13a2305915c938bd0da36"
+    plain = view_settings({"train_on": "all_assistant_messages"})
+    assert plain.digest("b3-0123") == "b3-32083a05ff436cc24ef0b9531fc544b505e67912879fdb548c9f84c5ca3d5b50"
 
 
 def test_indexing_behaves_like_a_list() -> None:

@@ -147,6 +147,12 @@ def test_digest_covers_all_settings() -> None:
     assert len({plan.digest for plan in (base, *others)}) == 7 and base.digest == PlanSettings(8, 100).digest
 
 
+def test_the_bytes_of_a_digest_are_pinned() -> None:
+    """Loader states and checkpoints store digests: a renamed option must not change them."""
+    plan = PlanSettings(12, 8192, align=8, seed=2**65, shuffle=False, tail=Tail.WRAP)
+    assert plan.digest == "b3-c57e10ed5fe69bdb3264b118e4ea8c66c67b2bcb974460d0c4e53a6ac8e30061"
+
+
 def test_errors() -> None:
     with pytest.raises(UsageError, match=r"item 1 has 90 tokens, more than capacity=64.*max_length to at most 64"):
         Plan(Lengths([5, 90]), PlanSettings(1, 64))
