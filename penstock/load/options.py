@@ -168,7 +168,9 @@ class LoaderOptions:
     """The options of `view.loader(…)`."""
 
     batch_size: Count | None = option("Rows per step over all ranks: sequences, pairs or packed rows")
-    collate: Collate | None = option("padded, packed or pairs; default: pairs on preference data, else padded")
+    collate: Collate | None = option(
+        f"Layout of a batch: {', '.join(Collate)}; default: pairs on preference data, else padded"
+    )
     capacity: Count | None = option("Tokens per packed row; default: the view's max_length")
     align: Count = option("Packed: round each sequence up to a multiple of this many tokens", 1)
     seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)

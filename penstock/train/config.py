@@ -111,7 +111,9 @@ class FeedConfig:
         "Rows per forward pass on a rank; gradients are accumulated. Default: all rows, or one packed row "
         "(joining several only pays off with flash attention)"
     )
-    collate: Collate | None = option("padded, packed or pairs; default: pairs for DPO, else padded")
+    collate: Collate | None = option(
+        f"Layout of a batch: {', '.join(Collate)}; default: pairs for DPO, else padded. Training takes no trees"
+    )
     capacity: int | None = option("Tokens per packed row; default: data.max_length")
     epochs: int | None = option("Passes over the data [default: 1, unless steps is set]")
     steps: int | None = option("Number of steps, instead of epochs")

@@ -100,6 +100,11 @@ def _check_method(config: TrainConfig, method: Method) -> None:
             )
     match method:
         case Method.SFT:
+            if config.feed.collate is Collate.TREE:
+                raise UnsupportedError(
+                    "feed.collate=tree: branches of a tree need an attention mask of their own, which `penstock train` "
+                    "does not build. Use feed.collate=packed or padded."
+                )
             if fused and config.loss.mean is not Mean.TOKEN:
                 raise UnsupportedError(
                     "liger.fused_loss does not support loss.mean=example. "

@@ -68,7 +68,7 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     [
         (LoaderOptions, "prefetch", "'ahead': Batches prefetched in the background"),
         (LoaderOptions, "drop_last", "'tail': What to do with an incomplete last step"),
-        (LoaderOptions, "packing", "'collate': padded, packed or pairs"),
+        (LoaderOptions, "packing", "'collate': Layout of a batch: padded, packed, pairs, tree"),
         (ViewSettings, "train_on_what", "'train_on': Loss policy"),
         (ViewSettings, "truncation", "'overlong': Longer rows"),
     ],

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
     [
         ("liger.enabled=true", "can't be imported|need a GPU"),
         ("feed.collate=pairs", "does not fit"),
+        ("feed.collate=tree", "need an attention mask of their own.* Use feed.collate=packed or padded"),
         ("model.attention=flash_attention_2", "rejected by transformers"),
         ("model.attention=nonsense", "rejected by transformers"),
         ("data.max_length=null", "longest sequence"),
