@@ -33,7 +33,7 @@ from benchmarks.clock import DATE, stop_clock
 from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
 from penstock.errors import PenstockError
-from penstock.load.options import UnknownRegions, ViewSettings
+from penstock.load.options import UnknownRegions, ViewOptions
 from penstock.load.view import BaseView
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.faithful.prefixes import roots, sizes
@@ -142,7 +142,7 @@ class Truth:
 
 def trained_turns(ds: Any) -> Iterator[tuple[int, list[tuple[int, int, list[int], list[int]]]]]:
     """Of each row: its first example, and (message, example, tokens before, tokens trained) of its turns."""
-    view = BaseView(ds, ViewSettings(regions_unknown=UnknownRegions.DROP))  # may be empty
+    view = BaseView(ds, ViewOptions(regions_unknown=UnknownRegions.DROP))  # may be empty
     rows: dict[tuple[int, int], tuple[int, list[tuple[int, int, list[int], list[int]]]]] = {}
     for number in range(ds.examples):
         place = ds.locate(number)

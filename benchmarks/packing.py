@@ -28,7 +28,7 @@ import numpy as np
 
 from penstock.arrays import Int32
 from penstock.load.assemble import shares, work_of
-from penstock.load.options import PlanSettings
+from penstock.load.options import PlanOptions
 from penstock.load.plan import Plan
 from tests.support.lengths import Lengths, best_fit_decreasing, chat_like, reasoning_like
 
@@ -86,7 +86,7 @@ def seek(served: Lengths, capacity: int | None) -> dict[str, float]:
     firsts = []
     for _ in range(3):
         began = time.perf_counter()
-        plan = Plan(served, PlanSettings(64, capacity))
+        plan = Plan(served, PlanOptions(64, capacity))
         plan.at(1_000_000)
         firsts.append(time.perf_counter() - began)
     first = min(firsts)
@@ -103,7 +103,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
     times, processor = [], []
     for _ in range(3):
         began, used = time.perf_counter(), time.process_time()
-        plan = Plan(served, PlanSettings(64, capacity))
+        plan = Plan(served, PlanOptions(64, capacity))
         plan.at(0)
         times.append(time.perf_counter() - began)
         processor.append(time.process_time() - used)
@@ -122,9 +122,9 @@ def measure(name: str, count: int) -> dict[str, Any]:
         "efficiency, global best-fit decreasing": tokens / (decreasing * capacity),
         "efficiency, trl": int(part.sum(dtype=np.int64)) / (trl_rows * capacity),
         "scatter, 64 rows": scatter(lengths, plan),
-        "scatter, 8 rows": scatter(lengths, Plan(served, PlanSettings(8, capacity))),
+        "scatter, 8 rows": scatter(lengths, Plan(served, PlanOptions(8, capacity))),
         "balance, 64 rows": balance(lengths, plan),
-        "balance, 8 rows": balance(lengths, Plan(served, PlanSettings(8, capacity))),
+        "balance, 8 rows": balance(lengths, Plan(served, PlanOptions(8, capacity))),
         "bytes a row, kept": plan.nbytes / count,
         "seek packed": seek(served, capacity),
         "seek padded": seek(served, None),

@@ -18,7 +18,7 @@ from penstock.build.options import PrepareOptions, prepare_options
 from penstock.exchange.options import AdoptOptions, WriteOptions, adopt_options
 from penstock.load.example import default_policy
 from penstock.load.loader import Loader
-from penstock.load.options import LoaderOptions, ViewSettings, view_settings
+from penstock.load.options import LoaderOptions, ViewOptions, view_options
 from penstock.load.view import BaseMixture, BaseView, Count
 from penstock.load.view import mix as mix_views
 from penstock.notebook import html
@@ -125,10 +125,10 @@ def _to_hf(served: View | Mixture, capacity: int | None) -> datasets.Dataset:
 class Dataset(StoredDataset):
     """A prepared dataset. Call `view` to get examples with loss masks."""
 
-    @with_signature(ViewSettings)
+    @with_signature(ViewOptions)
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """Apply a loss policy, a maximum length and a hold-out, without encoding anything again."""
-        return View(self, view_settings({"train_on": default_policy(self), **options})).filled()
+        return View(self, view_options({"train_on": default_policy(self), **options})).filled()
 
     def stats(self, capacity: int | None = None) -> Stats:
         """Statistics of all rows, with the trained tokens of the default view."""

@@ -18,11 +18,11 @@ from typing import Any
 
 from penstock.build.options import PrepareOptions
 from penstock.exchange.options import AdoptOptions, WriteOptions
-from penstock.load.options import LoaderOptions, ViewSettings
+from penstock.load.options import LoaderOptions, ViewOptions
 
 RECORDS = {
     "PrepareArguments": (PrepareOptions, "ps.prepare(…)"),
-    "ViewArguments": (ViewSettings, "dataset.view(…)"),
+    "ViewArguments": (ViewOptions, "dataset.view(…)"),
     "LoaderArguments": (LoaderOptions, "view.loader(…)"),
     "ExportArguments": (WriteOptions, "view.export(…)"),
     "AdoptArguments": (AdoptOptions, "ps.adopt(…)"),

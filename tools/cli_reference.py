@@ -8,7 +8,7 @@ from typing import Any
 from penstock.build.options import PrepareOptions
 from penstock.cli.flags import flag_of
 from penstock.exchange.options import AdoptOptions, ExportOptions
-from penstock.load.options import ViewSettings
+from penstock.load.options import ViewOptions
 from penstock.look.options import LookOptions
 
 INTRODUCTION = """# The command line
@@ -92,10 +92,10 @@ def document() -> str:
     """The complete page."""
     return "".join([
         INTRODUCTION, options_list(PrepareOptions),
-        VIEW, options_list(ViewSettings),
-        EXPORT, options_list(ExportOptions, ViewSettings),
+        VIEW, options_list(ViewOptions),
+        EXPORT, options_list(ExportOptions, ViewOptions),
         ADOPT, options_list(AdoptOptions, PrepareOptions),
-        LOOK, options_list(LookOptions, ViewSettings),
+        LOOK, options_list(LookOptions, ViewOptions),
         REST,
     ])  # fmt: skip
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from penstock.load.options import LoaderOptions, ViewSettings
+from penstock.load.options import LoaderOptions, ViewOptions
 from penstock.train.config import SourceConfig, TrainConfig
 
 SHARED = {  # records whose options are described elsewhere, under the same names
-    "[options of a view](cli.md#options-of-a-view)": ViewSettings,
+    "[options of a view](cli.md#options-of-a-view)": ViewOptions,
     "[options of a loader](feed.md#options)": LoaderOptions,
 }
 

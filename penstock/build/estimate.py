@@ -16,7 +16,7 @@ from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
 from penstock.build.progress import Progress
 from penstock.build.run import SMALL_BYTES, Builder
 from penstock.load.example import default_policy
-from penstock.load.options import UnknownRegions, ViewSettings
+from penstock.load.options import UnknownRegions, ViewOptions
 from penstock.load.view import BaseView
 from penstock.prepare.sources.chunks import Compression, decompressed
 from penstock.prepare.sources.kinds import UTF8_BOM, FileKind
@@ -436,7 +436,7 @@ def _cut_speed(file: Path) -> float:
 
 def _trained(dataset: StoredDataset) -> int:
     """Tokens that the default view trains."""
-    settings = ViewSettings(train_on=default_policy(dataset), regions_unknown=UnknownRegions.DROP)
+    settings = ViewOptions(train_on=default_policy(dataset), regions_unknown=UnknownRegions.DROP)
     return BaseView(dataset, settings).ledger.trained
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from penstock.errors import UsageError
-from penstock.load.options import ViewSettings
+from penstock.load.options import ViewOptions
 from penstock.options import option, read_options
 
 
@@ -79,12 +79,12 @@ class WriteOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(WriteOptions, ViewSettings):
+class ExportOptions(WriteOptions, ViewOptions):
     """Options of the command other than the datasets, the format and the folder."""
 
     seed: Annotated[int, Ge(0)] = option("Seed of a mixture", 0)
 
     @property
-    def view(self) -> ViewSettings:
+    def view(self) -> ViewOptions:
         """The options of the view."""
-        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})
+        return ViewOptions(**{entry.name: getattr(self, entry.name) for entry in fields(ViewOptions)})

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.gather import Gatherer, Located, cut_out
-from penstock.load.options import PlanSettings
+from penstock.load.options import PlanOptions
 from penstock.load.packing import ranges
 from penstock.load.plan import Plan
 from penstock.load.policy import Float32, Runs, run_weights
@@ -78,7 +78,7 @@ class ExportRows:
         self.views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
         self.separator = None if separator is None else _id_of(self.views[0], separator)
         self._gather = Gatherer(served)
-        order = PlanSettings(1, capacity, seed=shuffle_seed or 0, shuffle=shuffle_seed is not None)
+        order = PlanOptions(1, capacity, seed=shuffle_seed or 0, shuffle=shuffle_seed is not None)
         self._plan = Plan(served, order) if capacity is not None or order.shuffle else None
         self._items = served.epoch_indices(epoch) if isinstance(served, BaseMixture) and self._plan is None else None
         self._part_bounds = np.cumsum([len(view) for view in self.views])

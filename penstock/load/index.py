@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
 from penstock.load.example import Examples, named, place_of
-from penstock.load.options import HoldoutPart, LossPolicy, Overlong, UnknownRegions, ViewSettings
+from penstock.load.options import HoldoutPart, LossPolicy, Overlong, UnknownRegions, ViewOptions
 from penstock.load.policy import Float32, Runs, UInt64, run_weights
 from penstock.load.windows import Ledger, Rows, Windows, each_row_once, row_hashes, serve
 
@@ -60,7 +60,7 @@ class Holdout:
 
     __slots__ = ("_part", "_seed", "_threshold")
 
-    def __init__(self, chosen: ViewSettings, hashes: Iterable[UInt64]) -> None:
+    def __init__(self, chosen: ViewOptions, hashes: Iterable[UInt64]) -> None:
         """`hashes` are the row hashes by shard, read only if a number of rows is held out."""
         self._part, self._seed = chosen.part, chosen.holdout_seed
         self._threshold: np.uint64 | None = None
@@ -107,7 +107,7 @@ class Index(NamedTuple):
     ledger: Ledger
 
 
-def scan(examples: Examples, settings: ViewSettings) -> Index:
+def scan(examples: Examples, settings: ViewOptions) -> Index:
     """Build the index of a view, or raise if some row can't be served."""
     _check_roles(examples, settings)
     shards = range(len(examples.shard_examples))
@@ -132,7 +132,7 @@ def scan(examples: Examples, settings: ViewSettings) -> Index:
     return Index(np.array(bounds, np.int64), numbers, starts, lengths, prompts, ledger)
 
 
-def trained_weights(examples: Examples, settings: ViewSettings, index: Index) -> Float32:
+def trained_weights(examples: Examples, settings: ViewOptions, index: Index) -> Float32:
     """The sum of the loss weights of each window, without its first token, which is never predicted."""
     totals = np.empty(len(index.rows), np.float32)
     cuts = np.searchsorted(index.rows, index.bounds).tolist()  # windows are in row order
@@ -173,7 +173,7 @@ def _any_weight(runs: Runs) -> bool:
     return runs.weights is not None and not bool(np.isnan(runs.weights).all())
 
 
-def _check_roles(examples: Examples, settings: ViewSettings) -> None:
+def _check_roles(examples: Examples, settings: ViewOptions) -> None:
     """Adopted rows record which tokens were trained, but not which role wrote them."""
     if examples.recipe.get("adopted") and settings.train_on not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
         raise RegionsUnknown(
@@ -183,7 +183,7 @@ def _check_roles(examples: Examples, settings: ViewSettings) -> None:
         )
 
 
-def _check_lengths(examples: Examples, settings: ViewSettings, sizes: Int64, usable: Bool, before: int) -> None:
+def _check_lengths(examples: Examples, settings: ViewOptions, sizes: Int64, usable: Bool, before: int) -> None:
     limit = settings.max_length
     if limit is None or settings.overlong is not Overlong.ERROR:
         return
@@ -194,7 +194,7 @@ def _check_lengths(examples: Examples, settings: ViewSettings, sizes: Int64, usa
         )
 
 
-def _check_regions(examples: Examples, settings: ViewSettings, unknown_rows: list[Int64]) -> None:
+def _check_regions(examples: Examples, settings: ViewOptions, unknown_rows: list[Int64]) -> None:
     unknown = np.concatenate(unknown_rows) if unknown_rows else np.empty(0, np.int64)
     if not len(unknown) or settings.regions_unknown is UnknownRegions.DROP:
         return
@@ -206,7 +206,7 @@ def _check_regions(examples: Examples, settings: ViewSettings, unknown_rows: lis
     )
 
 
-def _check_weights(examples: Examples, settings: ViewSettings, weighted: bool) -> None:
+def _check_weights(examples: Examples, settings: ViewOptions, weighted: bool) -> None:
     if settings.train_on is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
         raise ViewError(
             f"train_on='customized' needs per-message weights, but none of the {len(examples)} rows has any. "

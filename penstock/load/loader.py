@@ -24,7 +24,7 @@ from penstock.errors import FeedError, StoreError
 from penstock.load.assemble import Assembler
 from penstock.load.collate import Batch
 from penstock.load.gather import Downloads
-from penstock.load.options import Collate, Framework, LoaderSettings, loader_settings
+from penstock.load.options import Collate, Framework, LoaderSettings, loader_options
 from penstock.load.plan import Plan
 from penstock.load.prefetch import Prefetcher
 from penstock.load.view import BaseMixture, BaseView, Served
@@ -142,7 +142,7 @@ class Loader:
     """Iterates over the batches of one rank."""
 
     def __init__(self, served: Served, **options: Unpack[LoaderArguments]) -> None:
-        self._start(served, loader_settings(served, options), 0)
+        self._start(served, loader_options(served, options), 0)
 
     def _start(self, served: Served, settings: LoaderSettings, position: int) -> None:
         self.served = served

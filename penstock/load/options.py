@@ -63,8 +63,8 @@ class HoldoutPart(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewSettings:
-    """The options of a view, validated by `view_settings()`."""
+class ViewOptions:
+    """The options of a view, validated by `view_options()`."""
 
     train_on: LossPolicy = option(
         f"Loss policy: {', '.join(LossPolicy)}; KTO rows default to last_assistant_message, adopted data to customized",
@@ -90,9 +90,9 @@ class ViewSettings:
         return f"b3-{blake3(canonical).hexdigest()}"
 
 
-def view_settings(options: ViewArguments, base: ViewSettings | None = None) -> ViewSettings:
+def view_options(options: ViewArguments, base: ViewOptions | None = None) -> ViewOptions:
     """Validate options on top of `base` (or of the defaults)."""
-    settings = read_options(ViewSettings, {**asdict(base or ViewSettings()), **options}, "a view")
+    settings = read_options(ViewOptions, {**asdict(base or ViewOptions()), **options}, "a view")
     if settings.part is HoldoutPart.HELD_OUT and settings.holdout is None:
         raise UsageError("part='held_out' needs a hold-out. Add holdout=0.05 (or a number of rows).")
     return settings
@@ -112,7 +112,7 @@ class Tail(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSettings:
+class PlanOptions:
     """Settings of a plan. A row is a sequence, a pair or, with a capacity, a bin of packed sequences."""
 
     batch_size: int  # rows in a global step
@@ -131,7 +131,7 @@ class PlanSettings:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 #
-# The options of a loader. Those that decide which rows a step holds are in `PlanSettings`.
+# The options of a loader. Those that decide which rows a step holds are in `PlanOptions`.
 
 
 log = logging.getLogger("penstock")
@@ -194,9 +194,9 @@ class LoaderOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """The options of a loader with every default resolved. Built by `loader_settings()`."""
+    """The options of a loader with every default resolved. Built by `loader_options()`."""
 
-    plan: PlanSettings
+    plan: PlanOptions
     collate: Collate
     epochs: int | None
     steps: int | None
@@ -214,7 +214,7 @@ class LoaderSettings:
     device: str | None
 
 
-def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSettings:
+def loader_options(served: Served, arguments: LoaderArguments) -> LoaderSettings:
     """Validated settings for feeding this view or mixture."""
     options = read_options(LoaderOptions, arguments, "a loader")
     collate = _collate(served, options)
@@ -244,7 +244,7 @@ def loader_settings(served: Served, arguments: LoaderArguments) -> LoaderSetting
     )
 
 
-def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanSettings:
+def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanOptions:
     if options.batch_size is None:
         raise UsageError("a loader needs batch_size: the rows of a step over all ranks.")
     packed, capacity = collate is Collate.PACKED, options.capacity
@@ -253,7 +253,7 @@ def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanSetti
         raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. {remedy}")
     if packed and capacity is None:
         capacity = _max_length(served)
-    return PlanSettings(
+    return PlanOptions(
         batch_size=options.batch_size,
         capacity=capacity,
         align=options.align,

@@ -21,7 +21,7 @@ from blake3 import blake3
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.index import splitmix64
-from penstock.load.options import PlanSettings, Tail
+from penstock.load.options import PlanOptions, Tail
 from penstock.load.packing import Bins, Compact, Histogram, best_fit, compact
 from penstock.load.policy import UInt64
 from penstock.load.view import BaseMixture, Served
@@ -203,7 +203,7 @@ class StepRows(NamedTuple):
 class Plan:
     """The map from steps to rows."""
 
-    def __init__(self, served: Served, settings: PlanSettings) -> None:
+    def __init__(self, served: Served, settings: PlanOptions) -> None:
         if not len(served):
             raise ViewError("the view has no examples, so there is nothing to feed. See its ledger for the reasons.")
         if settings.capacity is not None:
@@ -321,7 +321,7 @@ def _varies(served: Served) -> bool:
     return any(share.per_epoch % len(share.view) for share in shares)
 
 
-def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanSettings) -> EpochRows:
+def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanOptions) -> EpochRows:
     items: Compact | None = None
     if not constant or isinstance(served, BaseMixture):
         items = compact(served.epoch_indices(epoch))
@@ -336,7 +336,7 @@ def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanSettin
     return PackedRows(bins, order if items is None else items[order], classes)
 
 
-def aligned(lengths: Int32, settings: PlanSettings) -> AlignedLengths:
+def aligned(lengths: Int32, settings: PlanOptions) -> AlignedLengths:
     """The space each sequence takes in a bin: its length rounded up to the alignment."""
     assert settings.capacity is not None
     align = settings.align

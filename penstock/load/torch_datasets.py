@@ -22,7 +22,7 @@ from penstock.load.collate import Arrays, Padding, packed, padded
 from penstock.load.example import IGNORED
 from penstock.load.gather import Gathered, Gatherer
 from penstock.load.loader import Loader
-from penstock.load.options import PlanSettings, Side
+from penstock.load.options import PlanOptions, Side
 from penstock.load.plan import Plan
 from penstock.load.torch_tensors import TensorConverter
 from penstock.load.view import Served
@@ -43,7 +43,7 @@ class MapRows(Dataset[Feature]):
         self.served, self.capacity, self.seed = served, capacity, seed
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that persist see it change
-        self._plan = Plan(served, PlanSettings(1, capacity, seed=seed, shuffle=capacity is not None))
+        self._plan = Plan(served, PlanOptions(1, capacity, seed=seed, shuffle=capacity is not None))
         self._gather = Gatherer(served)
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.example import Cut, Example, Examples, Pair, cut_example, default_policy, is_labelled, place_of
 from penstock.load.index import Index, keyed_permutation, scan, trained_weights
-from penstock.load.options import HoldoutPart, ViewSettings, view_settings
+from penstock.load.options import HoldoutPart, ViewOptions, view_options
 from penstock.load.policy import Float32
 from penstock.load.windows import Ledger, Reason
 from penstock.prepare.encode.columns import Columns
@@ -36,7 +36,7 @@ from penstock.store.dataset import MemberRow
 # The error for a view without examples: names the options that dropped its rows, and how many each dropped.
 
 
-def empty_view(ledger: Ledger, settings: ViewSettings) -> ViewError:
+def empty_view(ledger: Ledger, settings: ViewOptions) -> ViewError:
     """The error for a view that serves no examples."""
     if not ledger.rows:
         return ViewError(_no_rows(ledger.other_part, settings))
@@ -45,7 +45,7 @@ def empty_view(ledger: Ledger, settings: ViewSettings) -> ViewError:
     return ViewError(f"the view has no examples: it leaves out all {ledger.rows:,} rows{part}. {parts}.")
 
 
-def _no_rows(others: int, settings: ViewSettings) -> str:
+def _no_rows(others: int, settings: ViewOptions) -> str:
     if not others:
         return "the view has no examples because the dataset has none. Its build ledger says why rows were rejected."
     if settings.part is HoldoutPart.HELD_OUT:
@@ -59,7 +59,7 @@ def _no_rows(others: int, settings: ViewSettings) -> str:
     )
 
 
-def _explained(reason: str, count: int, settings: ViewSettings) -> str:
+def _explained(reason: str, count: int, settings: ViewOptions) -> str:
     match Reason(reason):
         case Reason.OVERLONG:
             return (
@@ -129,13 +129,13 @@ class Served(Protocol):
 
 def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
     """A view of the dataset, scanned immediately so that rows that can't be served raise here."""
-    return BaseView(dataset, view_settings({"train_on": default_policy(dataset), **options})).filled()
+    return BaseView(dataset, view_options({"train_on": default_policy(dataset), **options})).filled()
 
 
 class BaseView:
     """A sequence of examples or, for preference data, of pairs."""
 
-    def __init__(self, dataset: Examples, settings: ViewSettings) -> None:
+    def __init__(self, dataset: Examples, settings: ViewOptions) -> None:
         self.dataset = dataset
         self.settings = settings
 
@@ -152,7 +152,7 @@ class BaseView:
 
     def changed(self, **options: Unpack[ViewArguments]) -> Self:
         """The same dataset with some settings changed; nothing is scanned yet."""
-        return type(self)(self.dataset, view_settings(options, self.settings))
+        return type(self)(self.dataset, view_options(options, self.settings))
 
     @property
     def max_length(self) -> int | None:
@@ -239,7 +239,7 @@ class BaseView:
         )
         return Pair(chosen, rejected, prompt - start)
 
-    def __reduce__(self) -> tuple[type[BaseView], tuple[Examples, ViewSettings]]:
+    def __reduce__(self) -> tuple[type[BaseView], tuple[Examples, ViewOptions]]:
         return type(self), (self.dataset, self.settings)
 
     def __repr__(self) -> str:
@@ -444,7 +444,7 @@ def _key(seed: int, name: str, lap: int) -> int:
 
 
 def _as_view(part: Part) -> BaseView:
-    return part if isinstance(part, BaseView) else BaseView(part, ViewSettings(train_on=default_policy(part)))
+    return part if isinstance(part, BaseView) else BaseView(part, ViewOptions(train_on=default_policy(part)))
 
 
 def _plain(amount: float | Count) -> object:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError
-from penstock.load.options import Overlong, ViewSettings
+from penstock.load.options import Overlong, ViewOptions
 from penstock.load.policy import Runs, Tally, UInt64, run_weights
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
@@ -287,7 +287,7 @@ def each_row_once(columns: Columns) -> UInt64:
     return hashes[np.flatnonzero(np.diff(columns.rows, prepend=np.uint32(0xFFFFFFFF)))]
 
 
-def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewSettings) -> tuple[Windows, Ledger]:
+def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewOptions) -> tuple[Windows, Ledger]:
     """The windows to serve from the rows of `part`, a side of the hold-out. Rows flagged `unknown` are dropped."""
     usable = np.flatnonzero(part & ~unknown)
     cut, trained = _cut_singles(rows, usable, settings) if rows.sizes.ndim == 1 else _cut_pairs(rows, usable, settings)
@@ -329,7 +329,7 @@ def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewSettings) -> tupl
     return served, ledger
 
 
-def _cut_singles(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Windows, Int64]:
+def _cut_singles(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable rows, and the trained tokens in each."""
     tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
     cut = windows(settings.overlong, settings.max_length, rows.sizes[usable])
@@ -341,7 +341,7 @@ def _cut_singles(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Win
     return cut, trained
 
 
-def _cut_pairs(rows: Rows, usable: Int64, settings: ViewSettings) -> tuple[Windows, Int64]:
+def _cut_pairs(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable pairs, and the trained tokens after the common prompt on each side."""
     tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
     prompts = prompt_lengths(rows.columns, rows.runs)[usable]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from annotated_types import Ge
 
 from penstock.errors import RegionsUnknown
-from penstock.load.options import UnknownRegions, ViewSettings, view_settings
+from penstock.load.options import UnknownRegions, ViewOptions, view_options
 from penstock.options import option, read_options
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ SHARDS_OPEN: Final = 16  # mapped pages count as memory, so keep few shards open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookOptions(ViewSettings):
+class LookOptions(ViewOptions):
     """Options of the commands that inspect a dataset: those of a view, and those of packing."""
 
     capacity: Annotated[int, Ge(1)] | None = option("Tokens of a packed row; default: the maximum length")
 
     @property
-    def view(self) -> ViewSettings:
+    def view(self) -> ViewOptions:
         """The options of the view."""
-        return ViewSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ViewSettings)})
+        return ViewOptions(**{entry.name: getattr(self, entry.name) for entry in fields(ViewOptions)})
 
 
 def look_options(values: Mapping[str, Any]) -> LookOptions:
     """Validated options."""
     options = read_options(LookOptions, values, "a look")
-    view_settings({}, options.view)  # checks them together
+    view_options({}, options.view)  # checks them together
     return options
 
 

@@ -24,7 +24,7 @@ import orjson
 
 from penstock import __version__
 from penstock.errors import StoreError, UsageError
-from penstock.load.options import ViewSettings
+from penstock.load.options import ViewOptions
 from penstock.load.view import BaseMixture, BaseView
 from penstock.load.windows import Reason
 from penstock.look.html import render, running_mean, script, source_hash, stylesheet
@@ -88,7 +88,7 @@ _FLAGS = {
 _INFORMATIVE = {Note.EOS_APPENDED, Note.STOP_APPENDED, Note.ARROW_NULLS, Note.ARGUMENTS_PARSED, Note.ARGUMENTS_DUMPED}
 
 
-def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
+def advice(stats: Stats, settings: ViewOptions | None = None) -> list[Advice]:
     """All warnings, most severe first."""
     found = [
         Advice(level, title, text, stats.flags[name].rows, stats.flags[name].first, name)
@@ -98,7 +98,7 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
     if stats.rows_with_unknown_regions and "regions_unknown" not in stats.flags:
         level, title, text = _FLAGS["regions_unknown"]
         found.append(Advice(level, title, f"{text} They are dropped.", stats.rows_with_unknown_regions))
-    found += _of_loss(stats, settings or ViewSettings())
+    found += _of_loss(stats, settings or ViewOptions())
     for note, count in stats.build.get("notes", {}).items():
         level = Level.NOTE if note in _INFORMATIVE else Level.WRONG
         found.append(Advice(level, f"Prepared: {note.replace('_', ' ')}", f"{describe_note(note, count)}.", count))
@@ -106,7 +106,7 @@ def advice(stats: Stats, settings: ViewSettings | None = None) -> list[Advice]:
     return sorted(found, key=lambda one: (order.index(one.level), -one.rows))
 
 
-def _of_loss(stats: Stats, settings: ViewSettings) -> list[Advice]:
+def _of_loss(stats: Stats, settings: ViewOptions) -> list[Advice]:
     found = []
     if stats.untrained.rows:
         text = (

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.load.example import Examples, default_policy, place_of
 from penstock.load.index import Holdout
-from penstock.load.options import Overlong, UnknownRegions, ViewSettings
+from penstock.load.options import Overlong, UnknownRegions, ViewOptions
 from penstock.load.packing import Histogram, best_fit
 from penstock.load.view import BaseMixture, BaseView
 from penstock.load.windows import Ledger, Reason, Rows, each_row_once, row_hashes
@@ -309,7 +309,7 @@ def _counted(target: Examples | BaseView | BaseMixture) -> tuple[list[BaseView],
     if isinstance(target, BaseView):
         return [target], list(_of_view(target))
     if not isinstance(target, BaseMixture):
-        settings = ViewSettings(train_on=default_policy(target), regions_unknown=UnknownRegions.DROP)
+        settings = ViewOptions(train_on=default_policy(target), regions_unknown=UnknownRegions.DROP)
         return [BaseView(target, settings)], list(_of_dataset(target))
     views, shards, before = [share.view for share in target.shares.values()], list[_Shard](), 0
     for member, view in enumerate(views):

@@ -41,7 +41,7 @@ class Data(NamedTuple):
 
 def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_status: OnStatus = lambda _: None) -> Data:
     """Opens the sources of a run, preparing those that are not cached."""
-    options = view_options(config)
+    options = _view_arguments(config)
     sources = _prepared(config.data.sources, config, "data.sources", on_progress, on_status)
     if config.eval.holdout is None:
         held_out = _prepared(config.eval.sources, config, "eval.sources", on_progress, on_status)
@@ -53,7 +53,7 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_sta
     return Data(train, _served(once, sources, {**options, "part": HoldoutPart.HELD_OUT}, config.seed))
 
 
-def view_options(config: TrainConfig) -> ViewArguments:
+def _view_arguments(config: TrainConfig) -> ViewArguments:
     """The configured view options, without the hold-out."""
     data = config.data
     policy: ViewArguments = {} if data.train_on is None else {"train_on": data.train_on}

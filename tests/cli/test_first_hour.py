@@ -23,7 +23,7 @@ from penstock.build.options import PrepareOptions, prepare_options
 from penstock.build.workers import runner
 from penstock.errors import SourceError, UsageError
 from penstock.exchange.options import ExportOptions
-from penstock.load.options import LoaderOptions, ViewSettings
+from penstock.load.options import LoaderOptions, ViewOptions
 from penstock.look.statistics import stats
 from penstock.look.terminal import show
 from penstock.options import read_options
@@ -69,8 +69,8 @@ def test_option_names_with_another_meaning_are_explained() -> None:
         (LoaderOptions, "prefetch", "'ahead': Batches prefetched in the background"),
         (LoaderOptions, "drop_last", "'tail': What to do with an incomplete last step"),
         (LoaderOptions, "packing", "'collate': Layout of a batch: padded, packed, pairs, tree"),
-        (ViewSettings, "train_on_what", "'train_on': Loss policy"),
-        (ViewSettings, "truncation", "'overlong': Longer rows"),
+        (ViewOptions, "train_on_what", "'train_on': Loss policy"),
+        (ViewOptions, "truncation", "'overlong': Longer rows"),
     ],
 )
 def test_names_of_other_tools_come_before_names_that_look_alike(record: type, name: str, ours: str) -> None:
@@ -89,7 +89,7 @@ def test_cache_options_of_other_tools() -> None:
 
 
 def test_every_synonym_refers_to_an_option_and_hides_none() -> None:
-    records = (PrepareOptions, LoaderOptions, ViewSettings, ExportOptions)
+    records = (PrepareOptions, LoaderOptions, ViewOptions, ExportOptions)
     known = {entry.name for record in records for entry in fields(record)}
     assert set(other_names.SYNONYMS.values()) <= known
     assert not known & other_names.SYNONYMS.keys()
@@ -209,16 +209,16 @@ def test_several_datasets_for_one_name_are_listed(tokenizer: Path, tmp_path: Pat
 )
 def test_values_by_other_names_are_explained(value: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"train_on='{value}' is unknown; did you mean '{meant}'\\? Use one of: all_"):
-        read_options(ViewSettings, {"train_on": value}, "a view")
+        read_options(ViewOptions, {"train_on": value}, "a view")
 
 
 def test_values_by_other_names_are_values_of_ours() -> None:
-    for record in (ViewSettings, LoaderOptions):
+    for record in (ViewOptions, LoaderOptions):
         for entry in fields(record):
             for meant in set(other_names.VALUES.get(entry.name, {}).values()):
                 read_options(record, {entry.name: meant}, "them")
     assert set(other_names.VALUES) <= {
-        entry.name for record in (ViewSettings, LoaderOptions) for entry in fields(record)
+        entry.name for record in (ViewOptions, LoaderOptions) for entry in fields(record)
     }
 
 

@@ -20,7 +20,7 @@ from penstock.exchange.export import export
 from penstock.exchange.format import find_format
 from penstock.exchange.formats import format_names
 from penstock.load.example import Example, Pair
-from penstock.load.options import PlanSettings
+from penstock.load.options import PlanOptions
 from penstock.load.plan import Plan
 from penstock.load.view import BaseMixture, BaseView, Count, mix
 from tests.exchange.readers import READERS, Row, read
@@ -66,7 +66,7 @@ def check(to: str, served: BaseView | BaseMixture, capacity: int | None = None, 
     if capacity is None:
         assert found == [expected(to, served[int(item)]) for item in items]
         return
-    plan = Plan(served, PlanSettings(1, capacity, shuffle=False))
+    plan = Plan(served, PlanOptions(1, capacity, shuffle=False))
     taken = plan.take(0, np.arange(plan.steps_in(0)))
     flat = [expected(to, served[int(item)], packed=True)[0] for item in taken.items]
     assert [sequence for row in found for sequence in row] == flat

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.arrays import Int32
 from penstock.load.assemble import shares, sizes_of, work_of
-from penstock.load.options import PlanSettings
+from penstock.load.options import PlanOptions
 from penstock.load.plan import Plan
 from tests.support.lengths import Lengths, chat_like, reasoning_like
 
@@ -59,7 +59,7 @@ def test_micro_batches_are_sorted_by_work() -> None:
 
 @pytest.mark.parametrize(("lengths", "capacity"), [(chat_like(60_000), 8192), (reasoning_like(30_000), 16384)])
 def test_work_of_64_packed_rows_over_8_ranks(lengths: Int32, capacity: int) -> None:
-    plan = Plan(Lengths(lengths), PlanSettings(64, capacity))
+    plan = Plan(Lengths(lengths), PlanOptions(64, capacity))
     ratios = []
     for step in range(plan.steps_in(0) - 1):
         rows = plan.at(step)

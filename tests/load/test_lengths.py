@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import UsageError, ViewError
-from penstock.load.options import view_settings
+from penstock.load.options import view_options
 from penstock.load.view import BaseView
 from penstock.prepare.chat.conversation import Part, Role
 from tests.support.memory_dataset import MemoryExamples, Piece
@@ -124,7 +124,7 @@ def test_the_digest_follows_the_settings_and_the_content() -> None:
 
 def test_the_bytes_of_a_digest_are_pinned() -> None:
     """Exports, loader states and cached references store digests: a renamed option must not change them."""
-    settings = view_settings(
+    settings = view_options(
         {
             "train_on": "last_assistant_turn",
             "max_length": 4096,
@@ -136,7 +136,7 @@ def test_the_bytes_of_a_digest_are_pinned() -> None:
         }
     )
     assert settings.digest("b3-0123") == "b3-66909da6b03aec0ae8aef3d6d770931f80b934f60ef13a2305915c938bd0da36"
-    plain = view_settings({"train_on": "all_assistant_messages"})
+    plain = view_options({"train_on": "all_assistant_messages"})
     assert plain.digest("b3-0123") == "b3-32083a05ff436cc24ef0b9531fc544b505e67912879fdb548c9f84c5ca3d5b50"
 
 

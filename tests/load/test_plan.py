@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.arrays import Int32
 from penstock.errors import UsageError, ViewError
-from penstock.load.options import PlanSettings, Tail
+from penstock.load.options import PlanOptions, Tail
 from penstock.load.plan import Plan
 from penstock.load.view import BaseMixture, mix
 from penstock.prepare.chat.conversation import Role
@@ -42,7 +42,7 @@ def test_every_item_once_per_epoch_and_no_row_overfull(
     lengths: list[int], batch_size: int, packing: tuple[int, int] | None, seed: int, shuffle: bool
 ) -> None:
     capacity, align = packing or (None, 1)
-    plan = Plan(Lengths(lengths), PlanSettings(batch_size, capacity, align, seed, shuffle))
+    plan = Plan(Lengths(lengths), PlanOptions(batch_size, capacity, align, seed, shuffle))
     for epoch in (0, 1, 5):
         assert sorted(epoch_items(plan, epoch)) == list(range(len(lengths)))
     for step in range(plan.steps(2)):
@@ -58,7 +58,7 @@ def test_every_item_once_per_epoch_and_no_row_overfull(
 def test_tails_differ_only_in_the_last_step(
     lengths: list[int], batch_size: int, capacity: int | None, seed: int
 ) -> None:
-    fill, drop, wrap = (Plan(Lengths(lengths), PlanSettings(batch_size, capacity, seed=seed, tail=t)) for t in Tail)
+    fill, drop, wrap = (Plan(Lengths(lengths), PlanOptions(batch_size, capacity, seed=seed, tail=t)) for t in Tail)
     steps = fill.steps_in(0)
     assert wrap.steps_in(0) == steps
     rows = sum(len(fill.at(step).counts) for step in range(steps))
@@ -82,19 +82,19 @@ def same(left: object, right: object) -> bool:
 @pytest.mark.parametrize("capacity", [None, 8192])
 def test_step_does_not_depend_on_earlier_calls(capacity: int | None) -> None:
     served = Lengths(chat_like(2000))
-    plan = Plan(served, PlanSettings(16, capacity, seed=3))
+    plan = Plan(served, PlanOptions(16, capacity, seed=3))
     far = 1_000_000
-    fresh = Plan(served, PlanSettings(16, capacity, seed=3)).at(far)
+    fresh = Plan(served, PlanOptions(16, capacity, seed=3)).at(far)
     for step in range(20):
         plan.at(step)
     assert same(fresh, plan.at(far)) and fresh.epoch == far // plan.steps_in(0)
     assert not np.array_equal(plan.at(0).items, plan.at(plan.steps_in(0)).items), "epochs differ"
-    other = Plan(served, PlanSettings(16, capacity, seed=4)).at(0)
+    other = Plan(served, PlanOptions(16, capacity, seed=4)).at(0)
     assert not np.array_equal(other.items, plan.at(0).items), "seeds differ"
 
 
 def test_sequences_in_order_without_shuffling() -> None:
-    plan = Plan(Lengths([3] * 10), PlanSettings(4, shuffle=False))
+    plan = Plan(Lengths([3] * 10), PlanOptions(4, shuffle=False))
     assert [plan.at(step).items.tolist() for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
 
 
@@ -105,7 +105,7 @@ def test_sequences_in_order_without_shuffling() -> None:
 def test_mean_length_of_a_step_is_as_even_as_in_a_random_partition(
     lengths: Int32, capacity: int, batch_size: int
 ) -> None:
-    plan = Plan(Lengths(lengths), PlanSettings(batch_size, capacity))
+    plan = Plan(Lengths(lengths), PlanOptions(batch_size, capacity))
     errors = []
     for step in range(plan.steps_in(0) - 1):
         own = lengths[plan.at(step).items]
@@ -131,39 +131,39 @@ def mixture(amounts: tuple[float, float]) -> BaseMixture:
 @pytest.mark.parametrize("capacity", [None, 70])
 def test_mixture_epochs(amounts: tuple[float, float], capacity: int | None) -> None:
     mixed = mixture(amounts)
-    plan = Plan(mixed, PlanSettings(8, capacity, seed=5))
+    plan = Plan(mixed, PlanOptions(8, capacity, seed=5))
     total = plan.steps(4)
     for epoch in (3, 0, 2, 1):
         assert sorted(epoch_items(plan, epoch)) == sorted(mixed.epoch_indices(epoch).tolist())
-    backwards = [Plan(mixed, PlanSettings(8, capacity, seed=5)).at(step) for step in (total - 1, 0)]
+    backwards = [Plan(mixed, PlanOptions(8, capacity, seed=5)).at(step) for step in (total - 1, 0)]
     assert same(backwards[0], plan.at(total - 1)) and backwards[0].epoch == 3 and same(backwards[1], plan.at(0))
     assert plan.at(total).epoch == 4
 
 
 def test_digest_covers_all_settings() -> None:
-    base = PlanSettings(8, 100)
-    others = [PlanSettings(9, 100), PlanSettings(8), PlanSettings(8, 100, 2), PlanSettings(8, 100, seed=2**65)]
-    others += [PlanSettings(8, 100, shuffle=False), PlanSettings(8, 100, tail=Tail.WRAP)]
-    assert len({plan.digest for plan in (base, *others)}) == 7 and base.digest == PlanSettings(8, 100).digest
+    base = PlanOptions(8, 100)
+    others = [PlanOptions(9, 100), PlanOptions(8), PlanOptions(8, 100, 2), PlanOptions(8, 100, seed=2**65)]
+    others += [PlanOptions(8, 100, shuffle=False), PlanOptions(8, 100, tail=Tail.WRAP)]
+    assert len({plan.digest for plan in (base, *others)}) == 7 and base.digest == PlanOptions(8, 100).digest
 
 
 def test_the_bytes_of_a_digest_are_pinned() -> None:
     """Loader states and checkpoints store digests: a renamed option must not change them."""
-    plan = PlanSettings(12, 8192, align=8, seed=2**65, shuffle=False, tail=Tail.WRAP)
+    plan = PlanOptions(12, 8192, align=8, seed=2**65, shuffle=False, tail=Tail.WRAP)
     assert plan.digest == "b3-c57e10ed5fe69bdb3264b118e4ea8c66c67b2bcb974460d0c4e53a6ac8e30061"
 
 
 def test_errors() -> None:
     with pytest.raises(UsageError, match=r"item 1 has 90 tokens, more than capacity=64.*max_length to at most 64"):
-        Plan(Lengths([5, 90]), PlanSettings(1, 64))
+        Plan(Lengths([5, 90]), PlanOptions(1, 64))
     with pytest.raises(UsageError, match=r"item 0 has 61 tokens \(64 aligned\).*at most 56"):
-        Plan(Lengths([61]), PlanSettings(1, 63, align=8))
+        Plan(Lengths([61]), PlanOptions(1, 63, align=8))
     with pytest.raises(ViewError, match="nothing to feed"):
-        Plan(Lengths([]), PlanSettings(1))
+        Plan(Lengths([]), PlanOptions(1))
     with pytest.raises(UsageError, match="pairs can't be packed"):
-        Plan(Lengths([[1, 2]]), PlanSettings(1, 64))
+        Plan(Lengths([[1, 2]]), PlanOptions(1, 64))
     with pytest.raises(IndexError):
-        Plan(Lengths([1]), PlanSettings(1)).at(-1)
+        Plan(Lengths([1]), PlanOptions(1)).at(-1)
 
 
 @pytest.mark.parametrize("capacity", [8192, 100_000])
@@ -172,7 +172,7 @@ def test_memory_during_and_after_planning(capacity: int) -> None:
     served = Lengths(chat_like(count))
     tracemalloc.start()
     try:
-        plan = Plan(served, PlanSettings(64, capacity))
+        plan = Plan(served, PlanOptions(64, capacity))
         plan.at(0)
         kept, peak = tracemalloc.get_traced_memory()
     finally:

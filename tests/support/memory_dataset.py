@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int64
-from penstock.load.options import view_settings
+from penstock.load.options import view_options
 from penstock.load.view import BaseView
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
@@ -81,7 +81,7 @@ class MemoryExamples:
 
     def view(self, **options: Unpack[ViewArguments]) -> BaseView:
         """A view of these examples."""
-        return BaseView(self, view_settings(options)).scanned()
+        return BaseView(self, view_options(options)).scanned()
 
     def __len__(self) -> int:
         return int(self.shard_examples.sum()) // (2 if self.is_preference else 1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.errors import UsageError
 from penstock.load.example import place_of
-from penstock.load.options import PlanSettings
+from penstock.load.options import PlanOptions
 from penstock.look.html import link
 from penstock.look.viewer.session import Session
 
@@ -96,7 +96,7 @@ def batch_page(session: Session, query: Query) -> dict[str, Any]:
     query.end()
     if collate == "packed":
         capacity = capacity or session.options.capacity or session.settings.max_length or _fitting(session)
-    plan = session.plan(PlanSettings(batch_size, capacity if collate == "packed" else None, seed=seed))
+    plan = session.plan(PlanOptions(batch_size, capacity if collate == "packed" else None, seed=seed))
     steps = plan.steps_in(0)
     if step >= 1000 * steps:
         raise UsageError(f"step={step:,}: an epoch has {steps:,} steps")

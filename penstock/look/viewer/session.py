@@ -19,7 +19,7 @@ from penstock.api import Dataset, View
 from penstock.arrays import Bool, Int64, UInt8
 from penstock.errors import PenstockError
 from penstock.load.example import Example, place_of
-from penstock.load.options import LossPolicy, Overlong, PlanSettings, UnknownRegions, ViewSettings
+from penstock.load.options import LossPolicy, Overlong, PlanOptions, UnknownRegions, ViewOptions
 from penstock.load.plan import Plan
 from penstock.load.windows import Rows, row_hashes
 from penstock.look.compare import DatasetDiff, compare
@@ -175,7 +175,7 @@ SORTS = {"": "row number", "longest": "longest first", "shortest": "shortest fir
 class Catalog:
     """Lengths, trained tokens, roles and flags of all rows under one loss policy."""
 
-    def __init__(self, dataset: StoredDataset, settings: ViewSettings) -> None:
+    def __init__(self, dataset: StoredDataset, settings: ViewOptions) -> None:
         self._dataset, self._settings = dataset, settings
         self._sides = 2 if dataset.is_preference else 1
         self._ready = threading.Event()
@@ -313,7 +313,7 @@ class Session:
         self.sides = 2 if dataset.is_preference else 1
         self._lock = threading.RLock()
         self._origin_lock = threading.Lock()
-        self._plans: dict[PlanSettings, Plan] = {}
+        self._plans: dict[PlanOptions, Plan] = {}
         dataset.keep_open = SHARDS_OPEN
         self.catalog = Catalog(dataset, self.settings)
 
@@ -356,7 +356,7 @@ class Session:
             return None
         return self._once("comparison", lambda: compare(self.dataset, other, self.settings.train_on))
 
-    def plan(self, settings: PlanSettings) -> Plan:
+    def plan(self, settings: PlanOptions) -> Plan:
         """A plan of batches; the last few are cached."""
         view = self.view()
         with self._lock:
@@ -378,7 +378,7 @@ class Session:
 
     def _prompt(self, row: int) -> int:
         """The common prompt of one pair."""
-        drop = ViewSettings(train_on=LossPolicy.ALL_TOKENS, regions_unknown=UnknownRegions.DROP)
+        drop = ViewOptions(train_on=LossPolicy.ALL_TOKENS, regions_unknown=UnknownRegions.DROP)
         whole = self._once("pairs", lambda: View(self.dataset, drop).scanned())
         at = int(np.searchsorted(whole.numbers, row))
         return int(whole.prompts[at]) if at < len(whole) and int(whole.numbers[at]) == row else 0
