@@ -16,7 +16,6 @@ from penstock.arguments import (
 )
 from penstock.build.options import PrepareOptions, prepare_options
 from penstock.exchange.options import AdoptOptions, WriteOptions, adopt_options
-from penstock.load.example import default_policy
 from penstock.load.loader import Loader
 from penstock.load.options import LoaderOptions, ViewOptions, view_options
 from penstock.load.view import BaseMixture, BaseView, Count
@@ -128,7 +127,7 @@ class Dataset(StoredDataset):
     @with_signature(ViewOptions)
     def view(self, **options: Unpack[ViewArguments]) -> View:
         """Apply a loss policy, a maximum length and a hold-out, without encoding anything again."""
-        return View(self, view_options({"train_on": default_policy(self), **options})).filled()
+        return View(self, view_options(options)).filled()
 
     def stats(self, capacity: int | None = None) -> Stats:
         """Statistics of all rows, with the trained tokens of the default view."""

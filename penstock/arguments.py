@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 if TYPE_CHECKING:
     from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable
@@ -87,7 +87,7 @@ class PrepareArguments(TypedDict, total=False):
 class ViewArguments(TypedDict, total=False):
     """Keyword arguments of `dataset.view(…)`."""
 
-    train_on: LossPolicy | str
+    train_on: LossPolicy | str | None
     max_length: int | None
     overlong: Overlong | str
     regions_unknown: UnknownRegions | str
@@ -99,15 +99,15 @@ class ViewArguments(TypedDict, total=False):
 class LoaderArguments(TypedDict, total=False):
     """Keyword arguments of `view.loader(…)`."""
 
-    batch_size: int | None
-    collate: Collate | str | None
+    batch_size: Required[int]
     capacity: int | None
     align: int
     seed: int
     shuffle: bool
+    tail: Tail | str
+    collate: Collate | str | None
     epochs: int | None
     steps: int | None
-    tail: Tail | str
     rank: int | None
     world_size: int | None
     micro_batch: int | None

@@ -15,7 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, SupportsIndex, TypeVar
 
@@ -61,7 +61,7 @@ def read_options(record: type[Record], values: Mapping[str, Any], of: str) -> Re
         options: Record = _adapter(record).validate_python(_plain_values(record, values))
     except ValidationError as error:
         problems = {_location(record, entry["loc"]): entry for entry in error.errors()}
-        _refuse([_explain(record, name, entry) for name, entry in problems.items()], of)
+        _refuse([_explain(record, name, entry, of) for name, entry in problems.items()], of)
         raise
     return options
 
@@ -108,6 +108,8 @@ def with_signature(record: type[Any]) -> Callable[[Function], Function]:
 
 def _shown_default(entry: Field[Any]) -> Any:
     default = entry.default_factory() if callable(entry.default_factory) else entry.default
+    if default is MISSING:
+        return inspect.Parameter.empty
     return default.value if isinstance(default, StrEnum) else default
 
 
@@ -183,7 +185,7 @@ def _location(record: type[Any], path: tuple[int | str, ...]) -> str:
     return ".".join(parts)
 
 
-def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> str:
+def _explain(record: type[Any], location: str, problem: Mapping[str, Any], of: str) -> str:
     """Describe what is wrong with a value and what would be valid."""
     owner, name = record, location
     for step in location.split(".")[:-1]:
@@ -191,6 +193,9 @@ def _explain(record: type[Any], location: str, problem: Mapping[str, Any]) -> st
         owner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
     name = location.rsplit(".", 1)[-1]
     hint = _hints(owner).get(name) if is_dataclass(owner) else None
+    if problem["type"] == "missing":
+        text = next(entry.metadata["help"] for entry in fields(owner) if entry.name == name)
+        return f"{of} needs {location}: {text[0].lower()}{text[1:]}."
     value, kind = problem["input"], bare_type(hint)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         known = [member.value for member in kind]

@@ -11,7 +11,7 @@ import collections.abc
 import datetime
 import types
 import typing
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 if TYPE_CHECKING:
 '''
@@ -65,7 +65,9 @@ def _class(name: str, record: type[Any], of: str, enums: set[type[StrEnum]]) -> 
         kinds = _written(hints[entry.name], enums)
         if entry.metadata["also"]:
             kinds.insert(1, entry.metadata["also"])
-        lines.append(f"    {entry.name}: {' | '.join(kinds)}\n")
+        kind = " | ".join(kinds)
+        required = entry.default is MISSING and entry.default_factory is MISSING
+        lines.append(f"    {entry.name}: {f'Required[{kind}]' if required else kind}\n")
     return f'\n\nclass {name}(TypedDict, total=False):\n    """Keyword arguments of `{of}`."""\n\n' + "".join(lines)
 
 

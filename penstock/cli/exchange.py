@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +55,7 @@ def export(
 
     find_format(to)  # report a wrong name before reading anything
     options = read_options(ExportOptions, given, "export")
-    served = _served(datasets, options, cache, "train_on" in given)
+    served = _served(datasets, options, cache)
     with LiveProgress(Terminal(stderr=True), progress_line) as live:
         exported = run(
             served,
@@ -75,9 +74,8 @@ def export(
         summary(Terminal(), exported)
 
 
-def _served(datasets: list[str], options: ExportOptions, cache: str | None, chosen: bool) -> View | Mixture:
+def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
     from penstock.api import View, mix, open_
-    from penstock.load.example import default_policy
 
     parts: dict[str, tuple[View, float]] = {}
     for text in datasets:
@@ -86,8 +84,7 @@ def _served(datasets: list[str], options: ExportOptions, cache: str | None, chos
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        settings = options.view if chosen else replace(options.view, train_on=default_policy(dataset))
-        parts[name] = View(dataset, settings).scanned(), number
+        parts[name] = View(dataset, options.view).scanned(), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 

@@ -17,6 +17,7 @@ import typer
 from penstock.cli.exchange import with_passes
 from penstock.cli.flags import dataset_keys, with_flags
 from penstock.errors import SourceError, UsageError
+from penstock.load.options import LossPolicy
 from penstock.look.options import LookOptions, look_options, open_to_look
 from penstock.printable import printable_json
 
@@ -134,7 +135,7 @@ def view(
         raise UsageError(f"the viewer needs {error.name}: pip install 'penstock[look]'") from error
 
     opened = open_(dataset, cache=cache)
-    session = Session(opened, _options(opened, given), open_(against, cache=cache) if against else None)
+    session = Session(opened, look_options(given), open_(against, cache=cache) if against else None)
     try:
         listening = listen(port)
     except OSError as error:
@@ -172,7 +173,8 @@ def diff(
     from penstock.look.progress import Terminal
     from penstock.look.terminal import print_comparison
 
-    compared = compare(open_(a, cache=cache), open_(b, cache=cache), look_options(given).train_on)
+    policy = look_options(given).train_on or LossPolicy.ALL_ASSISTANT_MESSAGES
+    compared = compare(open_(a, cache=cache), open_(b, cache=cache), policy)
     if json:
         print(printable_json(compared.to_json()))
     else:
@@ -210,19 +212,13 @@ def _turns(dataset: Dataset, console: Terminal) -> TurnsCompared | None:
         return None
 
 
-def _options(dataset: Dataset, given: dict[str, Any]) -> LookOptions:
-    from penstock.load.example import default_policy
-
-    return look_options({"train_on": default_policy(dataset), **given})
-
-
 def _opened(
     datasets: list[str], cache: str | None, given: dict[str, Any], console: Terminal
 ) -> tuple[Dataset, View | Mixture]:
     """The first dataset, and a view of it or a mixture of several."""
     from penstock.api import mix, open_
 
-    look_options(given)  # reports a wrong option before anything is read
+    options = look_options(given)  # reports a wrong option before anything is read
     opened: list[Dataset] = []
     members: dict[str, tuple[View, float]] = {}
     for text in datasets:
@@ -231,7 +227,7 @@ def _opened(
         name = dataset.key[:11]
         if name in members:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        view = open_to_look(dataset, _options(dataset, given), lambda said: console.print(said, style="yellow"))
+        view = open_to_look(dataset, options, lambda said: console.print(said, style="yellow"))
         opened.append(dataset)
         members[name] = (view, passes)
     ((first, passes), *others) = members.values()

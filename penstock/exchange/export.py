@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Unpack
@@ -387,7 +387,7 @@ def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
             "name": name,
             "dataset": view.dataset.key,
             "amount": None if share is None else _amount(share.amount),
-            **{key: _plain(value) for key, value in asdict(view.settings).items()},
+            **{key: _plain(value) for key, value in view.settings.stored.items()},
         }
         for (name, share), view in zip(shares, rows.views, strict=True)
     ]

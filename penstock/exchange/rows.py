@@ -253,7 +253,7 @@ def _has_fractions(view: BaseView) -> bool:
         columns = view.dataset.structure(shard)
         if columns.segment_weights is None:
             continue
-        weights = run_weights(view.settings.train_on, Runs.of(columns))
+        weights = run_weights(view.settings.policy, Runs.of(columns))
         if bool(((weights != 0) & (weights != 1)).any()):
             return True
     return False

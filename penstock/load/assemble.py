@@ -20,7 +20,7 @@ from penstock.errors import UsageError
 from penstock.load.collate import Arrays, Batch, Counts, Padding, packed, padded, pairs
 from penstock.load.example import IGNORED, Example, Pair
 from penstock.load.gather import Gathered, Gatherer, ShardSet
-from penstock.load.options import Collate, LoaderSettings
+from penstock.load.options import Collate, LoaderOptions
 from penstock.load.packing import ranges
 from penstock.load.plan import Plan, StepRows
 from penstock.load.policy import Float32
@@ -277,16 +277,16 @@ def block_mask(tensors: Any, **options: Any) -> BlockMask:
 class Assembler:
     """Assembles the batches of one rank."""
 
-    def __init__(self, served: Served, settings: LoaderSettings) -> None:
+    def __init__(self, served: Served, settings: LoaderOptions) -> None:
         self._trees = RowTrees(served) if settings.collate is Collate.TREE else None
         self._served: Served = served if self._trees is None else self._trees
-        self.plan = Plan(self._served, settings.plan)
+        self.plan = Plan(self._served, settings)
         self._settings = settings
         self._gather = Gatherer(served)
-        self._sizes = sizes_of(settings.plan.batch_size, settings.world_size, settings.micro_batch)
+        self._sizes = sizes_of(settings.batch_size, settings.ranks[1], settings.micro_batch)
         multiple = settings.pad_to_multiple_of
         if settings.collate is Collate.PACKED:
-            multiple = math.lcm(multiple, settings.plan.align)
+            multiple = math.lcm(multiple, settings.align)
         token = pad_token(served) if settings.pad_id is None else settings.pad_id
         self._padding = Padding(token, settings.side, multiple)
         self._step: tuple[StepRows, list[list[int]], float] | None = None
@@ -335,8 +335,8 @@ class Assembler:
 
     def _cells(self, rows: StepRows) -> list[list[int]]:
         """The rows in each of this rank's micro-batches."""
-        chosen = self._settings
-        return shares(self._work(rows), chosen.plan.batch_size, chosen.world_size, chosen.micro_batch)[chosen.rank]
+        chosen, (rank, world_size) = self._settings, self._settings.ranks
+        return shares(self._work(rows), chosen.batch_size, world_size, chosen.micro_batch)[rank]
 
     def _share(self, step: int) -> tuple[StepRows, list[list[int]], float]:
         """The rows of a step, the rows in each of this rank's micro-batches, and the weight of the whole step."""
@@ -363,13 +363,13 @@ class Assembler:
             case Collate.PAIRS:
                 return pairs(found, fillers, self._padding)
             case Collate.PACKED:
-                plan = self._settings.plan
-                assert plan.capacity is not None
-                total = rows * plan.capacity if self._settings.pad_to_capacity else 0
-                padding = self._padding._replace(total=total, segment=plan.capacity)
-                return packed(found, plan.align, fillers, padding)
-            case Collate.TREE:
-                raise AssertionError("trees are collated by rows")
+                chosen = self._settings
+                assert chosen.capacity is not None
+                total = rows * chosen.capacity if chosen.pad_to_capacity else 0
+                padding = self._padding._replace(total=total, segment=chosen.capacity)
+                return packed(found, chosen.align, fillers, padding)
+            case Collate.TREE | None:
+                raise AssertionError("trees are collated by rows, and options are resolved")
 
 
 def _items(rows: StepRows, own: Int64) -> Int64:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64
-from penstock.load.options import LossPolicy
+from penstock.load.options import LossPolicy, ViewOptions
 from penstock.load.policy import Float32, Runs, run_weights
 from penstock.notebook import html
 from penstock.prepare.encode.columns import Columns
@@ -82,6 +82,11 @@ def is_labelled(examples: Examples) -> bool:
     """Whether each answer has a KTO label (`Columns.desirable`)."""
     mapping = examples.recipe.get("mapping") or {}
     return bool(mapping.get("format") == "kto")
+
+
+def resolved_view(examples: Examples, options: ViewOptions) -> ViewOptions:
+    """The same options with the loss policy that fits the dataset, if none is given."""
+    return options if options.train_on is not None else replace(options, train_on=default_policy(examples))
 
 
 def default_policy(examples: Examples) -> LossPolicy:

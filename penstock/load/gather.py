@@ -211,7 +211,7 @@ class _Part:
         self._sides = 2 if view.is_preference else 1
         self._first_examples = np.cumsum(view.dataset.shard_examples) - view.dataset.shard_examples
         self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source and the offset of its row numbers
-        self.policy: LossPolicy = view.settings.train_on
+        self.policy: LossPolicy = view.settings.policy
 
     def locate(self, items: Int64, part: int) -> tuple[Located, Int64]:
         """The sequences of these items (for pairs, all chosen, then all rejected), and the prompts of pairs."""

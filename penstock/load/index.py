@@ -118,7 +118,7 @@ def scan(examples: Examples, settings: ViewOptions) -> Index:
         columns = examples.structure(shard)
         rows = Rows.of(columns)
         part = holdout.shows(row_hashes(columns))
-        unknown = part & rows.unknown & settings.train_on.needs_regions
+        unknown = part & rows.unknown & settings.policy.needs_regions
         _check_lengths(examples, settings, rows.longest, part & ~unknown, bounds[-1])
         served, counts = serve(rows, part, unknown, settings)
         found.append(_compact(served, bounds[-1]))
@@ -140,7 +140,7 @@ def trained_weights(examples: Examples, settings: ViewOptions, index: Index) -> 
         if first == last:
             continue
         runs = Runs.of(examples.structure(shard))
-        weights = run_weights(settings.train_on, runs).astype(np.float64)
+        weights = run_weights(settings.policy, runs).astype(np.float64)
         lengths = runs.lengths
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         before = np.concatenate(([0.0], np.cumsum(lengths * weights)))
@@ -175,10 +175,10 @@ def _any_weight(runs: Runs) -> bool:
 
 def _check_roles(examples: Examples, settings: ViewOptions) -> None:
     """Adopted rows record which tokens were trained, but not which role wrote them."""
-    if examples.recipe.get("adopted") and settings.train_on not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
+    if examples.recipe.get("adopted") and settings.policy not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
         raise RegionsUnknown(
             f"the dataset was adopted: it records which tokens were trained, but not which message they belong to, and "
-            f"train_on={settings.train_on.value!r} needs that. Use train_on='customized' for the mask that the rows "
+            f"train_on={settings.policy.value!r} needs that. Use train_on='customized' for the mask that the rows "
             "came with, or 'all_tokens'."
         )
 
@@ -201,13 +201,13 @@ def _check_regions(examples: Examples, settings: ViewOptions, unknown_rows: list
     first = ", ".join(named(place_of(examples, int(row))) for row in unknown[:_NAMED])
     raise RegionsUnknown(
         f"{len(unknown)} of {len(examples)} rows have unknown regions, but "
-        f"train_on={settings.train_on.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
+        f"train_on={settings.policy.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
         "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
     )
 
 
 def _check_weights(examples: Examples, settings: ViewOptions, weighted: bool) -> None:
-    if settings.train_on is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
+    if settings.policy is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
         raise ViewError(
             f"train_on='customized' needs per-message weights, but none of the {len(examples)} rows has any. "
             "Give messages a weight (keys weight, train, loss, …), or choose another policy."

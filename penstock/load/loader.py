@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -24,7 +23,7 @@ from penstock.errors import FeedError, StoreError
 from penstock.load.assemble import Assembler
 from penstock.load.collate import Batch
 from penstock.load.gather import Downloads
-from penstock.load.options import Collate, Framework, LoaderSettings, loader_options
+from penstock.load.options import Collate, Framework, LoaderOptions, loader_options, resolved
 from penstock.load.plan import Plan
 from penstock.load.prefetch import Prefetcher
 from penstock.load.view import BaseMixture, BaseView, Served
@@ -50,7 +49,7 @@ _MISMATCHES: Final = {
 _START_NEW: Final = "Open the loader with the settings of the run that saved it, or start a new run."
 
 
-def state_of(served: Served, settings: LoaderSettings, step: int, micro: int, micros: int) -> dict[str, Any]:
+def state_of(served: Served, settings: LoaderOptions, step: int, micro: int, micros: int) -> dict[str, Any]:
     """The state in which this batch is the next one."""
     return {
         "version": _VERSION,
@@ -63,20 +62,20 @@ def state_of(served: Served, settings: LoaderSettings, step: int, micro: int, mi
     }
 
 
-def _settings(served: Served, settings: LoaderSettings) -> dict[str, str]:
+def _settings(served: Served, settings: LoaderOptions) -> dict[str, str]:
     """What the digests of view and plan depend on, as it is written in Python, to name what differs."""
-    found: dict[str, Any] = {"collate": settings.collate, **asdict(settings.plan)}
+    found: dict[str, Any] = {"collate": settings.collate, **settings.stored}
     if isinstance(served, BaseView):
-        found |= asdict(served.settings)
+        found |= served.settings.stored
     if isinstance(served, BaseMixture):
         found["seed of the mixture"] = served.seed
         for name, share in served.shares.items():
             found[f"{name}: amount"] = share.amount
-            found |= {f"{name}: {option}": value for option, value in asdict(share.view.settings).items()}
+            found |= {f"{name}: {option}": value for option, value in share.view.settings.stored.items()}
     return {name: repr(value.value if isinstance(value, StrEnum) else value) for name, value in found.items()}
 
 
-def _mismatch(name: str, state: Mapping[str, Any], served: Served, settings: LoaderSettings) -> str:
+def _mismatch(name: str, state: Mapping[str, Any], served: Served, settings: LoaderOptions) -> str:
     """Why a state does not fit: the settings that differ. Older states have no settings, only digests."""
     if name == "dataset":
         return f"another dataset{_other_recipe(state[name], served)}"
@@ -100,18 +99,18 @@ def _other_recipe(key: object, served: Served) -> str:
     return f" ({str(key)[:11]}). From it to this loader's: {'; '.join(differing)}"
 
 
-def _identity(served: Served, settings: LoaderSettings) -> dict[str, Any]:
+def _identity(served: Served, settings: LoaderOptions) -> dict[str, Any]:
     parts = served.shares if isinstance(served, BaseMixture) else {}
     keys: dict[str, str] | str = {name: share.view.dataset.key for name, share in parts.items()}
     if isinstance(served, BaseView):
         keys = served.dataset.key
-    plan = settings.plan.digest
+    plan = settings.digest
     if settings.collate is Collate.TREE:  # its steps count rows of trees, with otherwise equal settings
         plan += "-tree"
     return {"dataset": keys, "view": served.digest, "plan": plan}
 
 
-def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderSettings, micros: int) -> tuple[int, int]:
+def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderOptions, micros: int) -> tuple[int, int]:
     """The step and micro-batch to resume at. Raises if the state belongs to another run."""
     if not isinstance(state, Mapping):
         raise FeedError(f"not a loader state: {state!r:.80} is no mapping. Use what `state_dict()` returned.")
@@ -144,7 +143,12 @@ class Loader:
     def __init__(self, served: Served, **options: Unpack[LoaderArguments]) -> None:
         self._start(served, loader_options(served, options), 0)
 
-    def _start(self, served: Served, settings: LoaderSettings, position: int) -> None:
+    @classmethod
+    def of(cls, served: Served, options: LoaderOptions) -> Loader:
+        """A loader with these options, as a record."""
+        return _restored(served, resolved(served, options), 0)
+
+    def _start(self, served: Served, settings: LoaderOptions, position: int) -> None:
         self.served = served
         self.settings = settings
         self._assemble = Assembler(served, settings)
@@ -221,14 +225,14 @@ class Loader:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, tuple[Served, LoaderSettings, int]]:
+    def __reduce__(self) -> tuple[Any, tuple[Served, LoaderOptions, int]]:
         return _restored, (self.served, self.settings, self._entry)
 
     def __repr__(self) -> str:
-        return f"Loader({self.settings.collate}, {self.steps} steps of {self.settings.plan.batch_size} rows)"
+        return f"Loader({self.settings.collate}, {self.steps} steps of {self.settings.batch_size} rows)"
 
 
-def _restored(served: Served, settings: LoaderSettings, position: int) -> Loader:
+def _restored(served: Served, settings: LoaderOptions, position: int) -> Loader:
     loader = Loader.__new__(Loader)
     loader._start(served, settings, position)
     return loader
@@ -237,7 +241,7 @@ def _restored(served: Served, settings: LoaderSettings, position: int) -> Loader
 class _Producer:
     """Computes a batch from its index. It references neither loader nor iterator, so both can be collected."""
 
-    def __init__(self, assemble: Assembler, settings: LoaderSettings) -> None:
+    def __init__(self, assemble: Assembler, settings: LoaderOptions) -> None:
         self._assemble = assemble
         self._convert = None
         if settings.framework is Framework.TORCH:

@@ -1,12 +1,15 @@
-"""The options of a view: a frozen record of plain values with a stable digest."""
+"""The options of views and loaders: each is declared here, once, and a training configuration nests these records.
+
+Options without a default depend on the data. Resolving them returns the same record with every default filled in.
+Digests of views and plans are stored (in exports, states and checkpoints), so they hash the names of `stored`."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 from annotated_types import Ge, Gt, Lt
@@ -64,11 +67,11 @@ class HoldoutPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewOptions:
-    """The options of a view, validated by `view_options()`."""
+    """The options of a view."""
 
-    train_on: LossPolicy = option(
-        f"Loss policy: {', '.join(LossPolicy)}; KTO rows default to last_assistant_message, adopted data to customized",
-        LossPolicy.ALL_ASSISTANT_MESSAGES,
+    train_on: LossPolicy | None = option(
+        f"Loss policy: {', '.join(LossPolicy)}; default: all_assistant_messages, for KTO rows last_assistant_message, "
+        "for adopted data customized"
     )
     max_length: Annotated[int, Ge(1)] | None = option(
         "Longest sequence, in tokens", expects="a number of tokens of 1 or more, or None for no limit"
@@ -84,9 +87,20 @@ class ViewOptions:
         "Seed of the hold-out", 0, expects="an integer from 0 to 2**64 - 1"
     )
 
+    @property
+    def policy(self) -> LossPolicy:
+        """The loss policy of a view, whose options are resolved."""
+        assert self.train_on is not None
+        return self.train_on
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The options of a view by the names under which they are stored."""
+        return {**asdict(self), "train_on": self.policy}
+
     def digest(self, key: str) -> str:
         """A stable name for this view of the dataset with this key."""
-        canonical = orjson.dumps({"view": 1, "dataset": key, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
+        canonical = orjson.dumps({"view": 1, "dataset": key, **self.stored}, option=orjson.OPT_SORT_KEYS)
         return f"b3-{blake3(canonical).hexdigest()}"
 
 
@@ -98,9 +112,11 @@ def view_options(options: ViewArguments, base: ViewOptions | None = None) -> Vie
     return settings
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
-#
-# The settings that determine which rows a step holds; ranks and prefetching have no influence.
+# ---- plans and loaders -----------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("penstock")
+Positive = Annotated[int, Ge(1)]
 
 
 class Tail(StrEnum):
@@ -109,32 +125,6 @@ class Tail(StrEnum):
     FILL = "fill"  # fill up with rows without loss
     DROP = "drop"  # skip the step
     WRAP = "wrap"  # fill up with the epoch's first rows
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Settings of a plan. A row is a sequence, a pair or, with a capacity, a bin of packed sequences."""
-
-    batch_size: int  # rows in a global step
-    capacity: int | None = None
-    align: int = 1  # sequences in a bin are padded to a multiple of it
-    seed: int = 0
-    shuffle: bool = True
-    tail: Tail = Tail.FILL
-
-    @property
-    def digest(self) -> str:
-        """A stable digest of these settings."""
-        canonical = orjson.dumps({"plan": 1, **asdict(self), "seed": str(self.seed)}, option=orjson.OPT_SORT_KEYS)
-        return f"b3-{blake3(canonical).hexdigest()}"
-
-
-# ---- settings --------------------------------------------------------------------------------------------------------
-#
-# The options of a loader. Those that decide which rows a step holds are in `PlanOptions`.
-
-
-log = logging.getLogger("penstock")
 
 
 class Side(StrEnum):
@@ -160,107 +150,103 @@ class Framework(StrEnum):
     TORCH = "torch"
 
 
-Count = Annotated[int, Ge(1)]
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options that decide which rows a step holds; ranks and prefetching have no influence.
+
+    A row is a sequence, a pair or, with a capacity, a bin of packed sequences.
+    """
+
+    batch_size: Positive = option("Rows per step over all ranks: sequences, pairs or packed rows", MISSING)
+    capacity: Positive | None = option("Tokens per packed row; default: the view's max_length")
+    align: Positive = option("Packed: round each sequence up to a multiple of this many tokens, within the capacity", 1)
+    seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
+    shuffle: bool = option("Reshuffle every epoch", True)
+    tail: Tail = option(
+        "An incomplete last step of an epoch: fill it with rows without loss, drop it, wrap to the epoch's first rows",
+        Tail.FILL,
+    )
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The options of the plan, also of a loader's, by the names under which they are stored."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(PlanOptions)}
+
+    @property
+    def digest(self) -> str:
+        """A stable digest of the plan's options."""
+        canonical = orjson.dumps({"plan": 1, **self.stored, "seed": str(self.seed)}, option=orjson.OPT_SORT_KEYS)
+        return f"b3-{blake3(canonical).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderOptions:
+class LoaderOptions(PlanOptions):
     """The options of `view.loader(…)`."""
 
-    batch_size: Count | None = option("Rows per step over all ranks: sequences, pairs or packed rows")
     collate: Collate | None = option(
         f"Layout of a batch: {', '.join(Collate)}; default: pairs on preference data, else padded"
     )
-    capacity: Count | None = option("Tokens per packed row; default: the view's max_length")
-    align: Count = option("Packed: round each sequence up to a multiple of this many tokens", 1)
-    seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
-    shuffle: bool = option("Reshuffle every epoch", True)
-    epochs: Count | None = option("Passes over the data [default: 1, unless steps is given]")
-    steps: Count | None = option("Steps, instead of epochs")
-    tail: Tail = option("What to do with an incomplete last step of an epoch: fill, drop, wrap", Tail.FILL)
+    epochs: Positive | None = option("Passes over the data [default: 1, unless steps is given]")
+    steps: Positive | None = option("Steps, instead of epochs")
     rank: Annotated[int, Ge(0)] | None = option("This data-parallel rank; default: the launcher's, else 0")
-    world_size: Count | None = option("Number of data-parallel ranks; default: the launcher's, else 1")
-    micro_batch: Count | None = option("Rows per micro-batch; default: all of a rank's rows of a step")
+    world_size: Positive | None = option("Number of data-parallel ranks; default: the launcher's, else 1")
+    micro_batch: Positive | None = option(
+        "Rows per micro-batch; default: all of a rank's rows of a step, and when training with packed rows, one"
+    )
     ahead: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
     side: Side = option("Padded and pairs: where padding goes", Side.RIGHT)
-    pad_to_multiple_of: Count = option("Padded and pairs: pad to a multiple of this many tokens", 1)
+    pad_to_multiple_of: Positive = option("Pad to a multiple of this many tokens", 1)
     pad_to_capacity: bool = option("Packed: pad rows to capacity, so that all batches have the same shape", False)
-    pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's pad token, else EOS")
+    pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's pad token, else EOS, else 0")
     loss_weights: bool = option("Include per-token loss weights in batches", True)
-    framework: Framework = option("Array library of the tensors: numpy, torch", Framework.NUMPY)
+    framework: Framework = option(f"Array library of the tensors: {', '.join(Framework)}", Framework.NUMPY)
     pin_memory: bool = option("torch: allocate batches in pinned memory", False)
     device: str | None = option("torch: device to copy batches to")
 
-
-@dataclass(frozen=True, slots=True)
-class LoaderSettings:
-    """The options of a loader with every default resolved. Built by `loader_options()`."""
-
-    plan: PlanOptions
-    collate: Collate
-    epochs: int | None
-    steps: int | None
-    rank: int
-    world_size: int
-    micro_batch: int | None
-    ahead: int
-    side: Side
-    pad_to_multiple_of: int
-    pad_to_capacity: bool
-    pad_id: int | None
-    loss_weights: bool
-    framework: Framework
-    pin_memory: bool
-    device: str | None
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Rank and world size of a loader, whose options are resolved."""
+        assert self.rank is not None and self.world_size is not None
+        return self.rank, self.world_size
 
 
-def loader_options(served: Served, arguments: LoaderArguments) -> LoaderSettings:
-    """Validated settings for feeding this view or mixture."""
-    options = read_options(LoaderOptions, arguments, "a loader")
+def loader_options(served: Served, arguments: LoaderArguments) -> LoaderOptions:
+    """Validated and resolved options for feeding this view or mixture."""
+    return resolved(served, read_options(LoaderOptions, arguments, "a loader"))
+
+
+def resolved(served: Served, options: LoaderOptions) -> LoaderOptions:
+    """The same options with every default filled in for this view or mixture."""
     collate = _collate(served, options)
     rank, world_size = _ranks(options)
     if options.framework is Framework.NUMPY and (options.pin_memory or options.device is not None):
         raise UsageError("pin_memory and device apply to torch tensors only. Add framework='torch'.")
     if options.pad_to_capacity and collate is not Collate.PACKED:
         raise UsageError("pad_to_capacity applies to packed rows only. Use pad_to_multiple_of for padded ones.")
-    epochs, steps = _end(options)
-    return LoaderSettings(
-        plan=_plan(served, options, collate),
+    if options.epochs is not None and options.steps is not None:
+        raise UsageError(
+            f"epochs={options.epochs} and steps={options.steps} both set the length of the run. Give one of them."
+        )
+    return replace(
+        options,
         collate=collate,
-        epochs=epochs,
-        steps=steps,
+        capacity=_capacity(served, options, collate),
+        epochs=1 if options.steps is None and options.epochs is None else options.epochs,
         rank=rank,
         world_size=world_size,
-        micro_batch=options.micro_batch,
-        ahead=options.ahead,
-        side=options.side,
-        pad_to_multiple_of=options.pad_to_multiple_of,
-        pad_to_capacity=options.pad_to_capacity,
-        pad_id=options.pad_id,
-        loss_weights=options.loss_weights,
-        framework=options.framework,
-        pin_memory=options.pin_memory,
-        device=options.device,
     )
 
 
-def _plan(served: Served, options: LoaderOptions, collate: Collate) -> PlanOptions:
-    if options.batch_size is None:
-        raise UsageError("a loader needs batch_size: the rows of a step over all ranks.")
-    packed, capacity = collate is Collate.PACKED, options.capacity
-    if not packed and (capacity is not None or options.align > 1):
-        remedy = "Leave them out: pairs can't be packed." if collate is Collate.PAIRS else "Use 'packed'."
-        raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. {remedy}")
-    if packed and capacity is None:
-        capacity = _max_length(served)
-    return PlanOptions(
-        batch_size=options.batch_size,
-        capacity=capacity,
-        align=options.align,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        tail=options.tail,
-    )
+def _capacity(served: Served, options: LoaderOptions, collate: Collate) -> int | None:
+    """The default is the `max_length` that all views share."""
+    if collate is not Collate.PACKED:
+        if options.capacity is not None or options.align > 1:
+            remedy = "Leave them out: pairs can't be packed." if collate is Collate.PAIRS else "Use 'packed'."
+            raise UsageError(f"capacity and align apply to packed rows, but collate is {collate.value!r}. {remedy}")
+        return None
+    if options.capacity is None and served.max_length is None:
+        raise UsageError("packing needs a capacity: give capacity=8192, or the view a max_length.")
+    return options.capacity or served.max_length
 
 
 def _collate(served: Served, options: LoaderOptions) -> Collate:
@@ -298,17 +284,3 @@ def _ranks(options: LoaderOptions) -> tuple[int, int]:
 def _log_rank(found: Ranks) -> None:
     """Log the rank once per process. Warn if only Slurm sets it: a batch script may request tasks it never starts."""
     log.log(logging.WARNING if found.is_outer else logging.INFO, "loaders serve rank %d of %d, as %s say", *found[:3])
-
-
-def _max_length(served: Served) -> int:
-    """The default capacity: the `max_length` that all views share."""
-    if served.max_length is None:
-        raise UsageError("packing needs a capacity: give capacity=8192, or the view a max_length.")
-    return served.max_length
-
-
-def _end(options: LoaderOptions) -> tuple[int | None, int | None]:
-    epochs, steps = options.epochs, options.steps
-    if epochs is not None and steps is not None:
-        raise UsageError(f"epochs={epochs} and steps={steps} both set the length of the run. Give one of them.")
-    return (1, None) if epochs is None and steps is None else (epochs, steps)

@@ -23,7 +23,7 @@ from blake3 import blake3
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
-from penstock.load.example import Cut, Example, Examples, Pair, cut_example, default_policy, is_labelled, place_of
+from penstock.load.example import Cut, Example, Examples, Pair, cut_example, is_labelled, place_of, resolved_view
 from penstock.load.index import Index, keyed_permutation, scan, trained_weights
 from penstock.load.options import HoldoutPart, ViewOptions, view_options
 from penstock.load.policy import Float32
@@ -74,7 +74,7 @@ def _explained(reason: str, count: int, settings: ViewOptions) -> str:
         case Reason.NO_TRAINED_TOKEN | Reason.CHUNK_WITHOUT_TRAINED_TOKEN:
             limit = f" within max_length={settings.max_length}" if settings.max_length is not None else ""
             remedy = "raise it, or use overlong='truncate_left'" if limit else "use another train_on"
-            return f"{count:,} have no token that train_on={settings.train_on.value!r} trains{limit}: {remedy}"
+            return f"{count:,} have no token that train_on={settings.policy.value!r} trains{limit}: {remedy}"
 
 
 # ---- view ------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Served(Protocol):
 
 def open_view(dataset: Examples, **options: Unpack[ViewArguments]) -> BaseView:
     """A view of the dataset, scanned immediately so that rows that can't be served raise here."""
-    return BaseView(dataset, view_options({"train_on": default_policy(dataset), **options})).filled()
+    return BaseView(dataset, view_options(options)).filled()
 
 
 class BaseView:
@@ -137,7 +137,7 @@ class BaseView:
 
     def __init__(self, dataset: Examples, settings: ViewOptions) -> None:
         self.dataset = dataset
-        self.settings = settings
+        self.settings = resolved_view(dataset, settings)
 
     def scanned(self) -> Self:
         """This view, with its index computed."""
@@ -223,7 +223,7 @@ class BaseView:
         number, columns, local = self._find(item)
         start, length = int(self._index.starts[item]), int(self._index.lengths[item])
         place = place_of(self.dataset, number)
-        found = cut_example(columns, local, Cut(start, start + length), self.settings.train_on, place, self.dataset)
+        found = cut_example(columns, local, Cut(start, start + length), self.settings.policy, place, self.dataset)
         return found if columns.desirable is None else replace(found, desirable=bool(columns.desirable[local]))
 
     def pair(self, index: SupportsIndex) -> Pair:
@@ -231,7 +231,7 @@ class BaseView:
         item = self._item(index)
         number, columns, local = self._find(item)
         start, prompt = int(self._index.starts[item]), int(self._index.prompts[item])
-        lengths, policy = [int(length) for length in self._index.lengths[item]], self.settings.train_on
+        lengths, policy = [int(length) for length in self._index.lengths[item]], self.settings.policy
         place = place_of(self.dataset, number)
         chosen, rejected = (
             cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), policy, place, self.dataset)
@@ -444,7 +444,7 @@ def _key(seed: int, name: str, lap: int) -> int:
 
 
 def _as_view(part: Part) -> BaseView:
-    return part if isinstance(part, BaseView) else BaseView(part, ViewOptions(train_on=default_policy(part)))
+    return part if isinstance(part, BaseView) else BaseView(part, ViewOptions())
 
 
 def _plain(amount: float | Count) -> object:

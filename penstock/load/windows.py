@@ -331,7 +331,7 @@ def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewOptions) -> tuple
 
 def _cut_singles(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable rows, and the trained tokens in each."""
-    tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
+    tally = Tally(rows.runs, run_weights(settings.policy, rows.runs) > 0)
     cut = windows(settings.overlong, settings.max_length, rows.sizes[usable])
     cut = cut._replace(rows=usable[cut.rows])
     trained = tally.totals[cut.rows]
@@ -343,7 +343,7 @@ def _cut_singles(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Wind
 
 def _cut_pairs(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable pairs, and the trained tokens after the common prompt on each side."""
-    tally = Tally(rows.runs, run_weights(settings.train_on, rows.runs) > 0)
+    tally = Tally(rows.runs, run_weights(settings.policy, rows.runs) > 0)
     prompts = prompt_lengths(rows.columns, rows.runs)[usable]
     cut = pair_windows(settings.overlong, settings.max_length, rows.sizes[usable], prompts)
     cut = cut._replace(rows=usable[cut.rows])

@@ -24,7 +24,7 @@ import orjson
 
 from penstock import __version__
 from penstock.errors import StoreError, UsageError
-from penstock.load.options import ViewOptions
+from penstock.load.options import LossPolicy, ViewOptions
 from penstock.load.view import BaseMixture, BaseView
 from penstock.load.windows import Reason
 from penstock.look.html import render, running_mean, script, source_hash, stylesheet
@@ -98,7 +98,7 @@ def advice(stats: Stats, settings: ViewOptions | None = None) -> list[Advice]:
     if stats.rows_with_unknown_regions and "regions_unknown" not in stats.flags:
         level, title, text = _FLAGS["regions_unknown"]
         found.append(Advice(level, title, f"{text} They are dropped.", stats.rows_with_unknown_regions))
-    found += _of_loss(stats, settings or ViewOptions())
+    found += _of_loss(stats, settings or ViewOptions(train_on=LossPolicy.ALL_ASSISTANT_MESSAGES))
     for note, count in stats.build.get("notes", {}).items():
         level = Level.NOTE if note in _INFORMATIVE else Level.WRONG
         found.append(Advice(level, f"Prepared: {note.replace('_', ' ')}", f"{describe_note(note, count)}.", count))

@@ -309,7 +309,7 @@ def _counted(target: Examples | BaseView | BaseMixture) -> tuple[list[BaseView],
     if isinstance(target, BaseView):
         return [target], list(_of_view(target))
     if not isinstance(target, BaseMixture):
-        settings = ViewOptions(train_on=default_policy(target), regions_unknown=UnknownRegions.DROP)
+        settings = ViewOptions(regions_unknown=UnknownRegions.DROP)
         return [BaseView(target, settings)], list(_of_dataset(target))
     views, shards, before = [share.view for share in target.shares.values()], list[_Shard](), 0
     for member, view in enumerate(views):
@@ -338,12 +338,12 @@ def _without_trained_token(view: BaseView) -> tuple[Int64, Int64]:
     mute, cut, before = [_NONE], [_NONE], 0
     for shard in shards:
         rows = Rows.of(columns_of(dataset, shard))
-        missing = holdout.shows(row_hashes(rows.columns)) & ~(rows.unknown & settings.train_on.needs_regions)
+        missing = holdout.shows(row_hashes(rows.columns)) & ~(rows.unknown & settings.policy.needs_regions)
         own = np.searchsorted(view.numbers, (before, before + len(missing)))
         missing[view.numbers[own[0] : own[1]] - before] = False
         if settings.overlong is Overlong.DROP and settings.max_length is not None:
             missing &= rows.longest <= settings.max_length
-        trained = survey(rows, whole(rows), settings.train_on).trained.reshape(len(missing), -1).min(axis=1)
+        trained = survey(rows, whole(rows), settings.policy).trained.reshape(len(missing), -1).min(axis=1)
         mute.append(np.flatnonzero(missing & (trained == 0)) + before)
         cut.append(np.flatnonzero(missing & (trained > 0)) + before)
         before += len(missing)
@@ -374,7 +374,7 @@ def _of_dataset(dataset: Examples) -> Iterator[_Shard]:
 
 
 def _of_view(view: BaseView) -> Iterator[_Shard]:
-    before, policy, overlong = 0, view.settings.train_on, view.settings.overlong
+    before, policy, overlong = 0, view.settings.policy, view.settings.overlong
     bos = start_token(view.dataset)
     for shard, numbers, extents in served(view):
         rows = Rows.of(columns_of(view.dataset, shard))

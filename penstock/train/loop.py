@@ -260,11 +260,12 @@ class Trainer:
 
     def _places(self, counts: Counts) -> int:
         """The number of token positions in a step."""
-        plan = self.loader.settings.plan
-        if plan.capacity is None:
+        settings = self.loader.settings
+        if settings.capacity is None:
             return max(counts.tokens + counts.padding, 1)
-        slots = self.loader.settings.world_size * -(-plan.batch_size // self.loader.settings.world_size)
-        return max(slots - counts.filler_rows, 1) * plan.capacity
+        _, world_size = settings.ranks
+        slots = world_size * -(-settings.batch_size // world_size)
+        return max(slots - counts.filler_rows, 1) * settings.capacity
 
     def _backward(
         self, batches: Sequence[Batch], total: float

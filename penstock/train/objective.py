@@ -128,7 +128,7 @@ class Groups:
         self._bounds = np.cumsum([len(view) for view in views])
         names = list(served.shares) if isinstance(served, BaseMixture) and self._by_part else _files(served)
         self._sources = [f"loss_by_source/{name}" for name in names] if len(names) > 1 else []
-        self._has_roles = any(view.settings.train_on not in ONE_ROLE for view in views)
+        self._has_roles = any(view.settings.policy not in ONE_ROLE for view in views)
         roles = list(ROLES.values()) if self._has_roles and not served.is_preference else []
         self.names = [*self._sources, *roles]
 

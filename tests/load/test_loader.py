@@ -376,7 +376,7 @@ def test_loaders_pickle_with_their_position(make: Callable[[], Served], options:
 
 
 def test_the_default_capacity_is_the_max_length() -> None:
-    assert Loader(view(), batch_size=2, collate="packed").settings.plan.capacity == 64
+    assert Loader(view(), batch_size=2, collate="packed").settings.capacity == 64
     with pytest.raises(UsageError, match="packing needs a capacity"):
         Loader(view(max_length=None), batch_size=2, collate="packed")
     with pytest.raises(UsageError, match="packing needs a capacity"):

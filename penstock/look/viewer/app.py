@@ -244,14 +244,14 @@ def row_page(session: Session, request: Request) -> Response:
     """One row: tokens, masks, text, source."""
     row, query = int(request.path_params["row"]), _query(request)
     filters, text = _filters(query), query.text("q")
-    policy = LossPolicy(query.choice("train_on", list(LossPolicy)) or session.settings.train_on)
+    policy = LossPolicy(query.choice("train_on", list(LossPolicy)) or session.settings.policy)
     query.end()
     if row >= len(session.dataset):
         raise HTTPException(404, f"There is no row {row:,}: the dataset has {len(session.dataset):,} rows, from 0 on.")
     sides = session.sequences(row, policy)
     source, problem = session.source_json(row)
     before, after = _neighbours(session, filters, row)
-    asked = {**_asked(filters, text), "train_on": "" if policy == session.settings.train_on else policy.value}
+    asked = {**_asked(filters, text), "train_on": "" if policy == session.settings.policy else policy.value}
     return _page(
         "row.html", session, f"Row {row:,}", row=row, listing=session.listing(row), policy=policy,
         sides=[(name, blocks(example, None, prompt), _text(session, example)) for name, example, prompt in sides],

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.api import Dataset, View
 from penstock.arrays import Bool, Int64, UInt8
 from penstock.errors import PenstockError
-from penstock.load.example import Example, place_of
+from penstock.load.example import Example, place_of, resolved_view
 from penstock.load.options import LossPolicy, Overlong, PlanOptions, UnknownRegions, ViewOptions
 from penstock.load.plan import Plan
 from penstock.load.windows import Rows, row_hashes
@@ -267,7 +267,7 @@ class Catalog:
         extents = whole(rows)
         if limit is not None and self._settings.overlong is Overlong.TRUNCATE:
             extents = Extents(*extents[:2], np.minimum(extents.ends, limit), extents.trained_from)
-        seen = survey(rows, extents, self._settings.train_on, self._settings.overlong, start_token(self._dataset))
+        seen = survey(rows, extents, self._settings.policy, self._settings.overlong, start_token(self._dataset))
         sizes = rows.sizes.reshape(-1, self._sides)
         self._lengths[own] = sizes.sum(axis=1)
         self._trained[own] = seen.trained.reshape(-1, self._sides).sum(axis=1)
@@ -308,7 +308,7 @@ class Session:
 
     def __init__(self, dataset: Dataset, options: LookOptions, against: Dataset | None = None) -> None:
         self.dataset, self.options, self.against = dataset, options, against
-        self.settings = options.view
+        self.settings = resolved_view(dataset, options.view)
         self.messages = list[str]()
         self.sides = 2 if dataset.is_preference else 1
         self._lock = threading.RLock()
@@ -354,7 +354,7 @@ class Session:
         other = self.against
         if other is None:
             return None
-        return self._once("comparison", lambda: compare(self.dataset, other, self.settings.train_on))
+        return self._once("comparison", lambda: compare(self.dataset, other, self.settings.policy))
 
     def plan(self, settings: PlanOptions) -> Plan:
         """A plan of batches; the last few are cached."""
@@ -386,7 +386,7 @@ class Session:
     def listing(self, row: int) -> Listing:
         """A row for the list."""
         place = place_of(self.dataset, row)
-        parts = self.sequences(row, self.settings.train_on)
+        parts = self.sequences(row, self.settings.policy)
         tokens, trained = sum(len(e) for _, e, _ in parts), sum(int(e.loss_mask.sum()) for _, e, _ in parts)
         name = self.sources.get(place.source, f"source {place.source}")
         return Listing(row, f"{name}, row {place.row:,}", tokens, trained, self._turns(parts[0][1]))

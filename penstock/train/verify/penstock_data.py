@@ -108,11 +108,11 @@ def _time_prefetch(loader: Loader) -> tuple[float, list[float], float]:
 
 def _efficiency(loader: Loader) -> float | None:
     """The fill of packed rows; None if rows are padded."""
-    capacity = loader.settings.plan.capacity
+    capacity = loader.settings.capacity
     if capacity is None:
         return None
     counts = [loader.batch(step).counts for step in range(min(BATCHES, loader.steps or 1))]
-    rows = sum(loader.settings.plan.batch_size - count.filler_rows for count in counts)
+    rows = sum(loader.settings.batch_size - count.filler_rows for count in counts)
     return sum(count.tokens for count in counts) / max(rows * capacity, 1)
 
 
