@@ -43,7 +43,8 @@ def main() -> None:
             print(f"  view({options_text}): {len(view)} rows, {trained} trained tokens")
 
         print("\nA few steps on a tiny model with random weights, packed rows, prefetched batches:")
-        run("train", "sft", "examples/sft.yaml", f"output={cache}/run", f"data.prepare.cache={cache}", "feed.epochs=1")
+        changes = (f"output={cache}/run", f"data.prepare.cache={cache}", "loader.epochs=1")
+        run("train", "sft", "examples/sft.yaml", *changes)
 
         report = Path(tempfile.gettempdir()) / "penstock-demo.html"
         run("report", str(ds.path), "--max-length", "128", "--run", f"{cache}/run", "-o", str(report))

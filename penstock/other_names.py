@@ -6,7 +6,7 @@ Sources: TRL and transformers' TrainingArguments, `datasets`, Axolotl, LLaMA-Fac
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.errors import UsageError
@@ -29,7 +29,7 @@ PREPARE: Mapping[str, str] = {
     "chat_template_kwargs": "template_vars",
 }
 PREPARE_HINTS: Mapping[str, str] = {
-    **dict.fromkeys(_LENGTH, _VIEW.format("max_length=…", "data.max_length")),
+    **dict.fromkeys(_LENGTH, _VIEW.format("max_length=…", "view.max_length")),
     **dict.fromkeys(
         (
             "assistant_only_loss",
@@ -39,9 +39,9 @@ PREPARE_HINTS: Mapping[str, str] = {
             "train_on",
             "train_on_what",
         ),
-        _VIEW.format("train_on=…", "data.train_on"),
+        _VIEW.format("train_on=…", "view.train_on"),
     ),
-    **dict.fromkeys(("packing", "sample_packing"), "is the loader's: collate='packed', or feed.collate: packed"),
+    **dict.fromkeys(("packing", "sample_packing"), "is the loader's: collate='packed', or loader.collate: packed"),
     **dict.fromkeys(("seed", "shuffle"), "belongs to the loader: view.loader(seed=…), which shuffles every epoch"),
     **dict.fromkeys(
         ("use_cache", "use_tokenized_cache", "load_from_cache_file"),
@@ -102,10 +102,10 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # flags whose name differs from their option
 TRAIN: Mapping[str, str] = {
     **dict.fromkeys(("learning_rate", "lr"), "optim.lr"),
-    **dict.fromkeys(("num_train_epochs", "num_epochs", "epochs"), "feed.epochs"),
-    **dict.fromkeys(("max_steps", "steps"), "feed.steps"),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "epochs"), "loader.epochs"),
+    **dict.fromkeys(("max_steps", "steps"), "loader.steps"),
     **dict.fromkeys(("warmup_ratio", "warmup_steps"), "optim.warmup"),
-    **dict.fromkeys(_LENGTH, "data.max_length"),
+    **dict.fromkeys(_LENGTH, "view.max_length"),
     **dict.fromkeys(("model_name_or_path", "base_model"), "model.path"),
     **dict.fromkeys(("output_dir",), "output"),
     **dict.fromkeys(("lora_r", "lora_rank"), "lora.rank"),
@@ -123,17 +123,23 @@ TRAIN: Mapping[str, str] = {
     "run_name": "log.run_name",
     "pref_beta": "dpo.beta",
 }
+# Keys of a training configuration, or whole sections, that have another place now. Checkpoints hold the earlier one.
+MOVED: Mapping[str, str] = {
+    "feed": "loader",
+    **{f"data.{key}": f"view.{key}" for key in ("train_on", "max_length", "overlong", "regions_unknown")},
+    **{f"eval.{key}": f"view.{key}" for key in ("holdout", "holdout_seed")},
+}
 TRAIN_HINTS: Mapping[str, str] = {
     **dict.fromkeys(
         ("per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps", "batch_size"),
-        "use feed.batch_size (rows of a step over all devices) and feed.micro_batch (rows at a time on one)",
+        "use loader.batch_size (rows of a step over all devices) and loader.micro_batch (rows at a time on one)",
     ),
-    **dict.fromkeys(("packing", "sample_packing"), "use feed.collate: packed"),
+    **dict.fromkeys(("packing", "sample_packing"), "use loader.collate: packed"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype"), "use model.precision: auto, fp32, bf16-mixed or bf16"),
     **dict.fromkeys(("dataset", "datasets", "dataset_name", "train_file", "data_path"), "use data.sources"),
-    **dict.fromkeys(("assistant_only_loss", "train_on_inputs", "completion_only_loss"), "use data.train_on"),
+    **dict.fromkeys(("assistant_only_loss", "train_on_inputs", "completion_only_loss"), "use view.train_on"),
     **dict.fromkeys(("use_peft", "finetuning_type", "adapter"), "use lora.rank: above 0 trains adapters"),
-    **dict.fromkeys(("val_set_size", "test_size"), "use eval.holdout"),
+    **dict.fromkeys(("val_set_size", "test_size"), "use view.holdout"),
     "beta": "use dpo.beta or kto.beta",
     "dataset_text_field": "use data.prepare.text_key",
     "num_proc": "use data.prepare.workers",
@@ -167,24 +173,37 @@ def prepare_flags(arguments: Iterable[str]) -> list[str]:
     return found
 
 
-def train_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves top-level keys of other tools to their place in our training configuration."""
+def train_values(values: Mapping[str, Any], say: Callable[..., None] = log.info) -> dict[str, Any]:
+    """Moves keys of other tools, and those with an earlier place, to their place in our training configuration."""
     _refuse([f"{name!r}: {TRAIN_HINTS[name]}." for name in values if name in TRAIN_HINTS])
-    found = {name: value for name, value in values.items() if name not in TRAIN}
-    for name in values:
-        if name not in TRAIN:
-            continue
-        *sections, key = TRAIN[name].split(".")
+    found: dict[str, Any] = {}
+    moved: list[tuple[str, str, Any]] = []
+    for name, value in values.items():
+        if name in TRAIN:
+            moved.append((name, TRAIN[name], value))
+        elif isinstance(value, Mapping):
+            places = {key: _moved(name, key) for key in value}
+            moved += [(f"{name}.{key}", place, value[key]) for key, place in places.items() if place]
+            kept = {key: entry for key, entry in value.items() if not places[key]}
+            found |= {name: kept} if kept or name not in MOVED else {}
+        else:
+            found[name] = value
+    for name, ours, value in moved:
+        *sections, key = ours.split(".")
         place = found
         for section in sections:
-            inner = dict(place.get(section) or {})
-            place[section] = inner
-            place = inner
+            place[section] = dict(place.get(section) or {})
+            place = place[section]
         if key in place:
-            raise UsageError(f"{name!r} means {TRAIN[name]!r}, which is given too. Give one of them.")
-        place[key] = values[name]
-        log.info("%s is read as %s", name, TRAIN[name])
+            raise UsageError(f"{name!r} means {ours!r}, which is given too. Give one of them.")
+        place[key] = value
+        say("%s is read as %s", name, ours)
     return found
+
+
+def _moved(section: str, key: str) -> str:
+    """The place of a key that had another one; '' if it never moved."""
+    return MOVED.get(f"{section}.{key}") or (f"{MOVED[section]}.{key}" if section in MOVED else "")
 
 
 def _refuse(problems: list[str]) -> None:

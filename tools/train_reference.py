@@ -1,44 +1,43 @@
-"""Generates the list of keys in docs/train.md from the options: `python -m tools.train_reference`."""
+"""Generates the lists of options in docs/train.md and docs/feed.md from their records.
+
+python -m tools.train_reference            # the keys of a training configuration
+python -m tools.train_reference loader     # the options of a loader
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from penstock.load.options import LoaderOptions, ViewOptions
-from penstock.train.config import SourceConfig, TrainConfig
+from penstock.train.config import FIXED, SourceConfig, TrainConfig
 
 SHARED = {  # records whose options are described elsewhere, under the same names
-    "[options of a view](cli.md#options-of-a-view)": ViewOptions,
-    "[options of a loader](feed.md#options)": LoaderOptions,
+    ViewOptions: "[options of a view](cli.md#options-of-a-view)",
+    LoaderOptions: "[options of a loader](feed.md#options)",
 }
 
 
 def keys_list() -> str:
-    """A Markdown list with one line per configuration key; keys that are options of views and loaders share a line."""
-    default, lines = TrainConfig(), []
-    shared: dict[str, list[str]] = {where: [] for where in SHARED}
+    """A Markdown list with one line per configuration key; the options of a view and of a loader share a line each."""
+    lines, shared = [], []
     for section in fields(TrainConfig):
-        value = getattr(default, section.name)
-        if not is_dataclass(value):
+        value = getattr(TrainConfig(), section.name)
+        if type(value) in SHARED:
+            names = [f"{section.name}.{entry.name}" for entry in fields(value)]
+            shared.append(f"- {', '.join(f'`{name}`' for name in names if name not in FIXED)}: {SHARED[type(value)]}\n")
+        elif is_dataclass(value):
+            lines += [_line(f"{section.name}.{entry.name}", entry) for entry in fields(value)]
+        else:
             lines.append(_line(section.name, section))
-            continue
-        for entry in fields(value):
-            where = _described(section.name, entry.name)
-            if where:
-                shared[where].append(f"`{section.name}.{entry.name}`")
-            else:
-                lines.append(_line(f"{section.name}.{entry.name}", entry))
     lines += [_line(f"data.sources.N.{entry.name}", entry) for entry in fields(SourceConfig)]
-    lines += [f"- {', '.join(names)}: {where}\n" for where, names in shared.items()]
-    return "".join(lines)
+    return "".join(lines + shared)
 
 
-def _described(section: str, name: str) -> str | None:
-    """Where the option of this name is described, if it means the same there."""
-    if section not in ("data", "feed", "eval"):
-        return None
-    return next((where for where, record in SHARED.items() if name in {entry.name for entry in fields(record)}), None)
+def loader_list() -> str:
+    """A Markdown list with one line per option of a loader."""
+    return "".join(_line(entry.name, entry) for entry in fields(LoaderOptions))
 
 
 def _line(name: str, entry: Field[Any]) -> str:
@@ -58,4 +57,4 @@ def _scalar(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(keys_list(), end="")
+    print(loader_list() if sys.argv[1:] == ["loader"] else keys_list(), end="")

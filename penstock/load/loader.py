@@ -143,11 +143,6 @@ class Loader:
     def __init__(self, served: Served, **options: Unpack[LoaderArguments]) -> None:
         self._start(served, loader_options(served, options), 0)
 
-    @classmethod
-    def of(cls, served: Served, options: LoaderOptions) -> Loader:
-        """A loader with these options, as a record."""
-        return _restored(served, resolved(served, options), 0)
-
     def _start(self, served: Served, settings: LoaderOptions, position: int) -> None:
         self.served = served
         self.settings = settings
@@ -230,6 +225,11 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"Loader({self.settings.collate}, {self.steps} steps of {self.settings.batch_size} rows)"
+
+
+def open_loader(served: Served, options: LoaderOptions) -> Loader:
+    """A loader with the options of a record."""
+    return _restored(served, resolved(served, options), 0)
 
 
 def _restored(served: Served, settings: LoaderOptions, position: int) -> Loader:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from penstock.digests import bytes_digest, canonical, file_digest
 from penstock.errors import TrainError
+from penstock.other_names import train_values
 from penstock.prepare.tokenizer.auto import PLAIN_CLASSES, compare
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import fault, sync_folder
@@ -45,7 +46,7 @@ LEAST_FREE = 1 << 16  # bytes; a disk with fewer is full
 _NAME = re.compile(r"step-\d{8,}")
 # Keys that may change when a run resumes: they affect when and where things happen, not what is computed.
 FREE = (
-    "output", "feed.ahead", "feed.micro_batch", "checkpoint.", "log.", "eval.every", "eval.sources", "data.prepare"
+    "output", "loader.ahead", "loader.micro_batch", "loader.pin_memory", "checkpoint.", "log.", "eval.", "data.prepare",
 )  # fmt: skip
 
 
@@ -259,7 +260,8 @@ def _is_full(error: Exception, folder: Path) -> bool:
 
 
 def _refuse_changes(saved: Checkpoint, config: TrainConfig) -> None:
-    before, now = flat(saved.config), flat(plain(config))
+    before = flat(plain(TrainConfig())) | flat(train_values(saved.config, log.debug))
+    now = flat(plain(config))
     changed = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
         for key in sorted({*before, *now})

@@ -1,7 +1,7 @@
 """Options of a training run: YAML keys, overrides and documentation are derived from here.
 
-One frozen dataclass per section. `config_reader` builds them from YAML and `section.key=value`; `validation` rejects
-unsupported combinations before anything is loaded.
+One frozen dataclass per section; the sections `view` and `loader` are the records of `penstock.load`. `read_config`
+builds them from YAML and `section.key=value`; `validation` rejects unsupported combinations before anything is loaded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
+
+from annotated_types import Ge
 
 from penstock.addresses import check_source, local_path
 from penstock.errors import UsageError
-from penstock.load.options import Collate, LossPolicy, Overlong, Tail, UnknownRegions
+from penstock.load.options import LoaderOptions, Positive, ViewOptions
 from penstock.options import option, read_options
 from penstock.other_names import train_values
 
@@ -93,43 +95,17 @@ class DataConfig:
     prepare: Mapping[str, Any] = option(
         "Options of `penstock prepare` for all sources (template, cache, workers, …)", {}
     )
-    train_on: LossPolicy | None = option(
-        f"Loss policy: {', '.join(LossPolicy)}; default: all_assistant_messages, for KTO rows last_assistant_message, "
-        "for adopted data customized"
-    )
-    max_length: int | None = option("Maximum sequence length in tokens")
-    overlong: Overlong = option("Longer rows: " + ", ".join(Overlong), Overlong.TRUNCATE)
-    regions_unknown: UnknownRegions = option("Rows whose regions are unknown: error, drop", UnknownRegions.ERROR)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedConfig:
-    """How batches are built."""
-
-    batch_size: int = option("Rows per step over all ranks: sequences, pairs, or packed rows", 32)
-    micro_batch: int | None = option(
-        "Rows per forward pass on a rank; gradients are accumulated. Default: all rows, or one packed row "
-        "(joining several only pays off with flash attention)"
-    )
-    collate: Collate | None = option(
-        f"Layout of a batch: {', '.join(Collate)}; default: pairs for DPO, else padded. Training takes no trees"
-    )
-    capacity: int | None = option("Tokens per packed row; default: data.max_length")
-    epochs: int | None = option("Passes over the data [default: 1, unless steps is set]")
-    steps: int | None = option("Number of steps, instead of epochs")
-    tail: Tail = option("If an epoch does not fill its last step: fill, drop, wrap", Tail.FILL)
-    ahead: int = option("Batches to prefetch in the background; 0: collate in the training loop", 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
     """AdamW and its learning rate."""
 
-    lr: float = option("Peak learning rate", 1e-5)
+    lr: Annotated[float, Ge(0)] = option("Peak learning rate", 1e-5)
     schedule: Schedule = option("After warm-up: constant, linear, cosine", Schedule.COSINE)
     warmup: float = option("Warm-up: a fraction of the run if below 1, else a number of steps", 0.03)
     final: float = option("Final learning rate, as a fraction of the peak", 0.0)
-    weight_decay: float = option("Weight decay, applied to matrices only", 0.0)
+    weight_decay: Annotated[float, Ge(0)] = option("Weight decay, applied to matrices only", 0.0)
     betas: tuple[float, float] = option("AdamW's betas", (0.9, 0.999))
     eps: float = option("AdamW's epsilon", 1e-8)
     clip: float | None = option("Maximum gradient norm; null: no clipping", 1.0)
@@ -139,7 +115,7 @@ class OptimConfig:
 class LoraConfig:
     """Low-rank adapters (peft)."""
 
-    rank: int = option("Rank of the adapters; 0: train all weights", 0)
+    rank: Annotated[int, Ge(0)] = option("Rank of the adapters; 0: train all weights", 0)
     alpha: float | None = option("LoRA alpha [default: twice the rank]")
     dropout: float = option("Dropout before the adapters", 0.0)
     targets: tuple[str, ...] = option("Names of the modules to adapt, or all-linear", ("all-linear",))
@@ -190,21 +166,18 @@ class KtoConfig:
 class EvalConfig:
     """Evaluation during training."""
 
-    every: int | None = option("Steps between evaluations; the end of the run is always evaluated")
-    holdout: float | int | None = option(
-        "Rows to hold out of the sources: a fraction or a number",
-        expects="a fraction between 0 and 1 (0.05), a number of rows of 1 or more, or null to hold nothing out",
+    every: Positive | None = option(
+        "Steps between evaluations, on the rows of view.holdout or on sources; the end of the run is always evaluated"
     )
-    holdout_seed: int = option("Seed that selects the held-out rows", 0)
-    sources: tuple[SourceConfig, ...] = option("Sources to evaluate on, instead of a hold-out", ())
+    sources: tuple[SourceConfig, ...] = option("Sources to evaluate on, instead of view.holdout", ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints."""
 
-    every: int | None = option("Steps between checkpoints; signals and the end of the run save too")
-    keep: int = option("Number of checkpoints to keep", 2)
+    every: Positive | None = option("Steps between checkpoints; signals and the end of the run save too")
+    keep: Positive = option("Number of checkpoints to keep", 2)
     resume: Resume = option("Where the output holds checkpoints: auto (resume), anyway, never (refuse)", Resume.AUTO)
 
 
@@ -218,15 +191,31 @@ class LogConfig:
     run_name: str | None = option("Name of the run there; default: that of the output folder")
 
 
+BATCH_SIZE: Final = 32  # unless set; a loader outside training has no default
+# Options of views and loaders that the run sets itself, and why.
+FIXED: Final[Mapping[str, str]] = {
+    "view.part": "the run trains on one side of the hold-out and evaluates on the other",
+    "loader.seed": "the whole run has one `seed`",
+    "loader.shuffle": "training reshuffles every epoch, and evaluation keeps the order",
+    "loader.rank": "accelerate numbers the processes",
+    "loader.world_size": "accelerate counts the processes",
+    "loader.side": "models are trained with padding on the right",
+    "loader.loss_weights": "the loss needs them",
+    "loader.framework": "the model needs torch",
+    "loader.device": "batches go where the model is",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A training run."""
 
     output: Path = option("Folder for checkpoints, metrics and the final model", Path("run"))
-    seed: int = option("Seed of data order, random weights and dropout", 0)
+    seed: Annotated[int, Ge(0)] = option("Seed of data order, random weights and dropout", 0)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    feed: FeedConfig = field(default_factory=FeedConfig)
+    view: ViewOptions = field(default_factory=ViewOptions)
+    loader: LoaderOptions = field(default_factory=lambda: LoaderOptions(batch_size=BATCH_SIZE))
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     dpo: DpoConfig = field(default_factory=DpoConfig)
@@ -263,7 +252,11 @@ def read_config(source: ConfigSource, overrides: Iterable[str] = ()) -> TrainCon
 
 def plain(config: TrainConfig) -> dict[str, Any]:
     """The configuration as JSON-compatible values, which `read_config` reads back."""
-    value = _plain(asdict(config))
+    values, defaults = asdict(config), asdict(TrainConfig())
+    for section, name in (key.split(".") for key in FIXED):
+        if values[section][name] == defaults[section][name]:  # else it is refused when read
+            del values[section][name]
+    value = _plain(values)
     assert isinstance(value, dict)
     return value
 
@@ -352,6 +345,8 @@ def _normalised(values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part, dict) and isinstance(part.get("sources"), (str, dict, list)):
             sources = part["sources"]
             part["sources"] = [_source(entry) for entry in (sources if isinstance(sources, list) else [sources])]
+    if isinstance(values.get("loader"), dict):
+        values["loader"] = {"batch_size": BATCH_SIZE, **values["loader"]}
     lora = values.get("lora")
     if isinstance(lora, dict) and isinstance(lora.get("targets"), str):
         lora["targets"] = [lora["targets"]]
@@ -369,6 +364,10 @@ def _source(entry: Any) -> Any:
 
 
 def _validated(values: dict[str, Any]) -> TrainConfig:
+    for key, why in FIXED.items():
+        section, name = key.split(".")
+        if isinstance(values.get(section), dict) and name in values[section]:
+            raise UsageError(f"{key} can't be set: {why}. Leave it out.")
     config = read_options(TrainConfig, values, "the configuration")
     _refuse_addresses(config)
     return config

@@ -7,20 +7,20 @@ cached separately, so changing a weight, the loss policy or the maximum length d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.arguments import ViewArguments
 from penstock.build.auto_check import auto_model
 from penstock.build.options import prepare_options
 from penstock.build.progress import OnProgress
 from penstock.build.run import Builder
 from penstock.digests import bytes_digest
 from penstock.errors import UsageError
-from penstock.load.options import HoldoutPart
-from penstock.load.view import BaseMixture, BaseView, Count, mix, open_view
+from penstock.load.options import HoldoutPart, ViewOptions
+from penstock.load.view import BaseMixture, BaseView, Count, mix
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.store.dataset import StoredDataset, open_dataset
@@ -41,28 +41,15 @@ class Data(NamedTuple):
 
 def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_status: OnStatus = lambda _: None) -> Data:
     """Opens the sources of a run, preparing those that are not cached."""
-    options = _view_arguments(config)
     sources = _prepared(config.data.sources, config, "data.sources", on_progress, on_status)
-    if config.eval.holdout is None:
+    view = config.view
+    if view.holdout is None:
         held_out = _prepared(config.eval.sources, config, "eval.sources", on_progress, on_status)
-        evaluated = _served(config.eval.sources, held_out, options, config.seed) if held_out else None
-        return Data(_served(config.data.sources, sources, options, config.seed), evaluated)
-    options = {**options, "holdout": config.eval.holdout, "holdout_seed": config.eval.holdout_seed}
-    train = _served(config.data.sources, sources, options, config.seed)
+        evaluated = _served(config.eval.sources, held_out, view, config.seed) if held_out else None
+        return Data(_served(config.data.sources, sources, view, config.seed), evaluated)
+    train = _served(config.data.sources, sources, view, config.seed)
     once = [SourceConfig(path=source.path, name=source.name) for source in config.data.sources]
-    return Data(train, _served(once, sources, {**options, "part": HoldoutPart.HELD_OUT}, config.seed))
-
-
-def _view_arguments(config: TrainConfig) -> ViewArguments:
-    """The configured view options, without the hold-out."""
-    data = config.data
-    policy: ViewArguments = {} if data.train_on is None else {"train_on": data.train_on}
-    return {
-        **policy,
-        "max_length": data.max_length,
-        "overlong": data.overlong,
-        "regions_unknown": data.regions_unknown,
-    }
+    return Data(train, _served(once, sources, replace(view, part=HoldoutPart.HELD_OUT), config.seed))
 
 
 def tokenizer_of(model: ModelConfig) -> str:
@@ -135,10 +122,10 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
 
 
 def _served(
-    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewArguments, seed: int
+    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewOptions, seed: int
 ) -> Served:
     """A view, or a mixture if there are several sources or a source's weight is not 1."""
-    views = [open_view(dataset, **options) for dataset in datasets]
+    views = [BaseView(dataset, options).filled() for dataset in datasets]
     amounts = [_amount(source) for source in sources]
     if len(views) == 1 and amounts[0] == 1.0:
         return views[0]

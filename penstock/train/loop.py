@@ -360,14 +360,14 @@ def assemble(
     adapted = add_adapters(plain, config.lora) if config.lora.rank else plain
     model, optimizer = accelerator.prepare(adapted, make_optimizer(adapted, config.optim))
     policy = Policy(model, plain, device, dtypes_of(config.model.precision, device).autocast)
-    if config.feed.collate is Collate.PACKED:
+    if config.loader.collate is Collate.PACKED:
         _check_packing(policy)
     if method is Method.SFT:
         fused = config.liger.enabled and config.liger.fused_loss
         return Assembly(policy, optimizer, lambda served, _: Sft(policy, config.loss.mean, fused, Groups(served)))
     reference = frozen or (AdapterReference(policy, adapted) if config.lora.rank else FrozenReference(model, plain))
     if method is Method.KTO:
-        limit = config.data.max_length
+        limit = config.view.max_length
         return Assembly(
             policy, optimizer, lambda served, _: Kto(policy, reference, config.kto, accelerator, limit, Groups(served))
         )
@@ -389,7 +389,7 @@ def _dpo(
     if chosen.reference is ReferenceMode.LIVE:
         return lambda served, _: Dpo(policy, live, chosen.beta, chosen.label_smoothing, Groups(served))
     identity = f"{name} {config.model.precision} {policy.autocast} {policy.plain.config._attn_implementation}"
-    rows = config.feed.micro_batch or -(-config.feed.batch_size // accelerator.num_processes)
+    rows = config.loader.micro_batch or -(-config.loader.batch_size // accelerator.num_processes)
     store = ReferenceStore(accelerator, live, identity, rows, config.output, on_scored)
 
     def objective(served: Served, items: Items) -> Objective:
@@ -402,7 +402,7 @@ def _dpo(
 def _check_packing(policy: Policy) -> None:
     attention = str(policy.plain.config._attn_implementation)
     if attention.startswith("flex") and policy.device.type == "cpu":
-        raise UnsupportedError(f"feed.collate=packed: attention {attention!r} does not run on the CPU. Use sdpa.")
+        raise UnsupportedError(f"loader.collate=packed: attention {attention!r} does not run on the CPU. Use sdpa.")
 
     def forward(tensors: dict[str, Any]) -> torch.Tensor:
         with torch.no_grad():

@@ -194,7 +194,7 @@ def check_fits(model: PreTrainedModel, vocabulary: int, longest: int) -> None:
     if positions is not None and longest > positions:
         raise UnsupportedError(
             f"the longest sequence has {longest} tokens but the model only {positions} positions. "
-            f"Set data.max_length to {positions} or less."
+            f"Set view.max_length to {positions} or less."
         )
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.arguments import LoaderArguments
 from penstock.build.progress import OnProgress
 from penstock.errors import TrainError, UnsupportedError
-from penstock.load.loader import Loader
-from penstock.load.options import Collate
+from penstock.load.loader import Loader, open_loader
+from penstock.load.options import Collate, Framework, Tail
 from penstock.train.config import ConfigSource, TrainConfig, read_config
 from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
 from penstock.train.metrics import MetricsWriter, Report, StepReport
@@ -246,22 +245,16 @@ def _accelerator(config: TrainConfig) -> Accelerator:
 
 
 def _loader(config: TrainConfig, served: Served, accelerator: Accelerator, *, evaluates: bool = False) -> Loader:
-    feed = config.feed
-    options: LoaderArguments = {
-        "batch_size": feed.batch_size,
-        "micro_batch": feed.micro_batch or (1 if feed.collate is Collate.PACKED else None),
-        "capacity": feed.capacity,
-        "seed": config.seed,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-        "ahead": feed.ahead,
-        "framework": "torch",
-        "device": str(accelerator.device) if accelerator.device.type == "cuda" else None,
-    }
-    if feed.collate is not None:
-        options["collate"] = feed.collate
+    given = config.loader
+    options = replace(
+        given,
+        micro_batch=given.micro_batch or (1 if given.collate is Collate.PACKED else None),
+        seed=config.seed,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        framework=Framework.TORCH,
+        device=str(accelerator.device) if accelerator.device.type == "cuda" else None,
+    )
     if evaluates:
-        options.update({"shuffle": False, "epochs": 1})
-    else:
-        options.update({"tail": feed.tail, "epochs": feed.epochs, "steps": feed.steps})
-    return Loader(served, **options)
+        options = replace(options, shuffle=False, tail=Tail.FILL, epochs=1, steps=None)
+    return open_loader(served, options)

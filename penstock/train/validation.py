@@ -43,10 +43,10 @@ def check_config(config: TrainConfig, method: Method) -> None:
     _check_model(config)
     _check_numbers(config)
     _check_method(config, method)
-    if config.eval.every is not None and config.eval.holdout is None and not config.eval.sources:
-        raise UsageError("eval.every is set, but there is nothing to evaluate on. Set eval.holdout or eval.sources.")
-    if config.eval.holdout is not None and config.eval.sources:
-        raise UsageError("eval.holdout and eval.sources are mutually exclusive. Set one of them.")
+    if config.eval.every is not None and config.view.holdout is None and not config.eval.sources:
+        raise UsageError("eval.every is set, but there is nothing to evaluate on. Set view.holdout or eval.sources.")
+    if config.view.holdout is not None and config.eval.sources:
+        raise UsageError("view.holdout and eval.sources are mutually exclusive. Set one of them.")
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UnsupportedError("log.tensorboard: tensorboard is not installed. Install it, or turn this off.")
     check_trackers(config.log)
@@ -64,25 +64,6 @@ def _check_model(config: TrainConfig) -> None:
 
 
 def _check_numbers(config: TrainConfig) -> None:
-    limits: list[tuple[str, float | None, float]] = [
-        ("seed", config.seed, 0),
-        ("data.max_length", config.data.max_length, 1),
-        ("feed.batch_size", config.feed.batch_size, 1),
-        ("feed.micro_batch", config.feed.micro_batch, 1),
-        ("feed.capacity", config.feed.capacity, 1),
-        ("feed.epochs", config.feed.epochs, 1),
-        ("feed.steps", config.feed.steps, 1),
-        ("feed.ahead", config.feed.ahead, 0),
-        ("checkpoint.every", config.checkpoint.every, 1),
-        ("checkpoint.keep", config.checkpoint.keep, 1),
-        ("eval.every", config.eval.every, 1),
-        ("lora.rank", config.lora.rank, 0),
-        ("optim.lr", config.optim.lr, 0),
-        ("optim.weight_decay", config.optim.weight_decay, 0),
-    ]
-    for name, value, least in limits:
-        if value is not None and not value >= least:
-            raise UsageError(f"{name}={value} is too small. Use {least:g} or more.")
     if config.optim.clip is not None and not config.optim.clip > 0:
         raise UsageError(f"optim.clip={config.optim.clip} would stop all learning. Use more than 0, or null for none.")
     if config.dpo.beta <= 0 or not 0 <= config.dpo.label_smoothing < 0.5:
@@ -100,10 +81,10 @@ def _check_method(config: TrainConfig, method: Method) -> None:
             )
     match method:
         case Method.SFT:
-            if config.feed.collate is Collate.TREE:
+            if config.loader.collate is Collate.TREE:
                 raise UnsupportedError(
-                    "feed.collate=tree: branches of a tree need an attention mask of their own, which `penstock train` "
-                    "does not build. Use feed.collate=packed or padded."
+                    "loader.collate=tree: a tree relies on its own attention mask, and no check shows that this model "
+                    "honours it, as one does for packed rows. Use loader.collate=packed or padded."
                 )
             if fused and config.loss.mean is not Mean.TOKEN:
                 raise UnsupportedError(
@@ -115,8 +96,8 @@ def _check_method(config: TrainConfig, method: Method) -> None:
         case Method.DPO:
             if config.loss != LossConfig():
                 raise UsageError("loss.mean is for supervised fine-tuning; DPO's loss is a mean over pairs. Remove it.")
-            if config.feed.collate not in (None, Collate.PAIRS):
-                raise UsageError(f"feed.collate={config.feed.collate}: DPO trains on pairs. Remove it.")
+            if config.loader.collate not in (None, Collate.PAIRS):
+                raise UsageError(f"loader.collate={config.loader.collate}: DPO trains on pairs. Remove it.")
             if fused and config.dpo.reference is not ReferenceMode.LIVE:
                 raise UnsupportedError(
                     "liger.fused_loss computes the reference along with the loss and can't use cached references. "
@@ -129,14 +110,14 @@ def _check_method(config: TrainConfig, method: Method) -> None:
 def _check_kto(config: TrainConfig, fused: bool) -> None:
     if config.loss != LossConfig():
         raise UsageError("loss.mean is for supervised fine-tuning; KTO's loss is a mean over answers. Leave it out.")
-    if config.feed.collate not in (None, Collate.PADDED):
-        raise UsageError(f"feed.collate={config.feed.collate}: KTO trains on padded rows. Leave it out.")
-    if min(config.feed.batch_size, config.feed.micro_batch or 2) < 2:
-        raise UsageError("KTO compares answers with those of other rows: feed.micro_batch must be 2 or more.")
-    if config.data.train_on not in (None, *LAST):
+    if config.loader.collate not in (None, Collate.PADDED):
+        raise UsageError(f"loader.collate={config.loader.collate}: KTO trains on padded rows. Leave it out.")
+    if min(config.loader.batch_size, config.loader.micro_batch or 2) < 2:
+        raise UsageError("KTO compares answers with those of other rows: loader.micro_batch must be 2 or more.")
+    if config.view.train_on not in (None, *LAST):
         raise UsageError(
-            f"data.train_on={config.data.train_on}: a label judges the last answer alone. "
-            f"Set data.train_on to {' or '.join(LAST)}."
+            f"view.train_on={config.view.train_on}: a label judges the last answer alone. "
+            f"Set view.train_on to {' or '.join(LAST)}."
         )
     if fused:
         raise UnsupportedError("liger.fused_loss has no KTO loss here. Set liger.fused_loss=false.")
@@ -163,14 +144,14 @@ def check_isolation(forward: Forward, vocabulary: int, attention: str) -> None:
     others = (before - after)[:, first:].abs().max().item()
     if not own > max(10 * noise, 1e-6):
         raise UnsupportedError(
-            f"feed.collate=packed: can't determine whether attention {attention!r} isolates packed sequences "
-            f"(changing a sequence moved its own logits by {own:g}). Use feed.collate=padded."
+            f"loader.collate=packed: can't determine whether attention {attention!r} isolates packed sequences "
+            f"(changing a sequence moved its own logits by {own:g}). Use loader.collate=padded."
         )
     if others > max(2 * noise, 1e-5 * own):
         raise UnsupportedError(
-            f"feed.collate=packed: with attention {attention!r}, packed sequences of this model attend to each other "
+            f"loader.collate=packed: with attention {attention!r}, packed sequences of this model attend to each other "
             f"(logits moved by {others:g}, a sequence's own by {own:g}). "
-            "Use feed.collate=padded, or another model.attention."
+            "Use loader.collate=padded, or another model.attention."
         )
 
 

@@ -44,8 +44,8 @@ def test_option_names_of_other_tools_are_accepted(examples: Path, tokenizer: Pat
     common = ("--cache-dir", tmp_path, "--num-proc=1", "--max-samples", "5", "--json")
     done = command("prepare", examples / "data/chats.jsonl", "--tokenizer", tokenizer, *common)
     assert json.loads(done.stdout)["examples"] == 5
-    config = read_config({"learning_rate": 3e-4, "num_train_epochs": 2, "output_dir": "o", "data": {"max_length": 9}})
-    assert (config.optim.lr, config.feed.epochs, str(config.output), config.data.max_length) == (3e-4, 2, "o", 9)
+    config = read_config({"learning_rate": 3e-4, "num_train_epochs": 2, "output_dir": "o", "max_length": 9})
+    assert (config.optim.lr, config.loader.epochs, str(config.output), config.view.max_length) == (3e-4, 2, "o", 9)
     with pytest.raises(UsageError, match="'num_proc' means 'workers', which is given too"):
         prepare_options({"tokenizer": "t", "num_proc": 3, "workers": 2})
 
@@ -55,8 +55,8 @@ def test_option_names_with_another_meaning_are_explained() -> None:
         prepare_options({"tokenizer": "t", "max_length": 9})
     with pytest.raises(UsageError) as caught:
         read_config({"per_device_train_batch_size": 4, "packing": True, "num_proc": 2})
-    assert "feed.micro_batch" in str(caught.value)
-    assert "feed.collate: packed" in str(caught.value)
+    assert "loader.micro_batch" in str(caught.value)
+    assert "loader.collate: packed" in str(caught.value)
     assert "data.prepare.workers" in str(caught.value)
     done = command("prepare", "x.jsonl", "--max-length", "512")
     assert done.returncode == 2
@@ -67,7 +67,7 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     ("record", "name", "ours"),
     [
         (LoaderOptions, "prefetch", "'ahead': Batches prefetched in the background"),
-        (LoaderOptions, "drop_last", "'tail': What to do with an incomplete last step"),
+        (LoaderOptions, "drop_last", "'tail': An incomplete last step"),
         (LoaderOptions, "packing", "'collate': Layout of a batch: padded, packed, pairs, tree"),
         (ViewOptions, "train_on_what", "'train_on': Loss policy"),
         (ViewOptions, "truncation", "'overlong': Longer rows"),
@@ -101,13 +101,15 @@ def test_every_alias_refers_to_an_existing_option() -> None:
     assert not known & {*other_names.PREPARE, *other_names.PREPARE_HINTS}
     keys = flat(plain(TrainConfig())).keys()
     assert set(other_names.TRAIN.values()) <= keys
+    assert {place for place in other_names.MOVED.values() if "." in place} <= keys
+    assert not set(other_names.MOVED) & {*keys, *(key.split(".")[0] for key in keys)}
     assert not {key.split(".")[0] for key in keys} & {*other_names.TRAIN, *other_names.TRAIN_HINTS}
 
 
 def test_all_typos_in_a_configuration_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        read_config({"modle": {}, "optim": {"lrr": 1}, "feed": {"batchsize": 2}})
-    for told in ("'modle'", "'optim.lrr'", "'feed.batchsize'", "Did you mean 'batch_size'"):
+        read_config({"modle": {}, "optim": {"lrr": 1}, "loader": {"batchsize": 2}})
+    for told in ("'modle'", "'optim.lrr'", "'loader.batchsize'", "Did you mean 'batch_size'"):
         assert told in str(caught.value)
 
 
@@ -213,10 +215,11 @@ def test_values_by_other_names_are_explained(value: str, meant: str) -> None:
 
 
 def test_values_by_other_names_are_values_of_ours() -> None:
-    for record in (ViewOptions, LoaderOptions):
+    required: dict[type, dict[str, int]] = {ViewOptions: {}, LoaderOptions: {"batch_size": 1}}
+    for record, given in required.items():
         for entry in fields(record):
             for meant in set(other_names.VALUES.get(entry.name, {}).values()):
-                read_options(record, {entry.name: meant}, "them")
+                read_options(record, {**given, entry.name: meant}, "them")
     assert set(other_names.VALUES) <= {
         entry.name for record in (ViewOptions, LoaderOptions) for entry in fields(record)
     }
@@ -292,7 +295,12 @@ def test_progress_counts_the_rows_of_the_split(tokenizer: Path, tmp_path: Path) 
 def test_train_reports_progress_from_the_start(examples: Path, tmp_path: Path) -> None:
     """It prints a line before any heavy import, and a finished run says so."""
     line = [sys.executable, "-m", "penstock.cli", "train", "sft", str(examples / "sft.yaml")]
-    changes = ["feed.epochs=null", "feed.steps=2", f"output={tmp_path / 'run'}", f"data.prepare.cache={tmp_path / 'c'}"]
+    changes = [
+        "loader.epochs=null",
+        "loader.steps=2",
+        f"output={tmp_path / 'run'}",
+        f"data.prepare.cache={tmp_path / 'c'}",
+    ]
     variables = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     more: dict[str, Any] = {"cwd": examples.parent, "env": variables}
     done = subprocess.run([*line, *changes], capture_output=True, text=True, **more)

@@ -61,8 +61,9 @@ def config(models: Path, cache: Path, examples: Path, tmp_path: Path) -> Config:
         source = "chats.jsonl" if method == "sft" else "pairs.jsonl"
         values: dict[str, dict[str, Any]] = {
             "model": {"init": str(models / model), "tokenizer": str(examples / "tokenizer")},
-            "data": {"sources": [str(examples / "data" / source)], "prepare": {"cache": str(cache)}, "max_length": 128},
-            "feed": {"batch_size": 8, "steps": 6},
+            "data": {"sources": [str(examples / "data" / source)], "prepare": {"cache": str(cache)}},
+            "view": {"max_length": 128},
+            "loader": {"batch_size": 8, "steps": 6},
             "optim": {"lr": 3e-3},
         }
         for section, value in sections.items():

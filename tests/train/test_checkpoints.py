@@ -25,7 +25,7 @@ from tests.train.runs import Config, environment, losses
 
 pytestmark = pytest.mark.slow
 
-STEPS = {"feed": {"steps": 4}, "checkpoint": {"every": 2}}
+STEPS = {"loader": {"steps": 4}, "checkpoint": {"every": 2}}
 
 
 def checkpoints(config: dict[str, Any]) -> Path:
@@ -151,7 +151,7 @@ main()
 
 def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> None:
     values = config(**STEPS)
-    train_sft(values, "feed.steps=1", "output=" + str(tmp_path / "first"))  # prepares the data
+    train_sft(values, "loader.steps=1", "output=" + str(tmp_path / "first"))  # prepares the data
     path = tmp_path / "run.json"
     path.write_text(json.dumps(values))
     child = subprocess.run(
@@ -189,7 +189,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 )
 def test_full_disk(size: int, what: str, config: Config, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(size)
-    values = {**config(feed={"steps": 2}, checkpoint={"every": 1}), "output": str(disk / "run")}
+    values = {**config(loader={"steps": 2}, checkpoint={"every": 1}), "output": str(disk / "run")}
     with pytest.raises(TrainError, match=rf"{what} can't be written: the disk is full\. Once this is fixed"):
         train_sft(values)
     assert not [path for path in disk.rglob("*") if "writing" in path.name or "removing" in path.name]
@@ -211,7 +211,7 @@ with output_lock(Path(sys.argv[1])):
 
 
 def test_second_process_is_refused(config: Config) -> None:
-    values = config(feed={"steps": 1})
+    values = config(loader={"steps": 1})
     output = Path(values["output"])
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, env=environment()

@@ -62,7 +62,7 @@ def test_metrics_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 def test_tensorboard(config: Config) -> None:
     pytest.importorskip("tensorboard")
-    values = config(feed={"steps": 2}, log={"tensorboard": True})
+    values = config(loader={"steps": 2}, log={"tensorboard": True})
     train_sft(values)
     assert len(losses(values)) == 2
     assert list(Path(values["output"], "tensorboard").glob("events*"))

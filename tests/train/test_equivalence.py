@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def test_prefetching_is_bit_identical(config: Config, method: str) -> None:
     found = []
     for ahead in (0, 1, 4):
-        values = config(method, f"ahead-{ahead}", feed={"ahead": ahead, "micro_batch": 3})
+        values = config(method, f"ahead-{ahead}", loader={"ahead": ahead, "micro_batch": 3})
         (train_sft if method == "sft" else train_dpo)(values)
         found.append(losses(values))
     assert found[0] == found[1] == found[2]
@@ -38,7 +38,7 @@ def test_prefetching_is_bit_identical(config: Config, method: str) -> None:
 def test_gradient_accumulation(config: Config, method: str) -> None:
     found = []
     for micro in (1, 2, 8, 3):
-        values = config(method, f"micro-{micro}", feed={"micro_batch": micro})
+        values = config(method, f"micro-{micro}", loader={"micro_batch": micro})
         (train_sft if method == "sft" else train_dpo)(values)
         found.append(losses(values))
     for other in found[1:]:
@@ -80,7 +80,7 @@ def test_message_weights(config: Config, examples: Path, write_rows: Any) -> Non
     for row in rows:
         for number, message in enumerate(row["messages"]):
             message["weight"] = [0.5, 2.0, 1.0][number % 3]
-    values = config(feed={"steps": 1, "micro_batch": 2}, data={"sources": [str(write_rows(rows))]})
+    values = config(loader={"steps": 1, "micro_batch": 2}, data={"sources": [str(write_rows(rows))]})
     train_sft(values)
     view = open_data(read_config(values)).train
     torch.manual_seed(0)
@@ -103,12 +103,12 @@ LAUNCH += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "penstock.
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_two_processes(config: Config, tmp_path: Path, method: str) -> None:
-    feed = {"batch_size": 9, "micro_batch": 2, "steps": 4}
-    alone, together = config(method, "alone", feed=feed), config(method, "together", feed=feed)
+    loader = {"batch_size": 9, "micro_batch": 2, "steps": 4}
+    alone, together = config(method, "alone", loader=loader), config(method, "together", loader=loader)
     if method == "sft":
         for values in (alone, together):
-            values["feed"] = {**feed, "collate": "packed", "capacity": 128}
-            values["eval"] = {"holdout": 10}
+            values["loader"] = {**loader, "collate": "packed", "capacity": 128}
+            values["view"] = {**values["view"], "holdout": 10}
     (train_sft if method == "sft" else train_dpo)(alone)
     path = tmp_path / "together.json"
     path.write_text(json.dumps(together))
@@ -117,6 +117,6 @@ def test_two_processes(config: Config, tmp_path: Path, method: str) -> None:
     np.testing.assert_allclose(losses(together), losses(alone), atol=1e-5)
     assert (Path(together["output"]) / "model" / "model.safetensors").is_file()
     # A checkpoint written by two processes resumes with one.
-    more = {**together, "feed": {**together["feed"], "steps": 6}, "checkpoint": {"resume": "anyway"}}
+    more = {**together, "loader": {**together["loader"], "steps": 6}, "checkpoint": {"resume": "anyway"}}
     (train_sft if method == "sft" else train_dpo)(more)
     assert len(losses(more)) == 6

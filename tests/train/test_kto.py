@@ -182,8 +182,9 @@ def test_the_loss_is_trls(weights: tuple[float, float], models: Path, examples: 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft with transformers 5.23
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
-    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}, **VIEW}
-    values = config("kto", data=data, feed={"batch_size": 8, "steps": 12}, lora={"rank": rank}, optim={"lr": 1e-2})
+    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
+    more = {"view": VIEW, "lora": {"rank": rank}, "optim": {"lr": 1e-2}}
+    values = config("kto", data=data, loader={"batch_size": 8, "steps": 12}, **more)
     train_kto(values)
     assert losses(values)[0] == pytest.approx(0.5, abs=1e-3)
     assert losses(values)[-1] < 0.45
@@ -192,17 +193,17 @@ def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
 
 def test_the_labelled_answer_is_trained_by_default(config: Config, labelled: Path, cache: Path) -> None:
     data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
-    values = config("kto", data=data, feed={"batch_size": 8, "steps": 1})
+    values = config("kto", data=data, loader={"batch_size": 8, "steps": 1})
     train_kto(values)
     assert len(losses(values)) == 1
 
 
 def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
-    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}, **VIEW}
+    data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
     with pytest.raises(UsageError, match="a label judges the last answer alone"):
-        train_kto(config("kto", data={**data, "train_on": "all_assistant_messages"}))
+        train_kto(config("kto", data=data, view={"train_on": "all_assistant_messages"}))
     with pytest.raises(UsageError, match="micro_batch must be 2 or more"):
-        train_kto(config("kto", data=data, feed={"micro_batch": 1}))
+        train_kto(config("kto", data=data, loader={"micro_batch": 1}))
     with pytest.raises(
         UnsupportedError, match="consists of labelled answers .KTO.. Use `penstock train kto`. To ignore"
     ):
@@ -210,4 +211,4 @@ def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
     with pytest.raises(UsageError, match="kto is set, and this is `penstock train sft`"):
         train_sft(config(data=data, kto={"beta": 0.5}))
     with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
-        train_kto(config("sft", data=VIEW))
+        train_kto(config("sft", view=VIEW))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TrainError
+from penstock.train.checkpoint import _state_digest
 from penstock.train.run import train_sft
 from tests.train.runs import Config, environment, losses, metrics
 
@@ -51,10 +52,10 @@ def final_weights(config: dict[str, Any]) -> bytes:
 @pytest.fixture
 def settings(config: Config) -> Any:
     """Dropout in the adapters (so that random states matter), prefetching across epochs, frequent checkpoints."""
-    feed = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "ahead": 2}
+    loader = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "ahead": 2}
     lora = {"rank": 2, "dropout": 0.2, "merge": True}
     return lambda name: config(
-        name=name, feed=feed, lora=lora, checkpoint={"every": 3}, eval={"holdout": 10, "every": 5}
+        name=name, loader=loader, lora=lora, checkpoint={"every": 3}, view={"holdout": 10}, eval={"every": 5}
     )
 
 
@@ -84,7 +85,7 @@ def test_killed_at_random_steps(settings: Any) -> None:
 
 @pytest.mark.parametrize("point", ["checkpoint.sync:2", "checkpoint.rename:2"])
 def test_killed_while_saving(settings: Any, point: str) -> None:
-    values = {**settings("saving"), "feed": {"batch_size": 8, "steps": 6}, "checkpoint": {"every": 2}}
+    values = {**settings("saving"), "loader": {"batch_size": 8, "steps": 6}, "checkpoint": {"every": 2}}
     process = start(values, PENSTOCK_FAULT=point)
     assert process.wait() == -signal.SIGKILL
     train_sft(values)
@@ -93,7 +94,7 @@ def test_killed_while_saving(settings: Any, point: str) -> None:
 
 
 def test_finished_run_is_not_repeated(config: Config) -> None:
-    values = config(feed={"steps": 2})
+    values = config(loader={"steps": 2})
     train_sft(values)
     before = final_weights(values)
     outcome = train_sft(values)
@@ -101,12 +102,29 @@ def test_finished_run_is_not_repeated(config: Config) -> None:
     assert final_weights(values) == before
 
 
+def test_checkpoints_hold_keys_at_their_earlier_place(config: Config) -> None:
+    values = config(loader={"steps": 2, "micro_batch": 4}, view={"holdout": 10})
+    train_sft(values)
+    for path in Path(values["output"]).glob("checkpoints/*/run.json"):
+        state = json.loads(path.read_text())
+        del state["digest"]
+        view, loader = state["config"].pop("view"), state["config"].pop("loader")
+        state["config"]["eval"] |= {name: view.pop(name) for name in ("holdout", "holdout_seed")}
+        state["config"]["data"] |= view
+        names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps", "tail", "ahead")
+        state["config"]["feed"] = {name: loader[name] for name in names}
+        path.write_text(json.dumps({**state, "digest": _state_digest(state)}))
+    train_sft(values, "loader.ahead=0")
+    with pytest.raises(TrainError, match=r"view\.max_length was 128 and is 64"):
+        train_sft(values, "view.max_length=64")
+
+
 def test_changed_settings_are_refused(config: Config) -> None:
-    values = config(feed={"steps": 2})
+    values = config(loader={"steps": 2})
     train_sft(values)
     with pytest.raises(TrainError, match=r"optim\.lr was 0\.003 and is 0\.5.*checkpoint\.resume=anyway"):
         train_sft(values, "optim.lr=0.5")
     with pytest.raises(TrainError, match="'never'"):
         train_sft(values, "checkpoint.resume=never")
-    train_sft(values, "feed.ahead=0", "checkpoint.keep=1")  # these may change
-    assert train_sft(values, "feed.steps=3", "checkpoint.resume=anyway").steps == 3
+    train_sft(values, "loader.ahead=0", "checkpoint.keep=1")  # these may change
+    assert train_sft(values, "loader.steps=3", "checkpoint.resume=anyway").steps == 3

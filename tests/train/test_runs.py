@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_loss_halves(config: Config, examples: Path) -> None:
-    values = config(feed={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, eval={"holdout": 20})
+    values = config(
+        loader={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, view={"holdout": 20}
+    )
     outcome = train_sft(values)
     assert outcome.signal == 0
     assert outcome.steps == 60
@@ -31,7 +32,7 @@ def test_loss_halves(config: Config, examples: Path) -> None:
 
 
 def test_final_model_loads_in_transformers(config: Config, examples: Path) -> None:
-    outcome = train_sft(config(feed={"steps": 2}))
+    outcome = train_sft(config(loader={"steps": 2}))
     assert outcome.model is not None
     model = AutoModelForCausalLM.from_pretrained(outcome.model)
     tokenizer = AutoTokenizer.from_pretrained(outcome.model)
@@ -48,7 +49,7 @@ def test_tokenizer_json_alone(config: Config, examples: Path, tmp_path: Path) ->
     for name in ("tokenizer.json", "chat_template.jinja"):
         (folder / name).write_bytes((examples / "tokenizer" / name).read_bytes())
     for name in ("alone", "alone/tokenizer.json"):
-        values = config(name=name.replace("/", "-"), feed={"steps": 1})
+        values = config(name=name.replace("/", "-"), loader={"steps": 1})
         values["model"]["tokenizer"] = str(tmp_path / name)
         outcome = train_sft(values)
         assert outcome.model is not None
@@ -59,7 +60,7 @@ def test_tokenizer_json_alone(config: Config, examples: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("reference", ["cached", "live"])
 def test_preferences_are_learned(config: Config, reference: str) -> None:
-    values = config("dpo", feed={"steps": 12}, dpo={"reference": reference})
+    values = config("dpo", loader={"steps": 12}, dpo={"reference": reference})
     train_dpo(values)
     lines = metrics(values)
     assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
@@ -68,16 +69,16 @@ def test_preferences_are_learned(config: Config, reference: str) -> None:
 
 
 def test_cached_references_equal_live_ones_and_are_reused(config: Config, cache: Path) -> None:
-    live, cached = config("dpo", "live", dpo={"reference": "live"}), config("dpo", "cached", data={"max_length": 96})
-    live["data"]["max_length"] = 96
+    live, cached = config("dpo", "live", dpo={"reference": "live"}), config("dpo", "cached", view={"max_length": 96})
+    live["view"]["max_length"] = 96
     train_dpo(live)
     train_dpo(cached)
     np.testing.assert_allclose(losses(live), losses(cached), atol=1e-6)
     kept = {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
     assert kept
-    train_dpo(config("dpo", "again", data={"max_length": 96}, optim={"lr": 1e-4}))
+    train_dpo(config("dpo", "again", view={"max_length": 96}, optim={"lr": 1e-4}))
     assert kept == {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
-    train_dpo(config("dpo", "other", data={"max_length": 96}, seed=1, feed={"steps": 1}))  # other random weights
+    train_dpo(config("dpo", "other", view={"max_length": 96}, seed=1, loader={"steps": 1}))  # other random weights
     assert len(list(cache.glob("datasets/*/reference/*.npy"))) == len(kept) + 1
 
 
@@ -89,14 +90,14 @@ def scored_pairs(folder: Path) -> list[np.ndarray[Any, Any]]:
 def test_only_visited_pairs_are_scored(config: Config, tmp_path: Path) -> None:
     own = {"prepare": {"cache": str(tmp_path / "cache")}}
     seen: list[Scored] = []
-    short = config("dpo", "short", data=own, feed={"batch_size": 4, "steps": 3})
+    short = config("dpo", "short", data=own, loader={"batch_size": 4, "steps": 3})
     train_dpo(short, on_scored=seen.append)
     assert (seen[0].pairs, seen[-1].pairs, seen[-1].total) == (0, 12, 12)
     (shared,) = scored_pairs(tmp_path / "cache" / "datasets")
     (kept,) = scored_pairs(tmp_path / "short" / "reference")
     assert shared.sum() == kept.sum() == 12 < len(shared)
     before = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
-    whole = config("dpo", "whole", data=own, feed={"batch_size": 16, "steps": None, "epochs": 1})
+    whole = config("dpo", "whole", data=own, loader={"batch_size": 16, "steps": None, "epochs": 1})
     train_dpo(whole, on_scored=seen.append)
     assert (seen[-1].pairs, seen[-1].total) == (len(shared) - 12,) * 2  # those that the first run has not scored
     after = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
@@ -107,7 +108,7 @@ def test_only_visited_pairs_are_scored(config: Config, tmp_path: Path) -> None:
 def test_references_of_a_resumed_run_are_those_it_began_with(config: Config, tmp_path: Path) -> None:
     def values(name: str) -> dict[str, Any]:
         own = {"prepare": {"cache": str(tmp_path / f"cache-{name}")}}
-        return config("dpo", name, data=own, feed={"batch_size": 6, "steps": 6}, checkpoint={"every": 2})
+        return config("dpo", name, data=own, loader={"batch_size": 6, "steps": 6}, checkpoint={"every": 2})
 
     def fail(report: Any) -> None:
         if report.step == 5:
@@ -122,13 +123,13 @@ def test_references_of_a_resumed_run_are_those_it_began_with(config: Config, tmp
     train_dpo(values("resumed"), on_scored=seen.append)
     assert not seen
     assert losses(values("resumed")) == losses(values("uninterrupted"))
-    train_dpo(values("resumed"), "checkpoint.resume=anyway", "feed.steps=7", on_scored=seen.append)
+    train_dpo(values("resumed"), "checkpoint.resume=anyway", "loader.steps=7", on_scored=seen.append)
     assert 0 < seen[-1].total <= 6  # the pairs of the additional step
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_adapters(config: Config, method: str, models: Path) -> None:
-    values = config(method, lora={"rank": 4, "dropout": 0.1}, feed={"steps": 8}, optim={"lr": 2e-2})
+    values = config(method, lora={"rank": 4, "dropout": 0.1}, loader={"steps": 8}, optim={"lr": 2e-2})
     if method == "dpo":
         values["dpo"] = {"reference": "live"}
     outcome = (train_sft if method == "sft" else train_dpo)(values)
@@ -140,7 +141,7 @@ def test_adapters(config: Config, method: str, models: Path) -> None:
 
 
 def test_merged_adapters(config: Config) -> None:
-    outcome = train_sft(config(lora={"rank": 4, "merge": True}, feed={"steps": 2}))
+    outcome = train_sft(config(lora={"rank": 4, "merge": True}, loader={"steps": 2}))
     assert outcome.model is not None
     assert not (outcome.model / "adapter_config.json").exists()
     AutoModelForCausalLM.from_pretrained(outcome.model)
@@ -152,7 +153,7 @@ def test_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
         {"path": chats, "weight": 0.25, "name": "some"},
         {"path": chats, "examples": 20, "prepare": {"split": "train[:50]"}},
     ]
-    values = config(data={"sources": sources}, feed={"batch_size": 8, "steps": None, "epochs": 2})
+    values = config(data={"sources": sources}, loader={"batch_size": 8, "steps": None, "epochs": 2})
     outcome = train_sft(values)
     assert outcome.steps == 2 * 15  # 100 + 20 examples per epoch
     assert sum(line["sequences"] for line in metrics(values)) == 240
@@ -176,26 +177,7 @@ def test_example_mean(config: Config) -> None:
     rows = {"batch_size": 100, "micro_batch": 1, "steps": 1}  # all of the data, so that both see the same rows
     for values in (padded, packed):
         values["data"]["prepare"] = {**values["data"]["prepare"], "split": "train[:100]"}
-    padded["feed"], packed["feed"] = {**rows, "micro_batch": 20}, {**rows, "collate": "packed", "capacity": 128}
+    padded["loader"], packed["loader"] = {**rows, "micro_batch": 20}, {**rows, "collate": "packed", "capacity": 128}
     train_sft(padded)
     train_sft(packed)
     np.testing.assert_allclose(losses(padded), losses(packed), atol=1e-5)
-
-
-def test_trees_of_faithful_turns_train_like_padded_rows(config: Config, tmp_path: Path) -> None:
-    from tests.build.test_faithful import CHATS, QWEN, rows_of
-
-    (tmp_path / "template.jinja").write_text(QWEN)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(CHATS)))
-    options = {"turns": "faithful", "template": str(tmp_path / "template.jinja"), "dropped_tool_calls": "keep"}
-    found = {}
-    for collate, size in (("tree", len(CHATS)), ("padded", 13)):
-        prepare = {"cache": str(tmp_path / "cache"), **options}
-        data = {"sources": [str(tmp_path / "rows.jsonl")], "prepare": prepare, "max_length": 512}
-        values = config(name=collate, data=data, feed={"batch_size": size, "steps": 3, "collate": collate})
-        train_sft(values)
-        found[collate] = metrics(values)
-    trained = [[line["trained"] for line in lines if "loss" in line] for lines in found.values()]
-    assert trained[0] == trained[1]
-    losses = [[line["loss"] for line in lines if "loss" in line] for lines in found.values()]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0][-1] < losses[0][0]

@@ -32,7 +32,7 @@ def two_sources(config: Config, examples: Path, cache: Path, method: str = "sft"
         {"path": path, "name": "first", "prepare": {"split": "train[:50]"}},
         {"path": path, "name": "second", "prepare": {"split": "train[50:80]"}},
     ]
-    data = {"sources": sources, "prepare": {"cache": str(cache)}, "max_length": 128}
+    data = {"sources": sources, "prepare": {"cache": str(cache)}}
     held_out = [
         {"path": path, "name": "easy", "prepare": {"split": "train[80:90]"}},
         {"path": path, "name": "hard", "prepare": {"split": "train[90:105]"}},
@@ -74,7 +74,7 @@ def test_losses_by_source_and_role_are_exact(collate: Collate, examples: Path, m
 
 
 def test_named_evaluation_sets_and_sources_of_a_run(config: Config, examples: Path, cache: Path) -> None:
-    values = two_sources(config, examples, cache, feed={"batch_size": 8, "steps": 6, "micro_batch": 4})
+    values = two_sources(config, examples, cache, loader={"batch_size": 8, "steps": 6, "micro_batch": 4})
     train_sft(values)
     lines = metrics(values)
     steps, evaluations = [x for x in lines if "loss" in x], [x for x in lines if "eval_loss" in x]
@@ -84,7 +84,7 @@ def test_named_evaluation_sets_and_sources_of_a_run(config: Config, examples: Pa
         assert min(known) - 1e-4 <= line["loss"] <= max(known) + 1e-4
     assert len(evaluations) == 2
     assert {"eval_loss_by_source/easy", "eval_loss_by_source/hard"} <= evaluations[0].keys()
-    pairs = two_sources(config, examples, cache, "dpo", name="dpo", feed={"batch_size": 8, "steps": 3})
+    pairs = two_sources(config, examples, cache, "dpo", name="dpo", loader={"batch_size": 8, "steps": 3})
     train_dpo(pairs)
     assert {"eval_loss_by_source/easy", "eval_loss_by_source/hard"} <= metrics(pairs)[-1].keys()
 

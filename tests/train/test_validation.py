@@ -22,26 +22,26 @@ pytestmark = pytest.mark.slow
     ("override", "reason"),
     [
         ("liger.enabled=true", "can't be imported|need a GPU"),
-        ("feed.collate=pairs", "does not fit"),
-        ("feed.collate=tree", "need an attention mask of their own.* Use feed.collate=packed or padded"),
+        ("loader.collate=pairs", "does not fit"),
+        ("loader.collate=tree", "relies on its own attention mask.* Use loader.collate=packed or padded"),
         ("model.attention=flash_attention_2", "rejected by transformers"),
         ("model.attention=nonsense", "rejected by transformers"),
-        ("data.max_length=null", "longest sequence"),
+        ("view.max_length=null", "longest sequence"),
         ("lora={rank: 2, targets: [nothing]}", "lora.targets"),
         ("optim.warmup=50", "never be reached"),
         ("eval.every=5", "nothing to evaluate on"),
         ("dpo.beta=0.2", "dpo is set, and this is `penstock train sft`"),
         ("checkpoint.keep=0", "checkpoint.keep=0"),
-        ("feed.micro_batch=0", "feed.micro_batch=0 is too small. Use 1 or more"),
-        ("feed.steps=0", "feed.steps=0 is too small"),
-        ("seed=-1", "seed=-1 is too small. Use 0 or more"),
-        ("eval.holdout=1.0", "a fraction between 0 and 1"),
+        ("loader.micro_batch=0", "loader.micro_batch=0 is not possible. Use an integer of 1 or more"),
+        ("loader.steps=0", "loader.steps=0 is not possible"),
+        ("seed=-1", "seed=-1 is not possible. Use an integer of 0 or more"),
+        ("view.holdout=1.0", "a fraction between 0 and 1"),
         ("optim.clip=0", "stop all learning"),
         ("model.path=x", "either model.path"),
         ("data.sources=[]", "data.sources is empty"),
         ("data.sources=nowhere.jsonl", "nowhere.jsonl"),
         ("data.prepare.tokeniser=x", "unknown option 'tokeniser'. Did you mean 'tokenizer'?"),
-        ("feed.epochs=3", "both set the length of the run"),
+        ("loader.epochs=3", "both set the length of the run"),
     ],
 )
 def test_rejected_for_sft(config: Config, override: str, reason: str, models: Path) -> None:
@@ -58,10 +58,10 @@ def test_rejected_for_sft(config: Config, override: str, reason: str, models: Pa
     ("override", "reason"),
     [
         ("liger.enabled=true", "dpo.reference=live"),
-        ("feed.collate=packed", "DPO trains on pairs"),
+        ("loader.collate=packed", "DPO trains on pairs"),
         ("loss.mean=example", "Remove it"),
         ("dpo.label_smoothing=0.7", "below 0.5"),
-        ("feed.capacity=100", "pairs can't be packed"),
+        ("loader.capacity=100", "pairs can't be packed"),
     ],
 )
 def test_rejected_for_dpo(config: Config, override: str, reason: str) -> None:
@@ -93,11 +93,11 @@ def test_leaky_packing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         return {"input_ids": inputs["input_ids"]}
 
     packed = {"collate": "packed", "capacity": 128, "steps": 2}
-    train_sft(config(name="fine", feed=packed))
+    train_sft(config(name="fine", loader=packed))
     monkeypatch.setattr(objective, "forward_inputs", leaking)
-    values = config(name="leaks", feed=packed)
+    values = config(name="leaks", loader=packed)
     with pytest.raises(
-        UnsupportedError, match="packed sequences of this model attend to each other.*feed.collate=padded"
+        UnsupportedError, match="packed sequences of this model attend to each other.*loader.collate=padded"
     ):
         train_sft(values)
     assert not Path(values["output"]).exists()
@@ -109,7 +109,7 @@ def test_packing_with_a_model_that_cannot_isolate(config: Config, models: Path) 
     settings = {"model_type": "mamba", "vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
     (models / "mamba" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UnsupportedError, match="packed sequences of this model attend to each other"):
-        train_sft(config(model="mamba", feed={"collate": "packed", "capacity": 128}))
+        train_sft(config(model="mamba", loader={"collate": "packed", "capacity": 128}))
 
 
 def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
         return losses * (float("nan") if calls == 8 else 1.0), weights  # step 4, second of two micro-batches
 
     monkeypatch.setattr(objective, "sft_terms", poisoned)
-    values = config(feed={"batch_size": 4, "micro_batch": 2, "steps": 9})
+    values = config(loader={"batch_size": 4, "micro_batch": 2, "steps": 9})
     with pytest.raises(NonFiniteError, match=r"step 4: the loss is nan") as caught:
         train_sft(values)
     assert str(caught.value).count("chats.jsonl row ") == 2
@@ -149,7 +149,7 @@ def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
     pytest.importorskip("liger_kernel")
     from tests.train.runs import metrics
 
-    plain = config("dpo", "plain", dpo={"reference": "live"}, feed={"batch_size": 7, "micro_batch": 3, "steps": 4})
+    plain = config("dpo", "plain", dpo={"reference": "live"}, loader={"batch_size": 7, "micro_batch": 3, "steps": 4})
     kernels = {"enabled": True, "rms_norm": False, "rope": False, "mlp": False, "fused_loss": True}
     fused = {**plain, "output": plain["output"] + "-fused", "liger": kernels}
     train_dpo(plain)
@@ -161,4 +161,4 @@ def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
 
 def test_usage_error(config: Config) -> None:
     with pytest.raises(UsageError):
-        train_sft(config(), "feed.batch_size=0")
+        train_sft(config(), "loader.batch_size=0")

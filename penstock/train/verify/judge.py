@@ -310,7 +310,7 @@ def _prefetch(facts: DataFacts, about: tuple[PackageInfo, ...]) -> Finding:
     promise = "data.collate_ahead"
     if not facts["ahead"]:
         return Finding(
-            promise, NOT_ENGAGED, ("feed.ahead is 0: batches are collated in the training loop",), False, about
+            promise, NOT_ENGAGED, ("loader.ahead is 0: batches are collated in the training loop",), False, about
         )
     wait, collate = median(facts["waits"]) if facts["waits"] else 0.0, facts["collate_seconds"]
     shown = (

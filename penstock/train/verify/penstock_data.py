@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.arguments import LoaderArguments
 from penstock.arrays import Bool
 from penstock.build.explain import Explanation, explain
 from penstock.build.options import prepare_options
 from penstock.load.example import Pair
-from penstock.load.loader import Loader
+from penstock.load.loader import Loader, open_loader
 from penstock.load.options import Collate
 from penstock.train.config import TrainConfig
 from penstock.train.data import Served, open_data, tokenizer_of, views_of
@@ -47,7 +46,9 @@ def is_hit(config: TrainConfig) -> bool:
 
 def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
     """Examines the data that a configuration trains on; `config` may be limited to the first rows."""
-    served = open_data(replace(config, eval=replace(config.eval, holdout=None, sources=()))).train
+    served = open_data(
+        replace(config, view=replace(config.view, holdout=None), eval=replace(config.eval, sources=()))
+    ).train
     ledger = served.ledger
     runs, ended = _stops(served)
     loader = _loader(config, served)
@@ -62,9 +63,9 @@ def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
         "untrained_rows": ledger.dropped_rows.get("no_trained_token", 0),
         "stops": runs,
         "stops_trained": ended,
-        "packed": config.feed.collate is Collate.PACKED,
+        "packed": config.loader.collate is Collate.PACKED,
         "efficiency": _efficiency(loader),
-        "ahead": config.feed.ahead,
+        "ahead": config.loader.ahead,
         "collate_seconds": collate,
         "waits": waits,
         "step_seconds": pause,
@@ -72,20 +73,9 @@ def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
 
 
 def _loader(config: TrainConfig, served: Served) -> Loader:
-    feed = config.feed
-    options: LoaderArguments = {
-        "batch_size": feed.batch_size,
-        "capacity": feed.capacity,
-        "seed": config.seed,
-        "ahead": feed.ahead,
-        "tail": feed.tail,
-        "steps": BATCHES + 1,
-        "rank": 0,  # it looks at the data alone, whoever started it
-        "world_size": 1,
-    }
-    if feed.collate is not None:
-        options["collate"] = feed.collate
-    return Loader(served, **options)
+    # It looks at the data alone, whoever started it.
+    options = replace(config.loader, seed=config.seed, epochs=None, steps=BATCHES + 1, rank=0, world_size=1)
+    return open_loader(served, replace(options, micro_batch=None))
 
 
 def _time_prefetch(loader: Loader) -> tuple[float, list[float], float]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.load.options import Collate, Overlong
 from penstock.train.config import LigerConfig, SourceConfig, TrainConfig, read_config
 from penstock.train.validation import Method
 from penstock.train.verify.observations import BatchFacts
@@ -48,14 +49,14 @@ class PenstockTrainer:
     def _shrink(self, config: TrainConfig, off: tuple[str, ...]) -> TrainConfig:
         limits = self._limits
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        rows = min(config.feed.batch_size, limits.rows * world)
-        feed = replace(config.feed, batch_size=rows, micro_batch=None, steps=limits.steps, epochs=None)
-        data = config.data
+        rows = min(config.loader.batch_size, limits.rows * world)
+        loader = replace(config.loader, batch_size=rows, micro_batch=None, steps=limits.steps, epochs=None)
+        data, view = config.data, config.view
         if limits.tokens is not None:
-            tokens = min(limits.tokens, data.max_length or limits.tokens)
+            tokens = min(limits.tokens, view.max_length or limits.tokens)
             longest = tokens if self._canaries is None else max(tokens // 4, 8)  # several sequences per row
-            data = replace(data, max_length=longest, overlong=type(data.overlong)("truncate_left"))
-            feed = replace(feed, capacity=tokens if feed.collate == "packed" else None)
+            view = replace(view, max_length=longest, overlong=Overlong.TRUNCATE_LEFT)
+            loader = replace(loader, capacity=tokens if loader.collate is Collate.PACKED else None)
             self.conditions.append(f"batches cut to {rows} rows of at most {tokens} tokens")
         if not is_hit(config):
             self.conditions.append(
@@ -67,9 +68,10 @@ class PenstockTrainer:
             output=limits.folder / "run",
             model=self._shrink_model(config),
             data=data,
-            feed=feed,
+            view=replace(view, holdout=None),
+            loader=loader,
             liger=disable_kernels(config.liger, off),
-            eval=replace(config.eval, every=None, holdout=None, sources=()),
+            eval=replace(config.eval, every=None, sources=()),
             checkpoint=replace(config.checkpoint, every=None),
             log=replace(config.log, tensorboard=False),
         )
@@ -134,7 +136,7 @@ def method_of(config: TrainConfig, method: str | None) -> Method:
         return Method(method)
     if config.kto != type(config.kto)():
         return Method.KTO
-    return Method.DPO if config.dpo != type(config.dpo)() or config.feed.collate == "pairs" else Method.SFT
+    return Method.DPO if config.dpo != type(config.dpo)() or config.loader.collate == "pairs" else Method.SFT
 
 
 def disable_kernels(liger: LigerConfig, off: tuple[str, ...]) -> LigerConfig:
@@ -157,7 +159,7 @@ def promised_by(config: TrainConfig, method: Method) -> dict[str, Any]:
         "dpo": method is Method.DPO,
         "bf16": config.model.precision in ("bf16", "bf16-mixed"),
         "gradient_checkpointing": config.model.gradient_checkpointing,
-        "packing": config.feed.collate == "packed",
+        "packing": config.loader.collate == "packed",
         "lora": config.lora.rank > 0,
         "attention": None if config.model.attention == "auto" else config.model.attention,
         "penstock": True,

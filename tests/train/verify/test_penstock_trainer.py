@@ -35,8 +35,8 @@ def certify(supervisor: Supervisor, config: str, method: str) -> Certificate:
 
 
 def test_packed_run_with_liger(supervisor: Supervisor, examples: Path, tmp_path: Path) -> None:
-    feed = {"collate": "packed", "capacity": 256, "batch_size": 2}
-    config = configuration(examples, tmp_path, "chats.jsonl", feed=feed, liger={"enabled": True})
+    loader = {"collate": "packed", "capacity": 256, "batch_size": 2}
+    config = configuration(examples, tmp_path, "chats.jsonl", loader=loader, liger={"enabled": True})
     certificate = certify(supervisor, config, "sft")
     verdicts = {finding.promise: finding for finding in certificate.findings}
     run = (
@@ -70,9 +70,9 @@ def test_first_steps_are_certified(examples: Path, tmp_path: Path) -> None:
     from penstock.train.validation import Method
     from penstock.train.verify.first_steps import first_steps
 
-    feed = {"collate": "packed", "capacity": 64, "batch_size": 2, "steps": 3}
-    config = configuration(examples, tmp_path, "chats.jsonl", feed=feed)
-    overrides = ["data.max_length=64"]
+    loader = {"collate": "packed", "capacity": 64, "batch_size": 2, "steps": 3}
+    config = configuration(examples, tmp_path, "chats.jsonl", loader=loader)
+    overrides = ["view.max_length=64"]
     with first_steps("sft", config, overrides):
         train(Method.SFT, config, overrides)
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
