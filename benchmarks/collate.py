@@ -135,7 +135,7 @@ def loader_speed(view: BaseView, rounds: int) -> dict[str, float]:
     """The speed of a complete serial loader, including the order of rows."""
     times = {}
     for collate, options in (("padded", {}), ("packed", {"capacity": int(view.lengths.max())})):
-        loader = Loader(view, batch_size=ROWS, steps=rounds, collate=collate, framework="torch", ahead=0, **options)  # type: ignore[arg-type]
+        loader = Loader(view, batch_size=ROWS, steps=rounds, collate=collate, framework="torch", prefetch=0, **options)  # type: ignore[arg-type]
         list(loader)
         began, tokens = time.perf_counter(), 0
         for batch in loader:
@@ -184,7 +184,7 @@ def hidden(view: BaseView, factor: float) -> dict[str, float]:
     whichever is longer, so that it is never shorter than collating, even on a busy machine.
     """
     capacity = int(view.lengths.max())
-    loader = Loader(view, batch_size=64, collate="packed", capacity=capacity, steps=150, ahead=0)
+    loader = Loader(view, batch_size=64, collate="packed", capacity=capacity, steps=150, prefetch=0)
     loader.batch(0)  # build the plan first, as in a run
     taken: list[float] = []
 

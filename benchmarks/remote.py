@@ -202,7 +202,7 @@ def feed(proxy: Proxy, work: Path, args: argparse.Namespace) -> dict[str, object
     began = clock()
     view = ps.open(pushed.address, local_cache=work / "cold").view(max_length=4096)
     opened, index_bytes = clock() - began, proxy.bytes_read
-    loader = view.loader(batch_size=8, seed=args.seed, epochs=1, ahead=2)
+    loader = view.loader(batch_size=8, seed=args.seed, epochs=1, prefetch=2)
     steps = min(args.steps, len(loader))
     began, waits = clock(), []
     batches = iter(loader)

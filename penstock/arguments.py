@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 if TYPE_CHECKING:
     from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable
     from penstock.exchange.options import Check, Weights
-    from penstock.load.options import Collate, Framework, HoldoutPart, LossPolicy, Overlong, Side, Tail, UnknownRegions
+    from penstock.load.options import (
+        Collate,
+        Framework,
+        HoldoutSide,
+        LossPolicy,
+        Overlong,
+        PaddingSide,
+        Tail,
+        UnknownRegions,
+    )
     from penstock.prepare.modes import (
         Arguments,
         DroppedCalls,
@@ -92,7 +101,7 @@ class ViewArguments(TypedDict, total=False):
     overlong: Overlong | str
     regions_unknown: UnknownRegions | str
     holdout: float | int | None
-    part: HoldoutPart | str
+    holdout_side: HoldoutSide | str
     holdout_seed: int
 
 
@@ -111,8 +120,8 @@ class LoaderArguments(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     micro_batch: int | None
-    ahead: int
-    side: Side | str
+    prefetch: int
+    padding_side: PaddingSide | str
     pad_to_multiple_of: int
     pad_to_capacity: bool
     pad_id: int | None

@@ -56,7 +56,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("truncation", "truncation_mode", "truncation_strategy", "excess_length_strategy"), "overlong"),
     **dict.fromkeys(("val_set_size", "val_size", "test_size", "validation_split", "eval_fraction"), "holdout"),
     **dict.fromkeys(
-        ("prefetch", "prefetch_factor", "dataloader_prefetch_factor", "lookahead", "num_prefetch"), "ahead"
+        ("ahead", "prefetch_factor", "dataloader_prefetch_factor", "lookahead", "num_prefetch"), "prefetch"
     ),
     **dict.fromkeys(("train_batch_size", "global_batch_size", "total_batch_size"), "batch_size"),
     **dict.fromkeys(("micro_batch_size", "micro_train_batch_size", "per_device_train_batch_size"), "micro_batch"),
@@ -71,7 +71,8 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("pad_token", "pad_token_id"), "pad_id"),
     **dict.fromkeys(("return_tensors", "with_format", "tensor_type"), "framework"),
     **dict.fromkeys(("num_proc", "num_workers", "dataset_num_proc"), "workers"),
-    "padding_side": "side",
+    "side": "padding_side",
+    "part": "holdout_side",
 }
 # Values of our options as other tools, or a first guess, spell them: consulted before values that only look alike.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -99,6 +100,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("pair", "preference", "dpo"), "pairs"),
     },
 }
+RENAMED: Mapping[str, str] = {"--part": "--holdout-side"}  # flags
 FLAGS: Mapping[str, str] = {"template_vars": "template-var"}  # flags whose name differs from their option
 TRAIN: Mapping[str, str] = {
     **dict.fromkeys(("learning_rate", "lr"), "optim.lr"),
@@ -126,6 +128,7 @@ TRAIN: Mapping[str, str] = {
 # Keys of a training configuration, or whole sections, that have another place now. Checkpoints hold the earlier one.
 MOVED: Mapping[str, str] = {
     "feed": "loader",
+    "feed.ahead": "loader.prefetch",
     **{f"data.{key}": f"view.{key}" for key in ("train_on", "max_length", "overlong", "regions_unknown")},
     **{f"eval.{key}": f"view.{key}" for key in ("holdout", "holdout_seed")},
 }
@@ -171,6 +174,13 @@ def prepare_flags(arguments: Iterable[str]) -> list[str]:
         ours = PREPARE.get(name)
         found.append(argument if ours is None else f"--{FLAGS.get(ours, ours).replace('_', '-')}{equals}{value}")
     return found
+
+
+def check_flags(arguments: Iterable[str]) -> None:
+    """Refuses flags that have another name now."""
+    for flag in (argument.partition("=")[0] for argument in arguments):
+        if flag in RENAMED:
+            raise UsageError(f"{flag} is called {RENAMED[flag]}.")
 
 
 def train_values(values: Mapping[str, Any], say: Callable[..., None] = log.info) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
 from penstock.build.progress import Progress
 from penstock.build.run import SMALL_BYTES, Builder
-from penstock.load.example import default_policy
 from penstock.load.options import UnknownRegions, ViewOptions
 from penstock.load.view import BaseView
 from penstock.prepare.sources.chunks import Compression, decompressed
@@ -436,8 +435,7 @@ def _cut_speed(file: Path) -> float:
 
 def _trained(dataset: StoredDataset) -> int:
     """Tokens that the default view trains."""
-    settings = ViewOptions(train_on=default_policy(dataset), regions_unknown=UnknownRegions.DROP)
-    return BaseView(dataset, settings).ledger.trained
+    return BaseView(dataset, ViewOptions(regions_unknown=UnknownRegions.DROP)).ledger.trained
 
 
 def _disk(root: Path) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from penstock.cli.look import diff, report, show, stats, view
 from penstock.cli.prepare import prepare
 from penstock.cli.train import lint, train_app, verify
 from penstock.errors import PenstockError, StoreError, UsageError
-from penstock.other_names import prepare_flags
+from penstock.other_names import check_flags, prepare_flags
 from penstock.spelling import speaking_flags
 
 app = typer.Typer(
@@ -76,6 +76,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> None:
+    check_flags(arguments)
     output = sys.stdout
     sys.stdout = explained = _Output.replacing(output)
     try:

@@ -288,7 +288,7 @@ class Assembler:
         if settings.collate is Collate.PACKED:
             multiple = math.lcm(multiple, settings.align)
         token = pad_token(served) if settings.pad_id is None else settings.pad_id
-        self._padding = Padding(token, settings.side, multiple)
+        self._padding = Padding(token, settings.padding_side, multiple)
         self._step: tuple[StepRows, list[list[int]], float] | None = None
 
     @property

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from penstock.arrays import Bool, Int32, Int64
 from penstock.load.example import IGNORED
 from penstock.load.gather import Gathered
-from penstock.load.options import Side
+from penstock.load.options import PaddingSide
 from penstock.load.policy import Float32
 from penstock.load.view import Served
 from penstock.notebook import html
@@ -116,7 +116,7 @@ class Padding(NamedTuple):
     """The padding token, the side it goes on, and the multiple that lengths are padded to."""
 
     token: int = 0
-    side: Side = Side.RIGHT
+    side: PaddingSide = PaddingSide.RIGHT
     multiple: int = 1
     total: int = 0  # packed: minimum number of tokens
     segment: int | None = None  # packed: maximum length of a segment of padding
@@ -223,9 +223,9 @@ def _inside(lengths: Int64, padding: Padding) -> Bool:
     width += -width % padding.multiple
     columns = np.arange(width)
     match padding.side:
-        case Side.RIGHT:
+        case PaddingSide.RIGHT:
             return columns < lengths[:, None]
-        case Side.LEFT:
+        case PaddingSide.LEFT:
             return columns >= width - lengths[:, None]
 
 

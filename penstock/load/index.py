@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
 from penstock.load.example import Examples, named, place_of
-from penstock.load.options import HoldoutPart, LossPolicy, Overlong, UnknownRegions, ViewOptions
+from penstock.load.options import HoldoutSide, LossPolicy, Overlong, UnknownRegions, ViewOptions
 from penstock.load.policy import Float32, Runs, UInt64, run_weights
 from penstock.load.windows import Ledger, Rows, Windows, each_row_once, row_hashes, serve
 
@@ -62,7 +62,7 @@ class Holdout:
 
     def __init__(self, chosen: ViewOptions, hashes: Iterable[UInt64]) -> None:
         """`hashes` are the row hashes by shard, read only if a number of rows is held out."""
-        self._part, self._seed = chosen.part, chosen.holdout_seed
+        self._part, self._seed = chosen.holdout_side, chosen.holdout_seed
         self._threshold: np.uint64 | None = None
         match chosen.holdout:
             case None:
@@ -77,7 +77,7 @@ class Holdout:
         if self._threshold is None:
             return np.ones(len(hashes), np.bool_)
         held_out = keyed_hashes(hashes, self._seed) <= self._threshold
-        return held_out if self._part is HoldoutPart.HELD_OUT else ~held_out
+        return held_out if self._part is HoldoutSide.HELD_OUT else ~held_out
 
 
 def _nth_smallest(count: int, keyed: list[UInt64]) -> np.uint64:

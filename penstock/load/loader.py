@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -66,21 +67,21 @@ def _settings(served: Served, settings: LoaderOptions) -> dict[str, str]:
     """What the digests of view and plan depend on, as it is written in Python, to name what differs."""
     found: dict[str, Any] = {"collate": settings.collate, **settings.stored}
     if isinstance(served, BaseView):
-        found |= served.settings.stored
+        found |= asdict(served.settings)
     if isinstance(served, BaseMixture):
         found["seed of the mixture"] = served.seed
         for name, share in served.shares.items():
             found[f"{name}: amount"] = share.amount
-            found |= {f"{name}: {option}": value for option, value in share.view.settings.stored.items()}
+            found |= {f"{name}: {option}": value for option, value in asdict(share.view.settings).items()}
     return {name: repr(value.value if isinstance(value, StrEnum) else value) for name, value in found.items()}
 
 
 def _mismatch(name: str, state: Mapping[str, Any], served: Served, settings: LoaderOptions) -> str:
-    """Why a state does not fit: the settings that differ. Older states have no settings, only digests."""
+    """Why a state does not fit: the settings that differ. Older states lack some settings, or all of them."""
     if name == "dataset":
         return f"another dataset{_other_recipe(state[name], served)}"
     own, saved = _settings(served, settings), state.get("settings")
-    if not isinstance(saved, Mapping) or not (differing := [o for o in own if own[o] != saved.get(o)]):
+    if not isinstance(saved, Mapping) or not (differing := [o for o in own if o in saved and own[o] != saved[o]]):
         return _MISMATCHES[name]
     then, now = (", ".join(f"{option}={values.get(option)}" for option in differing) for values in (saved, own))
     return f"another {name}: it was saved with {then}, and this loader has {now}"
@@ -266,7 +267,7 @@ class Feed:
         self._downloads = None
         if loader._download_bytes:
             self._downloads = Downloads(loader._assemble.shards, first, self._last, loader._download_bytes)
-        self._prefetcher = Prefetcher(loader._produce(), first, self._last, loader.settings.ahead)
+        self._prefetcher = Prefetcher(loader._produce(), first, self._last, loader.settings.prefetch)
 
     def __iter__(self) -> Feed:
         return self

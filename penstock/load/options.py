@@ -1,7 +1,9 @@
 """The options of views and loaders: each is declared here, once, and a training configuration nests these records.
 
-Options without a default depend on the data. Resolving them returns the same record with every default filled in.
-Digests of views and plans are stored (in exports, states and checkpoints), so they hash the names of `stored`."""
+Some defaults depend on the data: an option that is None has such a default, and resolving a record returns the same
+record with these filled in. Exports, states and checkpoints hold digests of views and plans, so digests hash the names
+of `stored`, which never change.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,14 @@ class UnknownRegions(StrEnum):
     DROP = "drop"
 
 
-class HoldoutPart(StrEnum):
+class HoldoutSide(StrEnum):
     """The side of the hold-out that a view serves."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
+
+
+FORMER = {"holdout_side": "part"}  # names under which options of a view are stored, where they differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +82,14 @@ class ViewOptions:
         "Longest sequence, in tokens", expects="a number of tokens of 1 or more, or None for no limit"
     )
     overlong: Overlong = option("Longer rows: " + ", ".join(Overlong), Overlong.TRUNCATE)
-    regions_unknown: UnknownRegions = option("Rows with unknown regions: error, drop", UnknownRegions.ERROR)
+    regions_unknown: UnknownRegions = option(
+        "Rows with unknown regions: " + ", ".join(UnknownRegions), UnknownRegions.ERROR
+    )
     holdout: Annotated[float, Gt(0), Lt(1)] | Annotated[int, Ge(1)] | None = option(
         "Rows to hold out: a fraction or a number",
         expects="a fraction between 0 and 1 (0.05), a number of rows of 1 or more, or None to hold nothing out",
     )
-    part: HoldoutPart = option("Side of the hold-out: train, held_out", HoldoutPart.TRAIN)
+    holdout_side: HoldoutSide = option("Side of the hold-out: " + ", ".join(HoldoutSide), HoldoutSide.TRAIN)
     holdout_seed: Annotated[int, Ge(0), Lt(2**64)] = option(
         "Seed of the hold-out", 0, expects="an integer from 0 to 2**64 - 1"
     )
@@ -96,7 +103,8 @@ class ViewOptions:
     @property
     def stored(self) -> dict[str, Any]:
         """The options of a view by the names under which they are stored."""
-        return {**asdict(self), "train_on": self.policy}
+        values = {**asdict(self), "train_on": self.policy}
+        return {FORMER.get(name, name): value for name, value in values.items()}
 
     def digest(self, key: str) -> str:
         """A stable name for this view of the dataset with this key."""
@@ -107,8 +115,8 @@ class ViewOptions:
 def view_options(options: ViewArguments, base: ViewOptions | None = None) -> ViewOptions:
     """Validate options on top of `base` (or of the defaults)."""
     settings = read_options(ViewOptions, {**asdict(base or ViewOptions()), **options}, "a view")
-    if settings.part is HoldoutPart.HELD_OUT and settings.holdout is None:
-        raise UsageError("part='held_out' needs a hold-out. Add holdout=0.05 (or a number of rows).")
+    if settings.holdout_side is HoldoutSide.HELD_OUT and settings.holdout is None:
+        raise UsageError("holdout_side='held_out' needs a hold-out. Add holdout=0.05 (or a number of rows).")
     return settings
 
 
@@ -127,7 +135,7 @@ class Tail(StrEnum):
     WRAP = "wrap"  # fill up with the epoch's first rows
 
 
-class Side(StrEnum):
+class PaddingSide(StrEnum):
     """Where padding goes."""
 
     RIGHT = "right"
@@ -163,8 +171,7 @@ class PlanOptions:
     seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
     shuffle: bool = option("Reshuffle every epoch", True)
     tail: Tail = option(
-        "An incomplete last step of an epoch: fill it with rows without loss, drop it, wrap to the epoch's first rows",
-        Tail.FILL,
+        "An incomplete last step of an epoch: fill (with rows without loss), drop, wrap (to its first rows)", Tail.FILL
     )
 
     @property
@@ -191,15 +198,15 @@ class LoaderOptions(PlanOptions):
     rank: Annotated[int, Ge(0)] | None = option("This data-parallel rank; default: the launcher's, else 0")
     world_size: Positive | None = option("Number of data-parallel ranks; default: the launcher's, else 1")
     micro_batch: Positive | None = option(
-        "Rows per micro-batch; default: all of a rank's rows of a step, and when training with packed rows, one"
+        "Rows per micro-batch; default: all of a rank's rows of a step; in training, one packed row"
     )
-    ahead: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
-    side: Side = option("Padded and pairs: where padding goes", Side.RIGHT)
+    prefetch: Annotated[int, Ge(0)] = option("Batches prefetched in the background; 0: collate in the loop", 2)
+    padding_side: PaddingSide = option("Padded and pairs: where padding goes", PaddingSide.RIGHT)
     pad_to_multiple_of: Positive = option("Pad to a multiple of this many tokens", 1)
-    pad_to_capacity: bool = option("Packed: pad rows to capacity, so that all batches have the same shape", False)
+    pad_to_capacity: bool = option("Packed: pad rows to capacity, for batches of one shape", False)
     pad_id: Annotated[int, Ge(0)] | None = option("Padding token; default: the tokenizer's pad token, else EOS, else 0")
-    loss_weights: bool = option("Include per-token loss weights in batches", True)
-    framework: Framework = option(f"Array library of the tensors: {', '.join(Framework)}", Framework.NUMPY)
+    loss_weights: bool = option("Include per-token loss weights", True)
+    framework: Framework = option(f"Array library: {', '.join(Framework)}", Framework.NUMPY)
     pin_memory: bool = option("torch: allocate batches in pinned memory", False)
     device: str | None = option("torch: device to copy batches to")
 

@@ -22,7 +22,7 @@ from penstock.load.collate import Arrays, Padding, packed, padded
 from penstock.load.example import IGNORED
 from penstock.load.gather import Gathered, Gatherer
 from penstock.load.loader import Loader
-from penstock.load.options import PlanOptions, Side
+from penstock.load.options import PaddingSide, PlanOptions
 from penstock.load.plan import Plan
 from penstock.load.torch_tensors import TensorConverter
 from penstock.load.view import Served
@@ -105,10 +105,10 @@ class Collator:
     """
 
     def __init__(
-        self, rows: MapRows, *, flatten: bool = False, side: str = "right", pad_to_multiple_of: int = 1
+        self, rows: MapRows, *, flatten: bool = False, padding_side: str = "right", pad_to_multiple_of: int = 1
     ) -> None:
         self._flatten = flatten or rows.capacity is not None
-        self._padding = Padding(pad_token(rows.served), Side(side), pad_to_multiple_of)
+        self._padding = Padding(pad_token(rows.served), PaddingSide(padding_side), pad_to_multiple_of)
         self._convert = TensorConverter(pin_memory=False, device=None)
 
     def __call__(self, features: Sequence[Feature]) -> dict[str, Any]:

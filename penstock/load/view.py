@@ -25,7 +25,7 @@ from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.example import Cut, Example, Examples, Pair, cut_example, is_labelled, place_of, resolved_view
 from penstock.load.index import Index, keyed_permutation, scan, trained_weights
-from penstock.load.options import HoldoutPart, ViewOptions, view_options
+from penstock.load.options import HoldoutSide, ViewOptions, view_options
 from penstock.load.policy import Float32
 from penstock.load.windows import Ledger, Reason
 from penstock.prepare.encode.columns import Columns
@@ -41,14 +41,14 @@ def empty_view(ledger: Ledger, settings: ViewOptions) -> ViewError:
     if not ledger.rows:
         return ViewError(_no_rows(ledger.other_part, settings))
     parts = "; ".join(_explained(reason, count, settings) for reason, count in ledger.dropped_rows.items())
-    part = " that are held out" if settings.part is HoldoutPart.HELD_OUT else ""
+    part = " that are held out" if settings.holdout_side is HoldoutSide.HELD_OUT else ""
     return ViewError(f"the view has no examples: it leaves out all {ledger.rows:,} rows{part}. {parts}.")
 
 
 def _no_rows(others: int, settings: ViewOptions) -> str:
     if not others:
         return "the view has no examples because the dataset has none. Its build ledger says why rows were rejected."
-    if settings.part is HoldoutPart.HELD_OUT:
+    if settings.holdout_side is HoldoutSide.HELD_OUT:
         return (
             f"the hold-out is empty: holdout={settings.holdout} holds out none of {others:,} rows. "
             "Hold out a larger fraction, or a number of rows (holdout=1)."

@@ -46,7 +46,8 @@ LEAST_FREE = 1 << 16  # bytes; a disk with fewer is full
 _NAME = re.compile(r"step-\d{8,}")
 # Keys that may change when a run resumes: they affect when and where things happen, not what is computed.
 FREE = (
-    "output", "loader.ahead", "loader.micro_batch", "loader.pin_memory", "checkpoint.", "log.", "eval.", "data.prepare",
+    "output", "data.prepare", "loader.prefetch", "loader.micro_batch", "loader.pin_memory", "eval.", "checkpoint.",
+    "log.",
 )  # fmt: skip
 
 

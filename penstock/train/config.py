@@ -166,9 +166,7 @@ class KtoConfig:
 class EvalConfig:
     """Evaluation during training."""
 
-    every: Positive | None = option(
-        "Steps between evaluations, on the rows of view.holdout or on sources; the end of the run is always evaluated"
-    )
+    every: Positive | None = option("Steps between evaluations; the end of the run is always evaluated")
     sources: tuple[SourceConfig, ...] = option("Sources to evaluate on, instead of view.holdout", ())
 
 
@@ -194,12 +192,12 @@ class LogConfig:
 BATCH_SIZE: Final = 32  # unless set; a loader outside training has no default
 # Options of views and loaders that the run sets itself, and why.
 FIXED: Final[Mapping[str, str]] = {
-    "view.part": "the run trains on one side of the hold-out and evaluates on the other",
+    "view.holdout_side": "the run trains on one side of the hold-out and evaluates on the other",
     "loader.seed": "the whole run has one `seed`",
     "loader.shuffle": "training reshuffles every epoch, and evaluation keeps the order",
     "loader.rank": "accelerate numbers the processes",
     "loader.world_size": "accelerate counts the processes",
-    "loader.side": "models are trained with padding on the right",
+    "loader.padding_side": "models are trained with padding on the right",
     "loader.loss_weights": "the loss needs them",
     "loader.framework": "the model needs torch",
     "loader.device": "batches go where the model is",

@@ -19,7 +19,7 @@ from penstock.build.progress import OnProgress
 from penstock.build.run import Builder
 from penstock.digests import bytes_digest
 from penstock.errors import UsageError
-from penstock.load.options import HoldoutPart, ViewOptions
+from penstock.load.options import HoldoutSide, ViewOptions
 from penstock.load.view import BaseMixture, BaseView, Count, mix
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.files import load_tokenizer
@@ -49,7 +49,7 @@ def open_data(config: TrainConfig, on_progress: OnProgress | None = None, on_sta
         return Data(_served(config.data.sources, sources, view, config.seed), evaluated)
     train = _served(config.data.sources, sources, view, config.seed)
     once = [SourceConfig(path=source.path, name=source.name) for source in config.data.sources]
-    return Data(train, _served(once, sources, replace(view, part=HoldoutPart.HELD_OUT), config.seed))
+    return Data(train, _served(once, sources, replace(view, holdout_side=HoldoutSide.HELD_OUT), config.seed))
 
 
 def tokenizer_of(model: ModelConfig) -> str:

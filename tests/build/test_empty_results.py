@@ -42,7 +42,10 @@ def test_all_rows_quarantined(write_rows: Any, tokenizer: Path, tmp_path: Path) 
             {"max_length": 1},
             "4 have no token that train_on='all_assistant_messages' trains within max_length=1: raise it, or",
         ),
-        ({"holdout": 1e-9, "part": "held_out"}, "the hold-out is empty: holdout=1e-09 holds out none of 4 rows"),
+        (
+            {"holdout": 1e-9, "holdout_side": "held_out"},
+            "the hold-out is empty: holdout=1e-09 holds out none of 4",
+        ),
         ({"holdout": 1 - 1e-9}, "nothing is left to train on: holdout=0.999999999 holds out all 4 rows"),
     ],
 )

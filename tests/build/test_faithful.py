@@ -287,7 +287,9 @@ def test_a_message_is_trained_once(chains: ps.Dataset, policy: str) -> None:
 
 def test_a_holdout_never_splits_the_chains_of_a_row(chains: ps.Dataset) -> None:
     for holdout in (0.5, 3):
-        parts = [{p for p, _ in rows_trained(chains, holdout=holdout, part=part)} for part in ("train", "held_out")]
+        parts = [
+            {p for p, _ in rows_trained(chains, holdout=holdout, holdout_side=part)} for part in ("train", "held_out")
+        ]
         columns = chains.columns(0)
         of_row = dict(zip(columns.rows.tolist(), columns.row_hashes.tolist(), strict=True))
         hashes = [{of_row[row] for _, row in part} for part in parts]

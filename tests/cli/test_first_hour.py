@@ -61,14 +61,17 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     done = command("prepare", "x.jsonl", "--max-length", "512")
     assert done.returncode == 2
     assert "--max-length is decided when loading" in done.stderr
+    assert "--part is called --holdout-side." in command("export", "latest", "--part", "held_out").stderr
 
 
 @pytest.mark.parametrize(
     ("record", "name", "ours"),
     [
-        (LoaderOptions, "prefetch", "'ahead': Batches prefetched in the background"),
+        (LoaderOptions, "ahead", "'prefetch': Batches prefetched in the background"),
         (LoaderOptions, "drop_last", "'tail': An incomplete last step"),
         (LoaderOptions, "packing", "'collate': Layout of a batch: padded, packed, pairs, tree"),
+        (LoaderOptions, "side", "'padding_side': Padded and pairs"),
+        (ViewOptions, "part", "'holdout_side': Side of the hold-out"),
         (ViewOptions, "train_on_what", "'train_on': Loss policy"),
         (ViewOptions, "truncation", "'overlong': Longer rows"),
     ],

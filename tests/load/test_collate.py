@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.load.collate import Padding, Side, packed, padded, pairs
+from penstock.load.collate import Padding, PaddingSide, packed, padded, pairs
 from penstock.load.gather import Gathered, Gatherer
 from tests.support.feed_data import pair_view, view
 
@@ -30,8 +30,8 @@ def gathered(sequences: list[list[tuple[int, float]]], prompts: list[int] | None
 
 
 @settings(deadline=None)
-@given(SEQUENCES, st.integers(0, 3), st.sampled_from(Side), st.sampled_from([1, 8]))
-def test_padded(sequences: list[list[tuple[int, float]]], fillers: int, side: Side, multiple: int) -> None:
+@given(SEQUENCES, st.integers(0, 3), st.sampled_from(PaddingSide), st.sampled_from([1, 8]))
+def test_padded(sequences: list[list[tuple[int, float]]], fillers: int, side: PaddingSide, multiple: int) -> None:
     if not sequences and not fillers:
         return
     arrays, counts = padded(gathered(sequences), fillers, Padding(77, side, multiple))
@@ -40,7 +40,7 @@ def test_padded(sequences: list[list[tuple[int, float]]], fillers: int, side: Si
     width += -width % multiple
     for row, sequence in enumerate(filled):
         gap = width - len(sequence)
-        before, behind = (0, gap) if side is Side.RIGHT else (gap, 0)
+        before, behind = (0, gap) if side is PaddingSide.RIGHT else (gap, 0)
         ids, weights = [token for token, _ in sequence], [weight for _, weight in sequence]
         labels = [token if weight else -100 for token, weight in sequence]
         wanted = {"input_ids": (77, ids), "labels": (-100, labels), "loss_weights": (0, weights)}
@@ -96,8 +96,8 @@ def test_packed_types_are_those_of_flash_attention() -> None:
     assert "attention_mask" not in arrays
 
 
-@pytest.mark.parametrize("side", list(Side))
-def test_pairs(side: Side) -> None:
+@pytest.mark.parametrize("side", list(PaddingSide))
+def test_pairs(side: PaddingSide) -> None:
     found = gathered(
         [
             [(1, 0.0), (2, 1.0)],
@@ -121,7 +121,7 @@ def test_pairs(side: Side) -> None:
         "attention_mask": [[0, 1, 1], [1, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 0, 1]],
         "labels": [[-100, -100, 2], [-100, -100, 5], [-100] * 3, [-100, 6, 7], [-100, -100, 8], [-100] * 3],
     }
-    for name, values in (right if side is Side.RIGHT else left).items():
+    for name, values in (right if side is PaddingSide.RIGHT else left).items():
         assert arrays[name].tolist() == values, name  # type: ignore[union-attr]
     assert (counts.sequences, counts.tokens, counts.trained, counts.filler_rows) == (4, 11, 5, 1)
 
@@ -147,7 +147,7 @@ def test_padded_equals_transformers(side: str) -> None:
     pad = tokenizer.pad_token_id
     features = [{"input_ids": e.input_ids.tolist(), "labels": e.labels.tolist()} for e in map(served.example, range(9))]
     theirs = transformers.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8, return_tensors="np")(features)
-    ours, _ = padded(Gatherer(served)(np.arange(9)), 0, Padding(pad, Side(side), 8))
+    ours, _ = padded(Gatherer(served)(np.arange(9)), 0, Padding(pad, PaddingSide(side), 8))
     for name in ("input_ids", "attention_mask", "labels"):
         assert np.array_equal(ours[name], theirs[name]), name
 

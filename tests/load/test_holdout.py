@@ -20,7 +20,7 @@ def row(content: int) -> list[Piece]:
 
 def part(contents: list[int], name: str, holdout: float | int, seed: int = 0, shard_rows: int = 7) -> list[int]:
     view = MemoryExamples.of([row(content) for content in contents], shard_rows=shard_rows).view(
-        holdout=holdout, part=name, holdout_seed=seed
+        holdout=holdout, holdout_side=name, holdout_seed=seed
     )
     assert view.ledger.adds_up and view.ledger.rows + view.ledger.other_part == len(contents)
     return [contents[item.row.row] for item in view]
@@ -77,7 +77,7 @@ def test_holding_everything_out_is_refused() -> None:
 def test_pairs_are_held_out_whole() -> None:
     sides = [side for content in range(0, 200, 5) for side in (row(content), row(content + 1))]
     dataset = MemoryExamples.of(sides, pairs=True)
-    train, held_out = (dataset.view(holdout=10, part=name) for name in ("train", "held_out"))
+    train, held_out = (dataset.view(holdout=10, holdout_side=name) for name in ("train", "held_out"))
     assert (train.ledger.rows, held_out.ledger.rows) == (30, 10)
 
 

@@ -131,7 +131,7 @@ def test_the_bytes_of_a_digest_are_pinned() -> None:
             "overlong": "split",
             "regions_unknown": "drop",
             "holdout": 0.05,
-            "part": "held_out",
+            "holdout_side": "held_out",
             "holdout_seed": 7,
         }
     )

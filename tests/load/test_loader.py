@@ -22,7 +22,7 @@ from tests.support.feed_data import mixture, pair_view, plain, plains, view
 
 KINDS: dict[str, tuple[Callable[[], Served], dict[str, Any]]] = {
     "padded": (view, {"batch_size": 5}),
-    "padded left": (view, {"batch_size": 5, "side": "left", "pad_to_multiple_of": 8}),
+    "padded left": (view, {"batch_size": 5, "padding_side": "left", "pad_to_multiple_of": 8}),
     "sequential": (view, {"batch_size": 5, "shuffle": False}),
     "micro-batches": (view, {"batch_size": 10, "micro_batch": 3, "rank": 1, "world_size": 2}),
     "packed": (view, {"batch_size": 3, "collate": "packed", "capacity": 100}),
@@ -61,18 +61,18 @@ def no_thread_is_left() -> object:
 
 @kinds()
 def test_prefetching_changes_nothing_over_three_epochs(make: Callable[[], Served], options: dict[str, Any]) -> None:
-    serial = plains(Loader(make(), epochs=3, seed=7, ahead=0, **options))
+    serial = plains(Loader(make(), epochs=3, seed=7, prefetch=0, **options))
     assert serial[-1]["where"][1] == 2 and len(serial) == len(Loader(make(), epochs=3, seed=7, **options))
     for ahead in (1, 8):
-        assert plains(Loader(make(), epochs=3, seed=7, ahead=ahead, **options)) == serial
-    half = Loader(make(), epochs=3, seed=7, ahead=0, **options)
+        assert plains(Loader(make(), epochs=3, seed=7, prefetch=ahead, **options)) == serial
+    half = Loader(make(), epochs=3, seed=7, prefetch=0, **options)
     assert [plain(half.batch(*divmod(index, half.micros))) for index in range(len(half))] == serial
 
 
 @kinds()
 def test_restoring_at_every_batch_continues_byte_by_byte(make: Callable[[], Served], options: dict[str, Any]) -> None:
     served = make()
-    run = Loader(served, epochs=2, seed=3, ahead=2, **options)
+    run = Loader(served, epochs=2, seed=3, prefetch=2, **options)
     whole: list[dict[str, Any]] = []
     states = [run.state_dict()]
     for batch in run:
@@ -80,7 +80,7 @@ def test_restoring_at_every_batch_continues_byte_by_byte(make: Callable[[], Serv
         states.append(run.state_dict())
     for at, state in enumerate(states):
         for ahead in (0, 1, 8) if at % 7 == 3 else (1,):
-            resumed = Loader(served, epochs=2, seed=3, ahead=ahead, **options)
+            resumed = Loader(served, epochs=2, seed=3, prefetch=ahead, **options)
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert resumed.state_dict() == state
             assert plains(resumed) == whole[at:]
@@ -94,7 +94,7 @@ def test_the_rows_of_a_step_do_not_depend_on_the_ranks(count: int, tail: str, pa
     runs = {}
     for world_size in (1, 2, 4, 8):
         for micro_batch in (None, 1, 3):
-            options = {"batch_size": 8, "epochs": 2, "tail": tail, "world_size": world_size, "ahead": 0, **packing}
+            options = {"batch_size": 8, "epochs": 2, "tail": tail, "world_size": world_size, "prefetch": 0, **packing}
             ranks = [list(Loader(served, rank=rank, micro_batch=micro_batch, **options)) for rank in range(world_size)]
             assert len({len(rank) for rank in ranks}) == 1
             places = {(tuple(b.step for b in rank), tuple(b.micro for b in rank)) for rank in ranks}
@@ -196,7 +196,7 @@ def test_a_run_resumes_with_another_world_size_and_prefetch_depth() -> None:
     next(feed), next(feed)
     state = run.state_dict()
     run.close()
-    resumed = [Loader(served, rank=rank, world_size=4, ahead=0, **options) for rank in range(4)]
+    resumed = [Loader(served, rank=rank, world_size=4, prefetch=0, **options) for rank in range(4)]
     for loader in resumed:
         loader.load_state_dict(state)
     ranks = [list(loader) for loader in resumed]
@@ -261,7 +261,7 @@ def test_a_state_inside_a_step_needs_the_same_micro_batches() -> None:
 
 
 def test_prefetched_batches_do_not_count_in_a_state() -> None:
-    run = Loader(view(), batch_size=4, ahead=8)
+    run = Loader(view(), batch_size=4, prefetch=8)
     feed = iter(run)
     assert run.state_dict()["step"] == 0
     next(feed)
@@ -301,7 +301,7 @@ def break_at(run: Loader, index: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_an_iterator_shared_by_threads_is_refused(ahead: int) -> None:
-    run = Loader(view(), batch_size=4, ahead=ahead)
+    run = Loader(view(), batch_size=4, prefetch=ahead)
     make, begun, go = run._assemble.__call__, threading.Event(), threading.Event()
 
     def assemble(at: int) -> Batch:
@@ -325,7 +325,7 @@ def test_an_iterator_shared_by_threads_is_refused(ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 8])
 def test_collate_errors_reach_the_loop_at_their_step(ahead: int) -> None:
-    run = Loader(view(), batch_size=4, ahead=ahead)
+    run = Loader(view(), batch_size=4, prefetch=ahead)
     break_at(run, 3)
     steps = []
     with pytest.raises(Broken):
@@ -335,7 +335,7 @@ def test_collate_errors_reach_the_loop_at_their_step(ahead: int) -> None:
 
 
 def test_an_error_in_the_loop_takes_precedence() -> None:
-    run = Loader(view(), batch_size=4, ahead=8)
+    run = Loader(view(), batch_size=4, prefetch=8)
     break_at(run, 1)
     with pytest.raises(ZeroDivisionError), run:
         for batch in run:
@@ -344,7 +344,7 @@ def test_an_error_in_the_loop_takes_precedence() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_batch_of_another_step_is_never_served(ahead: int) -> None:
-    run = Loader(view(), batch_size=4, ahead=ahead)
+    run = Loader(view(), batch_size=4, prefetch=ahead)
     make = run._assemble.__call__
     run._assemble = type(
         "Slips", (), {"__call__": staticmethod(lambda at: make(at + (at == 2))), "micros": 1, "plan": run.plan}

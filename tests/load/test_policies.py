@@ -111,7 +111,7 @@ def test_every_policy_has_a_view() -> None:
         ({"holdout": 1.0}, "holdout=1.0 is not possible. Use a fraction"),
         ({"holdout": 0}, "holdout=0 is not possible"),
         ({"holdout": float("nan")}, "holdout=nan"),
-        ({"part": "held_out"}, "needs a hold-out"),
+        ({"holdout_side": "held_out"}, "needs a hold-out"),
         ({"holdout_seed": -1}, "holdout_seed=-1"),
     ],
 )

@@ -117,7 +117,7 @@ def test_batches_carry_the_weight_of_their_step(case: str, micro_batch: int | No
     make, options = CASES[case]
     served = make()
     for world_size in (1, 3):
-        chosen = {"batch_size": 7, "micro_batch": micro_batch, "world_size": world_size, "ahead": 0, **options}
+        chosen = {"batch_size": 7, "micro_batch": micro_batch, "world_size": world_size, "prefetch": 0, **options}
         batches = [batch for rank in range(world_size) for batch in Loader(served, rank=rank, **chosen)]
         for step in range(batches[-1].step + 1):
             own = [batch for batch in batches if batch.step == step]

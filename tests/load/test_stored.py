@@ -51,10 +51,10 @@ def test_loaders_of_stored_datasets_pickle(chats: ps.Dataset) -> None:
 
 def test_two_loaders_share_a_dataset(chats: ps.Dataset) -> None:
     view = chats.view(max_length=256)
-    wanted = plains(Loader(view, batch_size=4, epochs=4, ahead=0))
+    wanted = plains(Loader(view, batch_size=4, epochs=4, prefetch=0))
     found: list[list[dict[str, object]]] = []
     readers = [
-        threading.Thread(target=lambda: found.append(plains(Loader(view, batch_size=4, epochs=4, ahead=2))))
+        threading.Thread(target=lambda: found.append(plains(Loader(view, batch_size=4, epochs=4, prefetch=2))))
         for _ in range(3)
     ]
     for reader in readers:

@@ -162,7 +162,7 @@ def test_micro_batches_change_no_gradient(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_dataloader_serves_the_same_stream(workers: int) -> None:
-    load = Loader(view(), batch_size=8, micro_batch=3, epochs=2, framework="torch", ahead=1)
+    load = Loader(view(), batch_size=8, micro_batch=3, epochs=2, framework="torch", prefetch=1)
     wanted = [batch.inputs for batch in load]
     load.seek(2)
     stream = Stream(load)
@@ -361,7 +361,7 @@ def test_the_stream_of_the_batch_waits_for_its_copy(
 ) -> None:
     """The current device belongs to a thread, and the current stream to a device: neither may be the prefetcher's."""
     cuda = FakeCuda(monkeypatch)
-    loader = Loader(view(), batch_size=30, framework="torch", device=device, ahead=ahead)
+    loader = Loader(view(), batch_size=30, framework="torch", device=device, prefetch=ahead)
     batches = list(loader)
     assert cuda.waited == [(found, f"copied to {found}")] * len(batches)
     assert set(cuda.recorded) == {found}

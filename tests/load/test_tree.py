@@ -54,7 +54,7 @@ def test_loss_and_gradients_are_those_of_separate_rows(chains: ps.Dataset, kind:
     net, view = model(kind, attention), chains.view()
     found: dict[str, tuple[float, list[torch.Tensor], int]] = {}
     for collate, size in (("padded", len(view)), ("tree", len(CHATS))):
-        loader = view.loader(batch_size=size, collate=collate, shuffle=False, framework="torch", ahead=0)
+        loader = view.loader(batch_size=size, collate=collate, shuffle=False, framework="torch", prefetch=0)
         batch = next(iter(loader))
         net.zero_grad()
         loss = summed_loss(net, batch)
@@ -71,7 +71,7 @@ def test_loss_and_gradients_are_those_of_separate_rows(chains: ps.Dataset, kind:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_other_branches_change_no_logits(chains: ps.Dataset, attention: str) -> None:
     net, view = model("llama", attention), chains.view()
-    batch = view.loader(batch_size=len(CHATS), collate="tree", shuffle=False, framework="torch", ahead=0).batch(0)
+    batch = view.loader(batch_size=len(CHATS), collate="tree", shuffle=False, framework="torch", prefetch=0).batch(0)
     tensors = {name: tensor for name, tensor in batch.inputs.items() if name != "labels"}
     owner, parents = batch.tensors["branches"][0], batch.tensors["parents"]
     before = net(**tensors, use_cache=False).logits[0]
@@ -88,7 +88,7 @@ def test_other_branches_change_no_logits(chains: ps.Dataset, attention: str) -> 
 def test_the_mask_for_flex_attention_is_the_same(chains: ps.Dataset) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    batch = chains.view().loader(batch_size=3, collate="tree", framework="torch", ahead=0).batch(0)
+    batch = chains.view().loader(batch_size=3, collate="tree", framework="torch", prefetch=0).batch(0)
     blocks = block_mask(batch.tensors)
     size = batch.tensors["input_ids"].shape[1]
     dense = create_mask(blocks.mask_mod, 1, 1, size, size, device="cpu")

@@ -55,11 +55,11 @@ def test_a_report_on_a_mixture_names_members(mixture: ps.Mixture) -> None:
 
 
 def test_rows_of_a_mixture_name_their_member(mixture: ps.Mixture, dataset: ps.Dataset) -> None:
-    batch = mixture.loader(batch_size=400, ahead=0).batch(0)
+    batch = mixture.loader(batch_size=400, prefetch=0).batch(0)
     assert [row.member for row in batch.rows] == [mixture.place(item)[0] for item in batch.items]
     assert [mixture[item].row for item in batch.items] == list(batch.rows)
     assert pickle.loads(pickle.dumps(batch)).rows == batch.rows
-    assert {row.member for row in dataset.view().loader(batch_size=4, ahead=0).batch(0).rows} == {""}
+    assert {row.member for row in dataset.view().loader(batch_size=4, prefetch=0).batch(0).rows} == {""}
 
 
 def test_notebooks_show_mixtures_and_labels(mixture: ps.Mixture, labelled: ps.Dataset) -> None:
@@ -71,7 +71,7 @@ def test_notebooks_show_mixtures_and_labels(mixture: ps.Mixture, labelled: ps.Da
 
 
 def test_cells_are_aligned_to_the_left_whatever_the_notebook_does(mixture: ps.Mixture) -> None:
-    batch = mixture.loader(batch_size=4, ahead=0).batch(0)
+    batch = mixture.loader(batch_size=4, prefetch=0).batch(0)
     for shown in (mixture, mixture[0], batch, mixture.stats()):
         for cell in re.findall(r"<t[hd][^>]*>", str(shown._repr_html_())):
             assert 'style="text-align:left"' in cell, cell
@@ -114,7 +114,7 @@ def test_the_commands_take_mixtures(
 
 
 def test_reprs_are_short(mixture: ps.Mixture, pairs: ps.Dataset, labelled: ps.Dataset) -> None:
-    batch = mixture.loader(batch_size=400, ahead=0).batch(0)
+    batch = mixture.loader(batch_size=400, prefetch=0).batch(0)
     assert repr(mixture[0]) == (
         f"Example({len(mixture[0]):,} tokens, {mixture[0].loss_mask.sum()} trained, "  # type: ignore[union-attr, arg-type]
         "row=RowLocation(source=0, row=0, member='chat'))"

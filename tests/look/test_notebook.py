@@ -14,7 +14,7 @@ from tests.support.view_rows import chat
 
 def test_every_object_has_a_table(dataset: ps.Dataset, pairs: ps.Dataset) -> None:
     view = dataset.view(max_length=64)
-    batch = view.loader(batch_size=4, collate="packed", capacity=128, ahead=0).batch(0)
+    batch = view.loader(batch_size=4, collate="packed", capacity=128, prefetch=0).batch(0)
     shown = {
         "dataset": dataset._repr_html_(),
         "view": view._repr_html_(),
@@ -43,7 +43,7 @@ def test_pickles_do_not_contain_the_dataset(dataset: ps.Dataset) -> None:
     view = dataset.view(max_length=64)
     again = pickle.loads(pickle.dumps(view[1]))
     assert again.dataset is None and (again.input_ids == view[1].input_ids).all() and "title=" in again._repr_html_()
-    batch = view.loader(batch_size=2, ahead=0).batch(0)
+    batch = view.loader(batch_size=2, prefetch=0).batch(0)
     copied = pickle.loads(pickle.dumps(batch))
     assert copied.served is None and copied.rows == batch.rows and copied._repr_html_() is not None
 

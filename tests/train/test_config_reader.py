@@ -69,7 +69,7 @@ def test_keys_with_an_earlier_place_are_understood(caplog: pytest.LogCaptureFixt
     old = {"feed": {"batch_size": 4, "ahead": 0}, "data": {"sources": ["a"], "max_length": 9}, "eval": {"holdout": 5}}
     config = read_config(old, ["data.train_on=all_tokens"])
     new = {
-        "loader": {"batch_size": 4, "ahead": 0},
+        "loader": {"batch_size": 4, "prefetch": 0},
         "data": {"sources": ["a"]},
         "view": {"max_length": 9, "train_on": "all_tokens", "holdout": 5},
     }

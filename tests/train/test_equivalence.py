@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_prefetching_is_bit_identical(config: Config, method: str) -> None:
     found = []
-    for ahead in (0, 1, 4):
-        values = config(method, f"ahead-{ahead}", loader={"ahead": ahead, "micro_batch": 3})
+    for prefetch in (0, 1, 4):
+        values = config(method, f"prefetch-{prefetch}", loader={"prefetch": prefetch, "micro_batch": 3})
         (train_sft if method == "sft" else train_dpo)(values)
         found.append(losses(values))
     assert found[0] == found[1] == found[2]

@@ -52,7 +52,7 @@ def final_weights(config: dict[str, Any]) -> bytes:
 @pytest.fixture
 def settings(config: Config) -> Any:
     """Dropout in the adapters (so that random states matter), prefetching across epochs, frequent checkpoints."""
-    loader = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "ahead": 2}
+    loader = {"batch_size": 24, "micro_batch": 12, "steps": STEPS, "prefetch": 2}
     lora = {"rank": 2, "dropout": 0.2, "merge": True}
     return lambda name: config(
         name=name, loader=loader, lora=lora, checkpoint={"every": 3}, view={"holdout": 10}, eval={"every": 5}
@@ -111,10 +111,10 @@ def test_checkpoints_hold_keys_at_their_earlier_place(config: Config) -> None:
         view, loader = state["config"].pop("view"), state["config"].pop("loader")
         state["config"]["eval"] |= {name: view.pop(name) for name in ("holdout", "holdout_seed")}
         state["config"]["data"] |= view
-        names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps", "tail", "ahead")
-        state["config"]["feed"] = {name: loader[name] for name in names}
+        names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps", "tail")
+        state["config"]["feed"] = {**{name: loader[name] for name in names}, "ahead": loader["prefetch"]}
         path.write_text(json.dumps({**state, "digest": _state_digest(state)}))
-    train_sft(values, "loader.ahead=0")
+    train_sft(values, "loader.prefetch=0")
     with pytest.raises(TrainError, match=r"view\.max_length was 128 and is 64"):
         train_sft(values, "view.max_length=64")
 
@@ -126,5 +126,5 @@ def test_changed_settings_are_refused(config: Config) -> None:
         train_sft(values, "optim.lr=0.5")
     with pytest.raises(TrainError, match="'never'"):
         train_sft(values, "checkpoint.resume=never")
-    train_sft(values, "loader.ahead=0", "checkpoint.keep=1")  # these may change
+    train_sft(values, "loader.prefetch=0", "checkpoint.keep=1")  # these may change
     assert train_sft(values, "loader.steps=3", "checkpoint.resume=anyway").steps == 3

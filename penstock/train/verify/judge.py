@@ -308,9 +308,9 @@ def data_findings(facts: DataFacts, about: tuple[PackageInfo, ...]) -> Iterator[
 
 def _prefetch(facts: DataFacts, about: tuple[PackageInfo, ...]) -> Finding:
     promise = "data.collate_ahead"
-    if not facts["ahead"]:
+    if not facts["prefetch"]:
         return Finding(
-            promise, NOT_ENGAGED, ("loader.ahead is 0: batches are collated in the training loop",), False, about
+            promise, NOT_ENGAGED, ("loader.prefetch is 0: batches are collated in the training loop",), False, about
         )
     wait, collate = median(facts["waits"]) if facts["waits"] else 0.0, facts["collate_seconds"]
     shown = (

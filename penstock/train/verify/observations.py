@@ -94,7 +94,7 @@ class DataFacts(TypedDict):
     stops_trained: int
     packed: bool
     efficiency: float | None
-    ahead: int
+    prefetch: int
     collate_seconds: float
     waits: list[float]
     step_seconds: float

@@ -65,7 +65,7 @@ def data_facts(config: TrainConfig, hit: bool, reasons: list[str]) -> DataFacts:
         "stops_trained": ended,
         "packed": config.loader.collate is Collate.PACKED,
         "efficiency": _efficiency(loader),
-        "ahead": config.loader.ahead,
+        "prefetch": config.loader.prefetch,
         "collate_seconds": collate,
         "waits": waits,
         "step_seconds": pause,
