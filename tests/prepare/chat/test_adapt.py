@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import importlib.util
 import json
 import re
@@ -13,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from benchmarks.clock import DATE, StoppedClock
 from penstock.errors import RowError
 from penstock.prepare.chat.adapt import Adapter, Needs
 from penstock.prepare.chat.conversation import Conversation, Role
@@ -259,9 +260,10 @@ ROWS += [
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3", "llama3_1", "deepseekv3", "gptoss", "gemma4", "glm4moe", "llava_next"]
 )
-def test_adapted_rows_render_as_in_transformers(name: str) -> None:
+def test_adapted_rows_render_as_in_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template_utils, "datetime", StoppedClock)
     template = (FOLDER / f"{name}.jinja").read_text()
-    renderer = TemplateRenderer(template, special_tokens=TOKENS, variables={}, date=datetime.date.today())
+    renderer = TemplateRenderer(template, special_tokens=TOKENS, variables={}, date=DATE)
     adapter = renderer.adapter
     assert adapter.needs == adapter_of(name).needs
     for row in ROWS:
