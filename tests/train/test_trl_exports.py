@@ -80,7 +80,9 @@ def test_dpo(examples: Path, cache: Path, models: Path, tmp_path: Path) -> None:
     view.export("trl", tmp_path / "rows")
     model, reference = tiny(models, "llama"), tiny(models, "llama", 1)
     page = (ROOT / "docs" / "coming-from.md").read_text()
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Prepared" in block)
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Prepared(DPOTrainer)" in block
+    )
     names: dict[str, Any] = {}
     exec(code[code.index("class Prepared") :].split("\n\n\n")[0], {"DPOTrainer": DPOTrainer}, names)
     trainer = names["Prepared"](
