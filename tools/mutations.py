@@ -289,7 +289,7 @@ PIPELINE: Final = (
     (_LINES, "    if partial.size:\n        yield", "    if False:\n        yield"),
     (_LINES, "            position += stop - first\n", ""),
     (_LINES, "filled = np.flatnonzero(np.diff(before))\n", "filled = np.flatnonzero(np.diff(before) > 1)\n"),
-    ("penstock/prepare/pipeline.py", "        first = stop\n", "        first = stop + 1\n"),
+    ("penstock/prepare/slice_state.py", "        first = stop\n", "        first = stop + 1\n"),
     (_PIPELINE, "        plain = self._render_read(rows.rows, left, examples, state)", "        plain = self._render_read(rows.rows, left[1:], examples, state)"),
     (_PIPELINE, "batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch", "pass"),
     ("penstock/prepare/sources/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),

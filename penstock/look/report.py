@@ -28,7 +28,8 @@ from penstock.load.options import LossPolicy, ViewOptions
 from penstock.load.view import BaseMixture, BaseView
 from penstock.load.windows import Reason
 from penstock.look.html import render, running_mean, script, source_hash, stylesheet
-from penstock.look.statistics import Stats, best, stats
+from penstock.look.packing_fill import best
+from penstock.look.statistics import Stats, stats
 from penstock.look.terminal import label_name
 from penstock.look.tokens import MessageBlock, blocks, safe_bytes, sides_of
 from penstock.prepare.chat.notes import Note, describe_note
@@ -342,7 +343,7 @@ def training_run(folder: Path) -> TrainingRun:
     """Read a run's folder. Either file may be missing, but not both."""
     metrics, certificate = folder / "metrics.jsonl", folder / "certificate.json"
     if not metrics.is_file() and not certificate.is_file():
-        raise UsageError(f"{folder}: not a run's folder, for it has neither metrics.jsonl nor certificate.json")
+        raise UsageError(f"{folder}: not the folder of a run: it has neither metrics.jsonl nor certificate.json")
     lines = [orjson.loads(line) for line in metrics.read_bytes().splitlines()] if metrics.is_file() else []
     steps = [line for line in lines if "loss" in line]
     loss = [(float(line["step"]), _float(line["loss"])) for line in steps]

@@ -25,8 +25,9 @@ from penstock.build.run import Builder, Outcome
 from penstock.build.workers.local import Overlap
 from penstock.errors import WorkerError
 from penstock.prepare.chat.formats import detect
-from penstock.prepare.pipeline import Pipeline, SliceState
+from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
+from penstock.prepare.slice_state import SliceState
 from penstock.prepare.sources.slices import SliceRows
 from penstock.prepare.tokenizer.files import load_tokenizer
 

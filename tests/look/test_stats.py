@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli import app
-from penstock.look.statistics import Bin, Copies, Fill, Flagged, Limit, Named, SourceCounts, Spread, stats
+from penstock.look.packing_fill import Fill, Limit
+from penstock.look.statistics import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
 from penstock.look.terminal import stats_table
 from penstock.prepare.chat.conversation import Part, Role
 from tests.support.memory_dataset import MemoryExamples, Piece
