@@ -33,8 +33,9 @@ test: $(VENV)/dev chromium  ## Run all tests
 quick: $(VENV)/dev  ## Run the quick tests, under two minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
-generate: $(VENV)/dev  ## Rewrite the files that are generated from the code: arguments.py, docs/cli.md, docs/api.md
+generate: $(VENV)/dev  ## Rewrite the files that are generated from the code: arguments, constants, docs/cli.md, docs/api.md
 	$(BIN)/python -m tools.arguments > .arguments && mv .arguments penstock/arguments.py
+	$(BIN)/python -m tools.constants > .constants && mv .constants penstock/native/constants.h
 	$(BIN)/python -m tools.cli_reference > .reference && mv .reference docs/cli.md
 	$(BIN)/python -m tools.api_reference > .reference && mv .reference docs/api.md
 

@@ -32,7 +32,7 @@ setup(
             sources=sorted(map(str, NATIVE.glob("*.c"))),
             depends=sorted(map(str, NATIVE.glob("*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", "-Wall", "-Wextra"],
             py_limited_api=STABLE,
             optional=os.environ.get("PENSTOCK_COMPILED") != "required",
         )

@@ -46,6 +46,7 @@ NATIVE = "penstock.native._native"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 PARTS = {"rows": 0.3, "templates": 0.2, "tokens": 0.2, "viewer": 0.1, "sanitizer": 0.2}  # shares of the time
 
 
@@ -65,11 +66,12 @@ if __name__ == "__main__" and "--native" in sys.argv:
 from benchmarks.clock import DATE, stop_clock  # noqa: E402
 from benchmarks.models import trl_templates  # noqa: E402
 from penstock.errors import RowError, TemplateError  # noqa: E402
-from penstock.native import RenderedBatch  # noqa: E402
-from penstock.prepare.chat.conversation import Conversation  # noqa: E402
+from penstock.native import RenderedBatch, RowFlag, RowStatus  # noqa: E402
+from penstock.prepare.chat.conversation import Conversation, Role  # noqa: E402
 from penstock.prepare.chat.rows import RowReader  # noqa: E402
 from penstock.prepare.template.bytecode import NotCompiled  # noqa: E402
 from penstock.prepare.template.compiler import Machine, conversation_layout, encoded  # noqa: E402
+from penstock.prepare.template.printed import MessageFlag  # noqa: E402
 from penstock.prepare.template.probes import rows as regions_of  # noqa: E402
 from penstock.prepare.template.reference import Reference  # noqa: E402
 from penstock.prepare.template.rendered import Rendered  # noqa: E402
@@ -110,7 +112,9 @@ class Difference(NamedTuple):
 
 def _flags(roles: Sequence[int], flags: Sequence[int]) -> tuple[int, ...]:
     """Normalises flags: the machine tracks whether content is printed only for assistant and system messages."""
-    return tuple(f if role in (1, 3) or f & 1 else 4 for role, f in zip(roles, flags, strict=True))
+    tracked, printed = (Role.SYSTEM, Role.ASSISTANT), MessageFlag.CONTENT_PRINTED.value
+    has_calls = MessageFlag.HAS_CALLS.value
+    return tuple(f if role in tracked or f & has_calls else printed for role, f in zip(roles, flags, strict=True))
 
 
 def turn_facts(turns: Turns | None) -> dict[int, tuple[Any, ...]]:
@@ -227,7 +231,7 @@ class RowCheck:
 
 def machine_facts(batch: RenderedBatch, number: int) -> Facts:
     """The facts of one conversation rendered by the machine, without those that only rows have."""
-    if batch.status[number]:
+    if batch.status[number] != RowStatus.RENDERED:
         return Facts(refusal=batch.reasons[number])
     pieces = memoryview(batch.pieces).cast("i").tolist()
     spans = memoryview(batch.spans).cast("i").tolist()
@@ -236,7 +240,7 @@ def machine_facts(batch: RenderedBatch, number: int) -> Facts:
     own = slice(first, first + counts[number])
     return Facts(
         batch.texts[number],
-        bool(batch.known[number] & 1),
+        bool(batch.row_flags[number] & RowFlag.KNOWN),
         tuple(tuple(pieces[i + 1 : i + 4]) for i in range(0, len(pieces), 4) if pieces[i] == number),
         tuple(tuple(spans[i + 1 : i + 3]) for i in range(0, len(spans), 3) if spans[i] == number),
         tuple(batch.roles[own]),
@@ -262,13 +266,15 @@ class TemplateCheck:
     def differences(self, chats: list[Conversation], counts: Counter[str]) -> Iterator[Difference]:
         """Yields the differences from transformers and from the reference."""
         batch = self.render(chats)
-        served = [number for number, status in enumerate(batch.status) if status in (0, 3)]
+        served = [
+            number for number, status in enumerate(batch.status) if status in (RowStatus.RENDERED, RowStatus.REFUSED)
+        ]
         expected = facts_of(self.reference.render([chats[number] for number in served]))
         turns = turn_facts(Turns.of(*batch[-4:]))
         counts["given up"] += len(chats) - len(served)
         for number, facts in zip(served, expected, strict=True):
             own = machine_facts(batch, number)
-            if batch.status[number] == 3:
+            if batch.status[number] == RowStatus.REFUSED:
                 counts["refused"] += 1
                 actual = facts.refusal or "rendered"
                 expected_prefix = f"the chat template refused the conversation: {printable(own.refusal or '')}"
@@ -484,13 +490,23 @@ def build_sanitized(folder: Path) -> Path | None:
     if library.exists() and all(library.stat().st_mtime > source.stat().st_mtime for source in sources):
         return library
     folder.mkdir(parents=True, exist_ok=True)
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
+    flags = [
+        *WARNINGS,
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        "-fno-omit-frame-pointer",
+        "-g",
+        "-O1",
+    ]
     includes = [f"-I{sysconfig.get_paths()['include']}"]
     files = [str(source) for source in sources if source.suffix == ".c"]
     try:
         command = ["gcc", *flags, "-shared", "-fPIC", *includes, *files, "-o", str(library), "-lm"]
         subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
+    except OSError:
+        return None
+    except subprocess.CalledProcessError as error:
+        print(error.stderr.decode()[-3000:])
         return None
     return library
 

@@ -146,14 +146,14 @@ PROVENANCE: Final = (
     ("p >= (raw ? s->raw : s->decoded) ? s->message : -1", "s->message"),
     ("if (m->open_messages && !m->building) {", "if (m->open_messages) {"),
     ("if (m->pieces.at[i].message != message) return;", ""),
-    ("m->roles[message] == 3; }", "m->roles[message] == 2; }"),
+    ("m->roles[message] == ROLE_ASSISTANT; }", "m->roles[message] == 2; }"),
     ("looped |= m->pieces.at[i].looped;", ""),
     ("if (o.start >= s + n) break;", "if (o.start > s) break;"),
 )
 ROWS: Final = (
     ("return v.i ? 0.0 : 1.0;", "return v.i ? 1.0 : 0.0;"),
-    ('IS(role, "tool") ? 4', 'IS(role, "tool") ? 2'),
-    ("        c->roles[0] = 1;\n", "        c->roles[0] = 2;\n"),
+    ('IS(role, "tool")      ? ROLE_TOOL', 'IS(role, "tool") ? 2'),
+    ("        c->roles[0] = ROLE_SYSTEM;\n", "        c->roles[0] = 2;\n"),
     ('        PUT(m, "\\n\\n");\n', '        PUT(m, "\\n");\n'),
     ('saying(m, NAME("user"), pair.list->v[0], at)', 'saying(m, NAME("user"), pair.list->v[1], at)'),
     ("set_key(m, aliased.dict, given_name(m, names[1], number), *reasoning);", ""),
@@ -179,19 +179,19 @@ ROWS: Final = (
 SHOWN: Final = (
     ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
     ("if (content->tag == STRING) check_text(m, message, *content);", ""),
-    ("message->flags |= KEY_DROPPED;", ";"),
+    ("message->flags |= MESSAGE_KEY_DROPPED;", ";"),
     ("message.where = message.is_answer ? &own : &whole;", "message.where = &whole;"),
 )  # fmt: skip
 PROGRAM: Final = (
     ("const bool known = !m->lost;", "const bool known = true;"),
     ("b->fresh[row] = m->fresh.n > 0;", "b->fresh[row] = 0;"),
     ("m->branches[m->fresh.at[i]] = 0;", "m->branches[m->fresh.at[i]] = 1;"),
-    ("(!p.looped && looped[p.message] && m->roles[p.message] == 3)", "false"),
+    ("(!p.looped && looped[p.message] && m->roles[p.message] == ROLE_ASSISTANT)", "false"),
     ("        m->spans.n = spans;\n        b->pieces.n", "        b->pieces.n"),
     ("b->roles.n = b->flags.n = b->weights.n = roles;", ""),
     ("m->lost = m->refused = m->building = false;", "m->refused = m->building = false;"),
     ("c->weights ? c->weights[i] : NAN", "NAN"),
-    ("(int32_t)(p.end - m->text_start));", "(int32_t)(p.end - p.start));"),
+    ("[SPAN_END] = (int32_t)(p.end - m->text_start)", "[SPAN_END] = (int32_t)(p.end - p.start)"),
 )
 COMPILER: Final = (
     ('        for target in frame.symbols.loads:\n            self.code.variable("CLEAR", target)\n', "        pass\n"),
@@ -212,7 +212,7 @@ EXPRESSIONS: Final = (
         '"JUMP_FALSE_KEEP" if isinstance(node, nodes.And) else "JUMP_TRUE_KEEP"',
         '"JUMP_TRUE_KEEP" if isinstance(node, nodes.And) else "JUMP_FALSE_KEEP"',
     ),
-    ("_TYPES: Final = ((1, str), (2, list), (4, dict),", "_TYPES: Final = ((1, str), (2, list),"),
+    ("    (AttributeOf.DICT, dict),\n", ""),
     ('            if op == "notin":\n                self.code.op("NOT")\n', ""),
     ('self.code.branch("JUMP_TRUE", otherwise)', 'self.code.branch("JUMP_FALSE", otherwise)'),
     ('or "," in node.value:', "or False:"),
@@ -220,11 +220,11 @@ EXPRESSIONS: Final = (
 )
 ALIGN: Final = (
     ("        } else if (*at == ' ' && is_bar(piece, piece_end)) {", "        } else if (false) {"),
-    ("    if (rule & PREPENDS) return true;", "    if (rule & PREPENDS) return first;"),
-    ("    if (rule & PREPENDS) return true;", "    if (rule & PREPENDS) return false;"),
+    ("    if (rule & RULE_PREPENDS) return true;", "    if (rule & RULE_PREPENDS) return first;"),
+    ("    if (rule & RULE_PREPENDS) return true;", "    if (rule & RULE_PREPENDS) return false;"),
     ("    return at < end && *at != ' ' && !is_bar(at, end);", "    return at < end && *at != ' ';"),
-    ("kind == PIECE || kind == ADDED_OR_PIECE ? behind(", "kind == PIECE ? behind("),
-    ("        starts = kind >= ADDED;", "        starts = kind == ADDED;"),
+    ("kind == TOKEN_PIECE || kind == TOKEN_ADDED_OR_PIECE ? behind(", "kind == TOKEN_PIECE ? behind("),
+    ("        starts = kind >= TOKEN_ADDED;", "        starts = kind == TOKEN_ADDED;"),
     ("reached = at - text + width(*at);", "reached = at - text + 1;"),
     ("        if (at - text > reached) reached = at - text;", "        reached = at - text;"),
     ("    return at == end;\n}\n\n/* A token", "    return true;\n}\n\n/* A token"),

@@ -14,12 +14,35 @@ Files: `program.c` loads bytecode and renders batches, `interpreter.c` runs it, 
 from __future__ import annotations
 
 import importlib
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["RenderedBatch", "native"]
+__all__ = ["RenderedBatch", "RowFlag", "RowStatus", "native"]
+
+
+class RowStatus(IntEnum):
+    """The outcome of rendering a row."""
+
+    RENDERED = 0
+    UNREAD = 1  # the row must be read in Python
+    GAVE_UP = 2  # the reference must render it
+    REFUSED = 3  # the template raised an exception
+
+
+class RowFlag(IntFlag):
+    """Facts about a rendered row; those after the first two are the notes of the same name."""
+
+    KNOWN = 1  # its regions are certain
+    OWN_VARIABLES = 2  # it sets template variables
+    LABEL_FALSE = 4
+    ARGUMENTS_PARSED = 8
+    ARGUMENTS_DUMPED = 16
+    COLUMN_UNUSED = 32
+    TOOLS_DROPPED = 64
+    DOCUMENTS_DROPPED = 128
 
 
 class RenderedBatch(NamedTuple):
@@ -29,18 +52,18 @@ class RenderedBatch(NamedTuple):
     texts: list[bytes]
     reasons: list[str | None]  # why a row was not rendered; the template's own message if it raised
     ends: bytes  # (int64) of texts in `data`
-    status: bytes  # (uint8) 0 rendered, 1 not read, 2 gave up, 3 rejected by the template
-    known: bytes  # (uint8) bit 0: regions are certain; 1: the row sets template variables; 2 and up: its notes
+    status: bytes  # (uint8) `RowStatus`
+    row_flags: bytes  # (uint8) `RowFlag`
     fresh: bytes  # (bool) whether a row took a branch direction that no row had taken before
     needles: bytes  # (int32) index of the first needle found in a row's text, or -1
     counts: bytes  # (int32) number of messages of each row
     pieces: bytes  # (int32) row, message, start and end in the row's text
     spans: bytes  # (int32) row, start and end of `{% generation %}` blocks
-    roles: bytes  # (uint8) of messages
-    flags: bytes  # (uint8) of messages
+    roles: bytes  # (uint8) of messages, `Role`
+    flags: bytes  # (uint8) of messages, `MessageFlag`
     weights: bytes  # (float32) of messages; empty if no row has any
     # of `render_turns`; see `penstock.prepare.template.turns.Turns`
-    turns: bytes = b""  # (int32) nine numbers a turn
+    turns: bytes = b""  # (int32) `TurnColumn`
     turn_texts: bytes = b""
     turn_pieces: bytes = b""  # (int32) turn, message, start and end in the turn's text
     turn_spans: bytes = b""  # (int32) turn, start and end

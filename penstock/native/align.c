@@ -1,14 +1,12 @@
 /* Counts the tokens of each segment: aligns tokens with the text, then compares token ends with segment ends. */
 
+#include "constants.h"
 #include "native.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Same values as in penstock/prepare/tokenizer/vocabulary.py. */
-enum { BY_PIECES = 1, PREPENDS = 2, PREPENDS_UNLESS_SPACE = 4, ONLY_FIRST = 8, DROPS_SPACE = 16 };
-enum { UNKNOWN, PIECE, BYTE, ADDED, ADDED_OR_PIECE, UNK };
 
 typedef struct {
     const uint8_t *bytes, *kinds;
@@ -43,8 +41,8 @@ static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, con
 
 /* Whether the tokenizer prepended the first ▁ of a section's first piece. */
 static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t *end) {
-    if (rule & PREPENDS) return true;
-    if (!(rule & PREPENDS_UNLESS_SPACE) || ((rule & ONLY_FIRST) && !first)) return false;
+    if (rule & RULE_PREPENDS) return true;
+    if (!(rule & RULE_PREPENDS_UNLESS_SPACE) || ((rule & RULE_ONLY_FIRST) && !first)) return false;
     return at < end && *at != ' ' && !is_bar(at, end);
 }
 
@@ -60,7 +58,7 @@ static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool 
                                      const uint8_t *end) {
     const uint8_t *start = at;
     while (at < end && *at < 0x80 && p->foreign[*at]) {
-        if (!last && ids[1] < p->count && p->kinds[ids[1]] == ADDED && behind_all(p, ids[1], at, end)) break;
+        if (!last && ids[1] < p->count && p->kinds[ids[1]] == TOKEN_ADDED && behind_all(p, ids[1], at, end)) break;
         at++;
     }
     return at == start ? NULL : at;
@@ -76,11 +74,11 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
         if (ids[i] >= p->count) return false;
         const uint8_t *piece = p->bytes + p->starts[ids[i]], *piece_end = p->bytes + p->starts[ids[i] + 1];
         const int kind = p->kinds[ids[i]];
-        if (kind == UNKNOWN) return false;
-        if (kind == PIECE) {
+        if (kind == TOKEN_UNKNOWN) return false;
+        if (kind == TOKEN_PIECE) {
             const uint8_t *before = at;
             bool prepended = false;
-            if (p->rule & DROPS_SPACE) {
+            if (p->rule & RULE_DROPS_SPACE) {
                 if (is_bar(piece, piece_end)) {
                     while (at < end && is_space(*at)) at++;
                     if (!starts && at == before) return false;
@@ -101,12 +99,12 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
                 }
             }
         }
-        if (kind >= ADDED && p->rule & DROPS_SPACE)
+        if (kind >= TOKEN_ADDED && p->rule & RULE_DROPS_SPACE)
             while (at < end && is_space(*at)) at++;
-        const uint8_t *next = kind == PIECE || kind == ADDED_OR_PIECE ? behind(piece, piece_end, at, end)
+        const uint8_t *next = kind == TOKEN_PIECE || kind == TOKEN_ADDED_OR_PIECE ? behind(piece, piece_end, at, end)
                                                                       : behind_all(p, ids[i], at, end);
-        starts = kind >= ADDED;
-        if (!next && kind == UNK) {
+        starts = kind >= TOKEN_ADDED;
+        if (!next && kind == TOKEN_UNK) {
             next = behind_foreign(p, ids + i, i + 1 == n, at, end);
             starts = false;
         }
@@ -115,7 +113,7 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
         if (at - text > reached) reached = at - text;
         ends[i] = reached;
     }
-    if (p->rule & DROPS_SPACE)
+    if (p->rule & RULE_DROPS_SPACE)
         while (at < end && is_space(*at)) at++;
     return at == end;
 }
@@ -175,7 +173,7 @@ static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
             !PyBytes_CheckExact(PyList_GetItem(texts, i)))
             return false;
     if (offsets[rows] > a->ids.len / 4 || segments[rows] > a->cuts.len / 8) return false;
-    if (!(rule & BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
+    if (!(rule & RULE_BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
     const uint32_t *starts = a->starts.buf;
     const Py_ssize_t pieces = a->kinds.len;
     if (a->foreign.len != 128 || a->starts.len / 4 != pieces + 1 || starts[pieces] != (uint64_t)a->bytes.len) return false;
@@ -202,7 +200,7 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
         const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
         int64_t *counts = (int64_t *)a->counts.buf + first;
         bool found;
-        if (!(rule & BY_PIECES))
+        if (!(rule & RULE_BY_PIECES))
             found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
         else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AsString(text), size, ids, n, ends)))
             count_row(ends, n, cuts, inclusive, m, counts);

@@ -4,8 +4,6 @@
 
 #include "rows.h"
 
-enum { RENDERED, UNREAD, GAVE_UP, REFUSED };
-
 typedef struct ProgramObject {
     PyObject_HEAD
     Program program;
@@ -15,24 +13,26 @@ typedef struct ProgramObject {
     bool busy;
 } ProgramObject;
 
+typedef VECTOR(int32_t) Numbers;
+
 /* What rendering a batch collects. */
 typedef struct Batch {
     const char **rows;
     size_t *sizes;
     Py_ssize_t n;
     int64_t *ends;
-    uint8_t *status, *known, *fresh;
+    uint8_t *status, *row_flags, *fresh;
     int32_t *needles, *counts;
     char **reasons; /* a refusal's words, owned; or NULL */
     const char **why;
-    VECTOR(int32_t) pieces;
+    Numbers pieces;
     VECTOR(uint8_t) roles;
     VECTOR(uint8_t) flags;
     VECTOR(float) weights;
     bool weighted;
     /* of assistant turns, where they are asked for (`turns.c`) */
     bool with_turns;
-    VECTOR(int32_t) turns, turn_pieces, turn_spans;
+    Numbers turns, turn_pieces, turn_spans;
     VECTOR(char) turn_texts, previous;
     VECTOR(Piece) root_pieces;
 } Batch;
@@ -41,6 +41,8 @@ typedef struct Batch {
 void begin_render(Machine *m, size_t size);
 /* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
 void tidy_pieces(Machine *m);
+/* Add a span of this render to a table; `row` is the number of the conversation or turn. */
+void add_span(Machine *m, Numbers *table, int32_t row, Piece p);
 /* Render every assistant turn of a row as inference sees it, and compare it with the text of the whole row. */
 void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, size_t start);
 

@@ -1,5 +1,6 @@
 /* The interpreter: runs a template's bytecode on the values of one conversation. */
 
+#include "constants.h"
 #include "names.h"
 #include "values.h"
 
@@ -118,14 +119,16 @@ static void end_generation(Machine *m) {
         m->lost = true;
         return;
     }
-    for (int i = 0; i < 3; i++) APPEND(m, m->spans, m->conversation);
-    int32_t *own = m->spans.at + m->spans.n - 3; /* nested blocks end earlier but begin later */
-    while (own > m->spans.at && own[-3] == m->conversation && own[-2] > (int32_t)(start - m->text_start)) {
-        memcpy(own, own - 3, 3 * sizeof *own);
-        own -= 3;
+    for (int i = 0; i < TAG_COLUMNS; i++) APPEND(m, m->spans, m->conversation);
+    int32_t *own = m->spans.at + m->spans.n - TAG_COLUMNS; /* nested blocks end earlier but begin later */
+    const int32_t begin = (int32_t)(start - m->text_start);
+    while (own > m->spans.at && own[TAG_ROW - TAG_COLUMNS] == m->conversation &&
+           own[TAG_START - TAG_COLUMNS] > begin) {
+        memcpy(own, own - TAG_COLUMNS, TAG_COLUMNS * sizeof *own);
+        own -= TAG_COLUMNS;
     }
-    own[1] = (int32_t)(start - m->text_start);
-    own[2] = (int32_t)(m->out.n - m->text_start);
+    own[TAG_START] = begin;
+    own[TAG_END] = (int32_t)(m->out.n - m->text_start);
 }
 
 /* ---- macros */

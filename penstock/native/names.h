@@ -38,7 +38,4 @@ enum { FILTERS(ENUM_FILTER) FILTER_COUNT };
 enum { TESTS(ENUM_TEST) TEST_COUNT };
 enum { OPS(ENUM_OP) OP_COUNT };
 
-/* Types that have an attribute of a given name: bits that the compiler computes for constant names. */
-enum { OF_STRING = 1, OF_LIST = 2, OF_DICT = 4, OF_INT = 8, OF_FLOAT = 16, OF_TUPLE = 32 };
-
 #endif

@@ -1,5 +1,6 @@
 /* Operations of templates on values: attributes, items, methods, filters and tests, as in jinja2's sandbox. */
 
+#include "constants.h"
 #include "names.h"
 #include "values.h"
 

@@ -277,13 +277,21 @@ void tidy_pieces(Machine *m) {
     size_t n = 0;
     for (size_t i = 0; i < m->pieces.n; i++) {
         const Piece p = m->pieces.at[i];
-        if (p.end <= p.start || (!p.looped && looped[p.message] && m->roles[p.message] == 3)) continue;
+        if (p.end <= p.start || (!p.looped && looped[p.message] && m->roles[p.message] == ROLE_ASSISTANT)) continue;
         if (n && m->pieces.at[n - 1].message == p.message && m->pieces.at[n - 1].end == p.start)
             m->pieces.at[n - 1].end = p.end;
         else
             m->pieces.at[n++] = p;
     }
     m->pieces.n = n;
+}
+
+void add_span(Machine *m, Numbers *table, int32_t row, Piece p) {
+    const int32_t fields[SPAN_COLUMNS] = {[SPAN_ROW] = row,
+                                          [SPAN_MESSAGE] = p.message,
+                                          [SPAN_START] = (int32_t)(p.start - m->text_start),
+                                          [SPAN_END] = (int32_t)(p.end - m->text_start)};
+    for (int k = 0; k < SPAN_COLUMNS; k++) APPEND(m, *table, fields[k]);
 }
 
 void begin_render(Machine *m, size_t size) {
@@ -316,16 +324,10 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
         APPEND(m, b->weights, c->weights ? c->weights[i] : NAN);
     }
     b->weighted |= c->weights != NULL;
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
-        APPEND(m, b->pieces, (int32_t)row);
-        APPEND(m, b->pieces, p.message);
-        APPEND(m, b->pieces, (int32_t)(p.start - m->text_start));
-        APPEND(m, b->pieces, (int32_t)(p.end - m->text_start));
-    }
-    const uint8_t notes = c->notes | (tools_are_shown(m, c) ? 0 : TOOLS_DROPPED) |
-                          (documents_are_shown(m, c) ? 0 : DOCUMENTS_DROPPED);
-    b->known[row] = (uint8_t)(known | (c->variables != NULL) << 1 | notes << 2);
+    for (size_t i = 0; i < m->pieces.n; i++) add_span(m, &b->pieces, (int32_t)row, m->pieces.at[i]);
+    b->row_flags[row] = c->notes | (known ? ROW_KNOWN : 0) | (c->variables ? ROW_OWN_VARIABLES : 0) |
+                        (tools_are_shown(m, c) ? 0 : ROW_TOOLS_DROPPED) |
+                        (documents_are_shown(m, c) ? 0 : ROW_DOCUMENTS_DROPPED);
     b->needles[row] = c->needle;
     b->counts[row] = (int32_t)n;
     b->fresh[row] = m->fresh.n > 0;
@@ -357,9 +359,9 @@ static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
         b->roles.n = b->flags.n = b->weights.n = roles;
         b->counts[row] = 0;
         for (size_t i = 0; i < m->fresh.n; i++) m->branches[m->fresh.at[i]] = 0;
-        b->status[row] = m->refused ? REFUSED : is_read ? GAVE_UP : UNREAD;
+        b->status[row] = m->refused ? STATUS_REFUSED : is_read ? STATUS_GAVE_UP : STATUS_UNREAD;
         b->why[row] = m->why;
-        b->known[row] = m->refused;
+        b->row_flags[row] = m->refused ? ROW_KNOWN : 0;
         if (m->refused) b->reasons[row] = copied_text(m->refusal);
         return;
     }
@@ -371,7 +373,7 @@ static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     if (m->lost) m->spans.n = spans;
     collect(m, b, row, &c);
     if (b->with_turns) render_turns(self, b, row, &c, start);
-    b->status[row] = RENDERED;
+    b->status[row] = STATUS_RENDERED;
 }
 
 static PyObject *bytes_of(const void *data, size_t n) {
@@ -423,7 +425,7 @@ static PyObject *result_of(const Machine *m, const Batch *b) {
     if (texts && reasons)
         result = Py_BuildValue(
             "(NOONNNNNNNNNNN)", bytes_of(m->out.at, m->out.n), texts, reasons, bytes_of(b->ends, n * sizeof(int64_t)),
-            bytes_of(b->status, n), bytes_of(b->known, n), bytes_of(b->fresh, n),
+            bytes_of(b->status, n), bytes_of(b->row_flags, n), bytes_of(b->fresh, n),
             bytes_of(b->needles, n * sizeof(int32_t)), bytes_of(b->counts, n * sizeof(int32_t)),
             bytes_of(b->pieces.at, b->pieces.n * sizeof(int32_t)), bytes_of(m->spans.at, m->spans.n * sizeof(int32_t)),
             bytes_of(b->roles.at, b->roles.n), bytes_of(b->flags.at, b->flags.n),
@@ -440,13 +442,13 @@ static bool begin_batch(Batch *b, PyObject *rows) {
     b->sizes = malloc(n * sizeof *b->sizes);
     b->ends = calloc(n, sizeof *b->ends);
     b->status = calloc(n, 1);
-    b->known = calloc(n, 1);
+    b->row_flags = calloc(n, 1);
     b->fresh = calloc(n, 1);
     b->needles = malloc(n * sizeof *b->needles);
     b->counts = calloc(n, sizeof *b->counts);
     b->reasons = calloc(n, sizeof *b->reasons);
     b->why = calloc(n, sizeof *b->why);
-    if (!b->rows || !b->sizes || !b->ends || !b->status || !b->known || !b->fresh || !b->needles || !b->counts ||
+    if (!b->rows || !b->sizes || !b->ends || !b->status || !b->row_flags || !b->fresh || !b->needles || !b->counts ||
         !b->reasons || !b->why) {
         PyErr_NoMemory();
         return false;
@@ -466,7 +468,7 @@ static bool begin_batch(Batch *b, PyObject *rows) {
 
 static void end_batch(Batch *b) {
     for (Py_ssize_t i = 0; b->reasons && i < b->n; i++) free(b->reasons[i]);
-    free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->known), free(b->fresh), free(b->needles);
+    free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->row_flags), free(b->fresh), free(b->needles);
     free(b->counts), free(b->reasons), free(b->why), free(b->pieces.at), free(b->roles.at), free(b->flags.at);
     free(b->weights.at), free(b->turns.at), free(b->turn_pieces.at), free(b->turn_spans.at), free(b->turn_texts.at);
     free(b->previous.at), free(b->root_pieces.at);

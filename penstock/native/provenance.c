@@ -3,14 +3,15 @@
  * A string is a slice of the row's bytes, of its decoded text, or of the arena, so slicing keeps its origin by itself;
  * code that copies bytes records where they came from. The output has pieces: sorted runs that belong to one message. */
 
+#include "constants.h"
 #include "values.h"
 
-static bool is_assistant(const Machine *m, int32_t message) { return m->roles[message] == 3; } /* Role.ASSISTANT */
+static bool is_assistant(const Machine *m, int32_t message) { return m->roles[message] == ROLE_ASSISTANT; }
 
 /* The message whose bytes in the row contain an address, or -1. */
 static int32_t source_of(const Machine *m, const char *p) {
-    const bool raw = p >= m->row_start && p < m->json_end;
-    if (!m->sources.n || (!raw && !(p >= m->decoded_start && p < m->decoded))) return -1;
+    const bool raw = is_within(p, m->row_start, m->json_end);
+    if (!m->sources.n || (!raw && !is_within(p, m->decoded_start, m->decoded))) return -1;
     size_t low = 0, high = m->sources.n;
     while (low < high) {
         const size_t middle = (low + high) / 2;
@@ -57,7 +58,7 @@ void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
     }
     if (!m->origins.n) return;
     const Chunk *chunk = m->first; /* constants are in none */
-    while (chunk && !(s >= chunk->data && s < chunk->data + chunk->used))
+    while (chunk && !is_within(s, chunk->data, chunk->data + chunk->used))
         chunk = chunk == m->current ? NULL : chunk->next;
     if (!chunk) return;
     size_t low = chunk->first_origin, high = chunk->last_origin;

@@ -25,7 +25,11 @@ static void remove_key(Dict *d, const Value *value) { /* `value` points into the
 static _Noreturn void unusual(Machine *m) { give_up(m, "read in Python"); }
 
 static uint8_t role_number(Value role) {
-    return IS(role, "system") ? 1 : IS(role, "user") ? 2 : IS(role, "assistant") ? 3 : IS(role, "tool") ? 4 : 5;
+    return IS(role, "system")      ? ROLE_SYSTEM
+           : IS(role, "user")      ? ROLE_USER
+           : IS(role, "assistant") ? ROLE_ASSISTANT
+           : IS(role, "tool")      ? ROLE_TOOL
+                                   : ROLE_OTHER;
 }
 
 Value owned(Machine *m, Value text, int32_t message) {
@@ -234,12 +238,12 @@ static Value adapt_call(Machine *m, const Layout *l, Value call, int32_t number,
         const Value object = parsed_arguments(m, *arguments, number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), object);
-        *notes |= ARGUMENTS_PARSED;
+        *notes |= ROW_ARGUMENTS_PARSED;
     } else if (arguments && arguments->tag == DICT && l->string_arguments) {
         const Value text = owned(m, dump_json(m, *arguments), number);
         function = copied(m, function.dict);
         set_key(m, function.dict, NAME("arguments"), text);
-        *notes |= ARGUMENTS_DUMPED;
+        *notes |= ROW_ARGUMENTS_DUMPED;
     }
     if (!inner) return l->wrapped_calls ? wrapped(m, function, number) : function;
     const Value adapted = copied(m, call.dict);
@@ -368,10 +372,10 @@ static bool is_false(Machine *m, Value label) { /* as `label_of` reads labels */
 
 static uint8_t column_notes(Machine *m, const Layout *l, const Dict *row) {
     const Value *label = find_key(row, NAME("label"));
-    const uint8_t notes = label && is_false(m, *label) ? LABEL_FALSE : 0;
+    const uint8_t notes = label && is_false(m, *label) ? ROW_LABEL_FALSE : 0;
     for (uint32_t i = 0; i < l->near.list->n; i++) {
         const Value *given = find_key(row, l->near.list->v[i]);
-        if (given && is_given(*given)) return notes | COLUMN_UNUSED;
+        if (given && is_given(*given)) return notes | ROW_COLUMN_UNUSED;
     }
     return notes;
 }
@@ -447,7 +451,7 @@ static void read_messages(Machine *m, const Layout *l, const Dict *row, Conversa
     bool weighted = false;
     if (before) {
         c->messages.list->v[0] = saying(m, NAME("system"), system, 0);
-        c->roles[0] = 1;
+        c->roles[0] = ROLE_SYSTEM;
         c->weights[0] = NAN;
     }
     for (uint32_t i = before; i < n; i++) {
@@ -518,7 +522,7 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
         Value *role = find_key(messages->list->v[i].dict, NAME("role"));
         if (role && (role->tag == LIST || role->tag == DICT)) unusual(m);
         if (role && role->tag == STRING) *role = owned(m, *role, -1); /* roles have no origin */
-        c->roles[i] = role ? role_number(*role) : 5;
+        c->roles[i] = role ? role_number(*role) : ROLE_OTHER;
     }
     if (tools->tag != NONE && tools->tag != LIST) unusual(m);
     for (uint32_t i = 0; tools->tag == LIST && i < tools->list->n; i++)
@@ -593,7 +597,7 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
             adapt_calls(m, l, d, (int32_t)i, &c->notes);
             adapt_content(m, l, d, *find_key(d, NAME("role")), (int32_t)i);
         }
-        answered |= c->roles[i] == 3;
+        answered |= c->roles[i] == ROLE_ASSISTANT;
     }
     if (!answered) unusual(m);
     if (l->needles.list->n) {

@@ -2,9 +2,8 @@
 #ifndef PENSTOCK_ROWS_H
 #define PENSTOCK_ROWS_H
 
+#include "constants.h"
 #include "values.h"
-
-typedef enum { READ_CONVERSATION, READ_MESSAGES, READ_ANSWER } Reading;
 
 /* The column mapping and the template's requirements, filled once by `penstock.prepare.template.compiler`. An empty name
  * means that there is no such column or key. Names are strings with hashes; lists are lists of such strings. */
@@ -36,22 +35,11 @@ typedef struct Conversation {
     const Layout *layout;
     Value messages, tools;
     const Dict *variables;
-    uint8_t *roles;  /* one per message, as penstock.prepare.chat.conversation.Role */
+    uint8_t *roles;  /* one per message, ROLE_… */
     float *weights;  /* NULL if the row has none; NaN where a message has none */
     int32_t needle;  /* the first needle found in its text, or -1 */
-    uint8_t notes;   /* what is noted about the row: the bits below */
+    uint8_t notes;   /* ROW_… */
 } Conversation;
-
-enum { LABEL_FALSE = 1, ARGUMENTS_PARSED = 2, ARGUMENTS_DUMPED = 4, COLUMN_UNUSED = 8, TOOLS_DROPPED = 16, DOCUMENTS_DROPPED = 32 };
-enum {
-    HAS_CALLS = 1,
-    CALLS_PRINTED = 2,
-    CONTENT_PRINTED = 4,
-    HAS_REASONING = 8,
-    REASONING_PRINTED = 16,
-    NAME_DROPPED = 32,
-    KEY_DROPPED = 64
-};
 
 /* Reads a row; gives up on anything unusual, which the Python reader then handles. */
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
@@ -60,7 +48,7 @@ Value owned(Machine *m, Value text, int32_t message);
 
 /* ---- shown.c */
 
-/* What became of the messages from:to in the rendered text (the flags above). */
+/* What became of the messages from:to in the rendered text (MESSAGE_…). */
 void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from, uint32_t to, uint8_t *flags);
 /* Whether the rendered text shows every tool. */
 bool tools_are_shown(Machine *m, const Conversation *c);

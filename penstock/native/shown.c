@@ -123,8 +123,8 @@ typedef struct Message {
 static void check_reasoning(Machine *m, Message *message, Value words) {
     words = strip(m, words, NULL, true, true);
     if (!words.size) return;
-    if (!(message->flags & HAS_REASONING)) message->flags |= HAS_REASONING | REASONING_PRINTED;
-    if (!is_in(m, words, message->own)) message->flags &= (uint8_t)~REASONING_PRINTED;
+    if (!(message->flags & MESSAGE_HAS_REASONING)) message->flags |= MESSAGE_HAS_REASONING | MESSAGE_REASONING_PRINTED;
+    if (!is_in(m, words, message->own)) message->flags &= (uint8_t)~MESSAGE_REASONING_PRINTED;
 }
 
 /* An assistant's text is reasoning before each </think>, and content otherwise. */
@@ -139,11 +139,11 @@ static void check_text(Machine *m, Message *message, Value text) {
         if (closes)
             check_reasoning(m, message, chunk);
         else if (!appears(m, chunk, message->near, message->where))
-            message->flags &= (uint8_t)~CONTENT_PRINTED;
+            message->flags &= (uint8_t)~MESSAGE_CONTENT_PRINTED;
         start = q + think.size;
     }
     if (!appears(m, of_string(start, (size_t)(end - start)), message->near, message->where))
-        message->flags &= (uint8_t)~CONTENT_PRINTED;
+        message->flags &= (uint8_t)~MESSAGE_CONTENT_PRINTED;
 }
 
 static void check_content(Machine *m, Message *message) {
@@ -166,17 +166,17 @@ static void check_calls(Machine *m, Message *message) {
         if (!calls || !truth(m, *calls)) return;
         const Value list = of_list(m, 1, PLAIN_LIST);
         list.list->v[0] = *calls;
-        message->flags |= HAS_CALLS | (are_printed(m, list, text_of(m, message->own)) ? CALLS_PRINTED : 0);
+        message->flags |= MESSAGE_HAS_CALLS | (are_printed(m, list, text_of(m, message->own)) ? MESSAGE_CALLS_PRINTED : 0);
         return;
     }
-    message->flags |= HAS_CALLS | (are_printed(m, *calls, text_of(m, message->own)) ? CALLS_PRINTED : 0);
+    message->flags |= MESSAGE_HAS_CALLS | (are_printed(m, *calls, text_of(m, message->own)) ? MESSAGE_CALLS_PRINTED : 0);
 }
 
 static void check_name(Machine *m, Message *message) {
     const Value *name = find_key(message->dict, NAME("name")), *content = find_key(message->dict, NAME("content"));
     if (!name || name->tag != STRING || !name->size) return;
     const size_t said = content && content->tag == STRING ? occurrences(m, *content, *name) : 0;
-    if (occurrences(m, text_of(m, message->own), *name) <= said) message->flags |= NAME_DROPPED;
+    if (occurrences(m, text_of(m, message->own), *name) <= said) message->flags |= MESSAGE_NAME_DROPPED;
 }
 
 /* The longest string in a value, the first of several; empty if there is none. */
@@ -203,7 +203,7 @@ static void check_other_keys(Machine *m, const Layout *l, Message *message, cons
         if (IS(e->key, "reasoning_details") && reasoning && reasoning->tag != NONE) continue;
         const Value words = strip(m, longest_text(m, e->value, LITERAL(""), 0), NULL, true, true);
         if (use && is_one_word(words)) continue;
-        if (!appears(m, words, message->near, whole)) message->flags |= KEY_DROPPED;
+        if (!appears(m, words, message->near, whole)) message->flags |= MESSAGE_KEY_DROPPED;
     }
 }
 
@@ -217,8 +217,10 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
     }
     const Shown whole = whole_text(m);
     for (uint32_t i = from; i < to; i++) {
-        Message message = {.dict = c->messages.list->v[i].dict, .is_answer = c->roles[i] == 3, .flags = CONTENT_PRINTED};
-        const bool is_named = c->roles[i] != 4 && find_key(message.dict, NAME("name")); /* a tool: by its call */
+        Message message = {.dict = c->messages.list->v[i].dict,
+                           .is_answer = c->roles[i] == ROLE_ASSISTANT,
+                           .flags = MESSAGE_CONTENT_PRINTED};
+        const bool is_named = c->roles[i] != ROLE_TOOL && find_key(message.dict, NAME("name")); /* a tool: by its call */
         const bool has_calls = find_key(message.dict, NAME("tool_calls")) || find_key(message.dict, NAME("function_call"));
         Shown own = whole, near = whole;
         if (known && (count[i] || message.is_answer)) {

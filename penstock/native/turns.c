@@ -6,10 +6,6 @@
 
 #include "batch.h"
 
-/* What is known of a turn; `penstock.prepare.template.turns.TurnState`. */
-enum { PROMPT_REFUSED = 1, TURN_REFUSED = 2, CONTINUES = 4, EXTENDS = 8, IN_ROOT = 16, KNOWN = 32, IS_ROOT = 64 };
-enum { FIELDS = 9 };
-
 typedef struct Mark { /* where the arena stood */
     Chunk *chunk;
     size_t used, last_origin, origins;
@@ -66,16 +62,13 @@ static void keep_pieces(Machine *m, Batch *b, int32_t turn, size_t cut, size_t f
     for (size_t i = 0; i < m->pieces.n; i++) {
         const Piece p = m->pieces.at[i];
         if (p.start - m->text_start < cut) continue;
-        APPEND(m, b->turn_pieces, turn);
-        APPEND(m, b->turn_pieces, p.message);
-        APPEND(m, b->turn_pieces, (int32_t)(p.start - m->text_start));
-        APPEND(m, b->turn_pieces, (int32_t)(p.end - m->text_start));
+        add_span(m, &b->turn_pieces, turn, p);
     }
-    for (size_t i = first_span; i + 2 < m->spans.n && !m->lost; i += 3) {
-        if ((size_t)m->spans.at[i + 2] <= cut) continue;
-        APPEND(m, b->turn_spans, turn);
-        APPEND(m, b->turn_spans, m->spans.at[i + 1]);
-        APPEND(m, b->turn_spans, m->spans.at[i + 2]);
+    for (size_t i = first_span; i < m->spans.n && !m->lost; i += TAG_COLUMNS) {
+        const int32_t *tag = m->spans.at + i;
+        if ((size_t)tag[TAG_END] <= cut) continue;
+        const int32_t fields[TAG_COLUMNS] = {[TAG_ROW] = turn, [TAG_START] = tag[TAG_START], [TAG_END] = tag[TAG_END]};
+        for (int k = 0; k < TAG_COLUMNS; k++) APPEND(m, b->turn_spans, fields[k]);
     }
 }
 
@@ -111,11 +104,11 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
                         bool has_previous) {
     Machine *m = self->machine;
     const size_t first_span = m->spans.n;
-    Turn found = {.flags = CONTENT_PRINTED};
+    Turn found = {.flags = MESSAGE_CONTENT_PRINTED};
     const Mark at = mark(m);
     found.prompt.start = m->out.n;
     if (!i || !try_run(self, c, i, prompting(m, c->variables), b->sizes[row])) { /* nobody asks without a message */
-        found.state = PROMPT_REFUSED;
+        found.state = STATE_PROMPT_REFUSED;
         release(m, at);
         return found;
     }
@@ -124,13 +117,13 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
     release(m, at);
     if (has_previous && b->previous.n <= found.prompt.size &&
         common_size(m->out.at + found.prompt.start, b->previous.at, b->previous.n) == b->previous.n)
-        found.state |= EXTENDS;
+        found.state |= STATE_EXTENDS;
     if (i + 1 == c->messages.list->n) {
         found.turn = whole;
     } else {
         found.turn.start = m->out.n;
         if (!try_run(self, c, i + 1, c->variables, b->sizes[row])) {
-            found.state = TURN_REFUSED;
+            found.state = STATE_TURN_REFUSED;
             release(m, at);
             return found;
         }
@@ -138,24 +131,31 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
         if (m->lost)
             m->pieces.n = 0;
         else
-            tidy_pieces(m), found.state |= KNOWN;
+            tidy_pieces(m), found.state |= STATE_KNOWN;
         uint8_t *flags = arena(m, c->messages.list->n + 1);
         message_flags(m, c, !m->lost, i, i + 1, flags);
         found.flags = flags[i];
     }
-    if (common_of(m, found.turn, found.prompt) == found.prompt.size) found.state |= CONTINUES;
+    if (common_of(m, found.turn, found.prompt) == found.prompt.size) found.state |= STATE_CONTINUES;
     release(m, at);
     return found;
 }
 
 static void keep_turn(Machine *m, Batch *b, Py_ssize_t row, uint32_t i, Turn turn, size_t common, size_t cut) {
-    const size_t shared = turn.state & CONTINUES ? turn.prompt.size : common_of(m, turn.turn, turn.prompt);
-    const int32_t fields[FIELDS] = {(int32_t)row,      (int32_t)i,  turn.state,  (int32_t)turn.prompt.size, (int32_t)turn.turn.size,
-                                    (int32_t)turn.flags, (int32_t)common, (int32_t)cut, (int32_t)shared};
-    for (int k = 0; k < FIELDS; k++) APPEND(m, b->turns, fields[k]);
-    if (turn.state & (PROMPT_REFUSED | TURN_REFUSED)) return;
-    if (!(turn.state & IN_ROOT)) keep_text(m, b, turn.turn.start + cut, turn.turn.size - cut);
-    if (!(turn.state & CONTINUES)) keep_text(m, b, turn.prompt.start + shared, turn.prompt.size - shared);
+    const size_t shared = turn.state & STATE_CONTINUES ? turn.prompt.size : common_of(m, turn.turn, turn.prompt);
+    const int32_t fields[TURN_COLUMNS] = {[TURN_ROW] = (int32_t)row,
+                                          [TURN_MESSAGE] = (int32_t)i,
+                                          [TURN_STATE] = turn.state,
+                                          [TURN_PROMPT_SIZE] = (int32_t)turn.prompt.size,
+                                          [TURN_SIZE] = (int32_t)turn.turn.size,
+                                          [TURN_FLAGS] = turn.flags,
+                                          [TURN_COMMON] = (int32_t)common,
+                                          [TURN_CUT] = (int32_t)cut,
+                                          [TURN_SHARED] = (int32_t)shared};
+    for (int k = 0; k < TURN_COLUMNS; k++) APPEND(m, b->turns, fields[k]);
+    if (turn.state & (STATE_PROMPT_REFUSED | STATE_TURN_REFUSED)) return;
+    if (!(turn.state & STATE_IN_ROOT)) keep_text(m, b, turn.turn.start + cut, turn.turn.size - cut);
+    if (!(turn.state & STATE_CONTINUES)) keep_text(m, b, turn.prompt.start + shared, turn.prompt.size - shared);
 }
 
 static void copy_pieces(Machine *m, Batch *b) { /* of the root; starts and ends count from its text */
@@ -182,18 +182,18 @@ static void render_side(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
                         Text root, bool *has_previous) {
     Machine *m = self->machine;
     const size_t behind = m->out.n, first_span = m->spans.n;
-    const int32_t number = (int32_t)(b->turns.n / FIELDS);
+    const int32_t number = (int32_t)(b->turns.n / TURN_COLUMNS);
     m->conversation = -2 - number; /* its `{% generation %}` blocks are not the row's */
     Turn turn = render_both(self, b, row, c, i, whole, *has_previous);
-    *has_previous = !(turn.state & (PROMPT_REFUSED | TURN_REFUSED));
+    *has_previous = !(turn.state & (STATE_PROMPT_REFUSED | STATE_TURN_REFUSED));
     size_t common = 0, cut = 0;
     if (*has_previous) {
         common = common_of(m, turn.turn, root);
         if (common == turn.turn.size)
-            turn.state |= IN_ROOT;
+            turn.state |= STATE_IN_ROOT;
         else
-            cut = turn.state & KNOWN ? cut_at(m, b, common) : 0;
-        if (!(turn.state & IN_ROOT)) keep_pieces(m, b, number, cut, first_span);
+            cut = turn.state & STATE_KNOWN ? cut_at(m, b, common) : 0;
+        if (!(turn.state & STATE_IN_ROOT)) keep_pieces(m, b, number, cut, first_span);
         remember(m, b, turn.turn.start, turn.turn.size);
     }
     keep_turn(m, b, row, i, turn, common, cut);
@@ -209,16 +209,16 @@ void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversat
     copy_pieces(m, b);
     uint32_t last = c->messages.list->n; /* the message of the root; those behind it are refused, or not assistant's */
     while (last > 0) {
-        if (c->roles[--last] != 3) continue;
-        m->conversation = -2 - (int32_t)(b->turns.n / FIELDS);
+        if (c->roles[--last] != ROLE_ASSISTANT) continue;
+        m->conversation = -2 - (int32_t)(b->turns.n / TURN_COLUMNS);
         Turn turn = render_both(self, b, row, c, last, whole, false);
-        if (!(turn.state & (PROMPT_REFUSED | TURN_REFUSED))) {
+        if (!(turn.state & (STATE_PROMPT_REFUSED | STATE_TURN_REFUSED))) {
             const bool is_whole = common_of(m, turn.turn, whole) == turn.turn.size;
-            turn.state |= is_whole ? IN_ROOT | IS_ROOT : IS_ROOT;
+            turn.state |= is_whole ? STATE_IN_ROOT | STATE_IS_ROOT : STATE_IS_ROOT;
             if (!is_whole) {
                 root = turn.turn;
                 copy_pieces(m, b);
-                keep_pieces(m, b, (int32_t)(b->turns.n / FIELDS), 0, first_span);
+                keep_pieces(m, b, (int32_t)(b->turns.n / TURN_COLUMNS), 0, first_span);
             }
             keep_turn(m, b, row, last, turn, turn.turn.size, 0);
             m->spans.n = first_span;
@@ -231,7 +231,7 @@ void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversat
     }
     bool has_previous = false;
     for (uint32_t i = 0; i < last; i++)
-        if (c->roles[i] == 3) render_side(self, b, row, c, i, whole, root, &has_previous);
+        if (c->roles[i] == ROLE_ASSISTANT) render_side(self, b, row, c, i, whole, root, &has_previous);
     m->out.n = whole.start + whole.size;
     m->conversation = (int32_t)row;
     if (m->fresh.n) b->fresh[row] = 1;

@@ -67,6 +67,11 @@ typedef struct Dict {
     Entry *e;
 } Dict;
 
+/* Whether p points into [start, end). As numbers: C leaves comparing pointers into different objects undefined. */
+static inline bool is_within(const char *p, const char *start, const char *end) {
+    return (uintptr_t)p >= (uintptr_t)start && (uintptr_t)p < (uintptr_t)end;
+}
+
 /* ---- provenance: which message a run of bytes came from */
 
 typedef struct Chunk { /* of the arena; `origins` are the first and last entries of Machine.origins in it */

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from penstock.prepare.template.compiler import Compiler, Machine, conversation_l
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
 from tests.prepare.template.conversations import DATE
+from tools import constants
 
 TABLE = np.arange(0x110000).astype(np.uint8)
 
@@ -84,6 +86,11 @@ def test_wrong_arguments_of_find_markers() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError):
             native.find_markers(b"abcd", starts, ends, markers, ())  # type: ignore[arg-type]
+
+
+def test_the_constants_of_c_are_those_of_python() -> None:
+    header = Path(constants.__file__).parents[1] / "penstock" / "native" / "constants.h"
+    assert header.read_text() == constants.generated(), f"run: python -m tools.constants > {header}"
 
 
 # ---- programs

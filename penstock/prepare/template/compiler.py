@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import orjson
@@ -313,12 +314,19 @@ def _may_change_namespaces(node: nodes.Node) -> bool:
 # or gives up; a row that it gives up on goes to the reference, with the reason.
 
 
-_CONVERSATION, _MESSAGES, _ANSWER = range(3)
+class Reading(IntEnum):
+    """How the machine reads a row."""
+
+    CONVERSATION = 0  # read in Python before
+    MESSAGES = 1
+    ANSWER = 2  # a prompt and its answer in columns
+
+
 _READINGS = {
-    Format.MESSAGES: _MESSAGES,
-    Format.SHAREGPT: _MESSAGES,
-    Format.ALPACA: _ANSWER,
-    Format.QUERY_RESPONSE: _ANSWER,
+    Format.MESSAGES: Reading.MESSAGES,
+    Format.SHAREGPT: Reading.MESSAGES,
+    Format.ALPACA: Reading.ANSWER,
+    Format.QUERY_RESPONSE: Reading.ANSWER,
 }
 _COLUMNS = ("messages", "tools", "system", "variables", "query", "input", "response", "history")
 
@@ -397,7 +405,7 @@ def row_layout(mapping: ColumnMapping, needs: Needs, needles: Sequence[str]) -> 
 def conversation_layout(needles: Sequence[str]) -> dict[str, Any]:
     """The layout of conversations that were read and adapted in Python."""
     return {
-        **_layout(_CONVERSATION, Needs(), needles),
+        **_layout(Reading.CONVERSATION, Needs(), needles),
         **dict.fromkeys(_COLUMNS, ""),
         "near": [],
         "media": [],
@@ -408,14 +416,14 @@ def conversation_layout(needles: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _layout(reading: int, needs: Needs, needles: Sequence[str]) -> dict[str, Any]:
+def _layout(reading: Reading, needs: Needs, needles: Sequence[str]) -> dict[str, Any]:
     wanted = ("text_for_null", "text_for_missing", "no_part", "no_parts", "no_text")
     flags = (
         *("object_arguments", "string_arguments", "wrapped_calls", "typed_calls"),
         *("no_empty_calls", "null_with_calls", "wrapped_tools", "bare_tools"),
     )
     return {
-        "reading": reading,
+        "reading": int(reading),
         "inverse_weight_key": INVERSE_WEIGHT_KEY,
         "needles": list(needles),
         "used_keys": {},  # the template decides them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import IntFlag
 from typing import Any, Final
 
 from jinja2 import nodes
@@ -38,7 +39,27 @@ _ARGUMENTS: Final = {
 _TOJSON_DEFAULTS: Final = (False, None, None, False)
 _MAPPED: Final = ("upper", "lower", "trim", "string", "length", "tojson", "capitalize")
 _MUTATING: Final = ("append", "pop", "extend", "insert", "update", "setdefault", "clear", "remove")
-_TYPES: Final = ((1, str), (2, list), (4, dict), (8, int), (16, float), (32, tuple))
+
+
+class AttributeOf(IntFlag):
+    """The types that have an attribute of some name."""
+
+    STRING = 1
+    LIST = 2
+    DICT = 4
+    INT = 8
+    FLOAT = 16
+    TUPLE = 32
+
+
+_TYPES: Final = (
+    (AttributeOf.STRING, str),
+    (AttributeOf.LIST, list),
+    (AttributeOf.DICT, dict),
+    (AttributeOf.INT, int),
+    (AttributeOf.FLOAT, float),
+    (AttributeOf.TUPLE, tuple),
+)
 
 
 class Frame:
@@ -180,10 +201,10 @@ class Expressions:
     # ---- attributes and items
 
     def attribute_bits(self, name: str) -> int:
-        """A bit mask of the Python types that have an attribute of this name."""
+        """The Python types that have an attribute of this name, as `AttributeOf`."""
         if name.startswith("_"):
             raise NotCompiled("an underscore attribute")
-        return sum(bit for bit, kind in _TYPES if hasattr(kind, name))
+        return sum(bit.value for bit, kind in _TYPES if hasattr(kind, name))
 
     def _item(self, node: nodes.Getitem, frame: Frame) -> None:
         index: nodes.Node = node.arg

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import RowError
-from penstock.native import RenderedBatch
+from penstock.native import RenderedBatch, RowFlag, RowStatus
 from penstock.prepare.chat.adapt import Adapter, SpecialTextFinder
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import Mapping as ColumnMapping
@@ -28,15 +28,8 @@ from penstock.prepare.template.reference import Reference, template_refusal
 from penstock.prepare.template.rendered import Rendered, merge
 from penstock.prepare.template.turns import Turns
 
-_RENDERED, _UNREAD, _GAVE_UP, _REFUSED = range(4)
-_NOTES = {  # bits of `RenderedBatch.known`
-    Note.LABEL_FALSE: 4,
-    Note.ARGUMENTS_PARSED: 8,
-    Note.ARGUMENTS_DUMPED: 16,
-    Note.COLUMN_UNUSED: 32,
-    Note.TOOLS_DROPPED: 64,
-    Note.DOCUMENTS_DROPPED: 128,
-}
+_LEFT = (RowStatus.UNREAD, RowStatus.GAVE_UP)
+_NOTES = {Note[str(flag.name)]: flag.value for flag in RowFlag if flag not in (RowFlag.KNOWN, RowFlag.OWN_VARIABLES)}
 _NOT_JSON = "values that JSON can't hold"
 
 
@@ -137,7 +130,7 @@ class TemplateRenderer:
         assert self._rows is not None
         batch = self._rows.render_turns(rows) if self._with_turns else self._rows.render(rows)
         status = np.frombuffer(batch.status, np.uint8)
-        left = np.flatnonzero((status == _UNREAD) | (status == _GAVE_UP)).tolist()
+        left = np.flatnonzero(np.isin(status, _LEFT)).tolist()
         fresh = np.flatnonzero(np.frombuffer(batch.fresh, np.bool_)).tolist()
 
         def conversation(number: int) -> Conversation:
@@ -147,7 +140,7 @@ class TemplateRenderer:
         texts = batch.texts
         rendered = self._rendered(batch, conversation)
         if left:
-            kept = np.flatnonzero((status == _RENDERED) | (status == _REFUSED)).tolist()
+            kept = np.flatnonzero(~np.isin(status, _LEFT)).tolist()
             texts = [texts[number] for number in kept]
             rendered = _select(rendered, kept)
         rendered = self._finished(rendered)
@@ -180,7 +173,7 @@ class TemplateRenderer:
         rows = [encoded(c) if c.pieces is None else None for c in conversations]
         batch = (machine.render_turns if self._with_turns else machine.render)([row or b"" for row in rows])
         rendered = self._rendered(batch, conversations.__getitem__)
-        left = [k for k, status in enumerate(batch.status) if status in (_UNREAD, _GAVE_UP)]
+        left = [k for k, status in enumerate(batch.status) if status in _LEFT]
         if not left:
             return replace(rendered, **_conversation_fields(conversations, rendered))
         why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
@@ -208,14 +201,17 @@ class TemplateRenderer:
         pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4)
         spans = np.frombuffer(batch.spans, np.int32).reshape(-1, 3)
         piece_base, span_base = starts[pieces[:, 0]].astype(np.int64), starts[spans[:, 0]].astype(np.int64)
-        known = np.frombuffer(batch.known, np.uint8)
+        flags = np.frombuffer(batch.row_flags, np.uint8)
+        own_variables = (flags & RowFlag.OWN_VARIABLES.value) > 0
         found = np.frombuffer(batch.needles, np.int32)
-        refused = [k for k, status in enumerate(batch.status) if status == _REFUSED] if any(batch.status) else []
+        refused = (
+            [k for k, status in enumerate(batch.status) if status == RowStatus.REFUSED] if any(batch.status) else []
+        )
         errors: dict[int, RowError] = {k: template_refusal(str(batch.reasons[k])) for k in refused}
         return Rendered(
             data=batch.data,
             text_ends=ends,
-            known=(known & 1) > 0,
+            known=(flags & RowFlag.KNOWN.value) > 0,
             piece_rows=pieces[:, 0],
             piece_messages=pieces[:, 1],
             piece_starts=piece_base + pieces[:, 2],
@@ -227,10 +223,10 @@ class TemplateRenderer:
             message_roles=np.frombuffer(batch.roles, np.uint8),
             message_flags=np.frombuffer(batch.flags, np.uint8),
             conversation=conversation,
-            own_variables=(known & 2) > 0 if (known & 2).any() else None,
+            own_variables=own_variables if own_variables.any() else None,
             message_weights=np.frombuffer(batch.weights, np.float32) if batch.weights else None,
             special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
-            notes={note: np.flatnonzero(known & bit) for note, bit in _NOTES.items() if (known & bit).any()},
+            notes={note: np.flatnonzero(flags & bit) for note, bit in _NOTES.items() if (flags & bit).any()},
             errors=errors,
             turns=Turns.of(*batch[-4:]) if self._with_turns else None,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,41 @@ from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.printed import Shown, flags_of
 
 Table = npt.NDArray[np.int32]
-FIELDS = 9
+
+
+class TurnColumn(IntEnum):
+    """The columns of `Turns.table`. Sizes and places are in bytes."""
+
+    ROW = 0  # number of the conversation
+    MESSAGE = 1
+    STATE = 2  # `TurnState`
+    PROMPT_SIZE = 3
+    SIZE = 4
+    FLAGS = 5  # `MessageFlag`
+    COMMON = 6  # size of the prefix that it shares with the root
+    CUT = 7  # where its kept text begins: at the start of a message, at most at COMMON
+    SHARED = 8  # size of the prefix that prompt and turn share
+
+
+class SpanColumn(IntEnum):
+    """The columns of a table of spans: text that one message printed."""
+
+    ROW = 0  # number of the conversation or turn
+    MESSAGE = 1
+    START = 2
+    END = 3
+
+
+class TagColumn(IntEnum):
+    """The columns of a table of `{% generation %}` blocks."""
+
+    ROW = 0  # number of the conversation or turn
+    START = 1
+    END = 2
 
 
 class TurnState(IntFlag):
-    """What the renders of a turn showed; the numbers are those of turns.c."""
+    """What the renders of a turn showed."""
 
     PROMPT_REFUSED = 1  # the template refuses the messages before it
     TURN_REFUSED = 2  # … or those up to it
@@ -32,32 +62,31 @@ class TurnState(IntFlag):
     EXTENDS = 8  # its prompt begins with the turn before it
     IN_ROOT = 16  # the root begins with the turn
     KNOWN = 32  # it is certain which message printed what
-    IS_ROOT = 64  # it is the root; IN_ROOT then says that the messages behind it only add to it
+    IS_ROOT = 64  # it is the root; IN_ROOT then says that later messages only append to it
 
 
 REFUSED = TurnState.PROMPT_REFUSED | TurnState.TURN_REFUSED
+_WIDTHS = (len(TurnColumn), len(SpanColumn), len(TagColumn))
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of a batch, in one table and the texts behind it.
+    """The turns of a batch: a table, and texts.
 
-    Columns of the table: 0 conversation; 1 message; 2 state; 3 and 4 sizes of prompt and turn in bytes; 5 message
-    flags; 6 bytes shared with the root; 7 where the kept text of the turn begins (at the start of a message, at most at
-    6); 8 bytes that prompt and turn share. `data` has the kept texts in order: of turns that are not in the root, and
-    the rest of prompts that their turns do not continue.
+    `data` has the kept texts in order: of turns that are not in the root, and the rest of prompts that their turns do
+    not continue.
     """
 
-    table: Table
+    table: Table  # `TurnColumn`
     data: bytes
-    pieces: Table  # number of the turn, message, start, end in the turn; from where its kept text begins
-    spans: Table  # number of the turn, start, end of `{% generation %}` blocks
+    pieces: Table  # `SpanColumn`, of the kept text of turns
+    spans: Table  # `TagColumn`
 
     @classmethod
     def of(cls, table: bytes, data: bytes, pieces: bytes, spans: bytes) -> Turns:
         """The machine's arrays."""
         arrays = (np.frombuffer(found, np.int32) for found in (table, pieces, spans))
-        shapes = [array.reshape(-1, width) for array, width in zip(arrays, (FIELDS, 4, 3), strict=True)]
+        shapes = [array.reshape(-1, width) for array, width in zip(arrays, _WIDTHS, strict=True)]
         return cls(shapes[0], data, shapes[1], shapes[2])
 
     @property
@@ -171,7 +200,7 @@ def reference_turns(
                 data.append(turn.prompt[shared:])
             sizes = len(turn.prompt), len(turn.turn)
             table.append((row, turn.message, int(state), *sizes, flags, common, cut, shared))
-    return Turns(_table(table, FIELDS), b"".join(data), _table(pieces, 4), _table(spans, 3))
+    return Turns(_table(table, TurnColumn), b"".join(data), _table(pieces, SpanColumn), _table(spans, TagColumn))
 
 
 def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list[_Both]:
@@ -211,5 +240,5 @@ def _common(one: bytes, other: bytes) -> int:
     return int(differ.argmax()) if differ.any() else size
 
 
-def _table(rows: Sequence[tuple[int, ...]], width: int) -> Table:
-    return np.array(rows, np.int32).reshape(-1, width)
+def _table(rows: Sequence[tuple[int, ...]], columns: type[IntEnum]) -> Table:
+    return np.array(rows, np.int32).reshape(-1, len(columns))

@@ -236,7 +236,7 @@ def _steps(node: Any, key: str) -> list[dict[str, Any]]:
 
 
 class Rule(IntFlag):
-    """Which ▁ are not in the text. The values are shared with `native/align.c`."""
+    """Which ▁ are not in the text. Shared with `native/align.c`."""
 
     BY_PIECES = 1  # if not set, tokens are aligned by their byte lengths
     PREPENDS = 2  # a ▁ before each section
@@ -245,7 +245,9 @@ class Rule(IntFlag):
     DROPS_SPACE = 16  # a ▁ before each word; white space around words is dropped
 
 
-class _PieceKind(IntEnum):
+class PieceKind(IntEnum):
+    """How a token relates to the text; shared with `native/align.c`."""
+
     UNKNOWN = 0  # texts with such a token use the reference's offsets
     PIECE = 1
     BYTE = 2
@@ -273,24 +275,24 @@ def token_pieces(vocabulary: Vocabulary) -> TokenPieces:
     for text, number in vocabulary.tokens.items():
         byte = BYTE_TOKEN.fullmatch(text) if vocabulary.byte_fallback else None
         contents[number] = bytes([int(byte[1], 16)]) if byte else text.encode()
-        kinds[number] = _PieceKind.BYTE if byte else _PieceKind.PIECE
+        kinds[number] = PieceKind.BYTE if byte else PieceKind.PIECE
     for token in vocabulary.added:
         contents[token.id] = token.content.encode()
         kinds[token.id] = _added_kind(token, sections=rule != Rule.BY_PIECES)
     if vocabulary.unk_id is not None:
-        kinds[vocabulary.unk_id] = _PieceKind.UNK
+        kinds[vocabulary.unk_id] = PieceKind.UNK
     foreign = [0x20 < point < 0x7F and chr(point) not in vocabulary.tokens for point in range(128)]
     starts = np.zeros(vocabulary.size + 1, np.uint32)
     np.cumsum([len(content) for content in contents], out=starts[1:])
     return TokenPieces(b"".join(contents), starts, kinds, np.array(foreign), rule)
 
 
-def _added_kind(token: AddedToken, *, sections: bool) -> _PieceKind:
+def _added_kind(token: AddedToken, *, sections: bool) -> PieceKind:
     """The kind of an added token. With `sections`, it must be certain that the token ends a section."""
     unclear = token.normalized or "▁" in token.content
     if not token.content or token.context_sensitive or token.rstrip or (sections and unclear):
-        return _PieceKind.UNKNOWN
-    return _PieceKind.ADDED_OR_PIECE if "▁" in token.content else _PieceKind.ADDED
+        return PieceKind.UNKNOWN
+    return PieceKind.ADDED_OR_PIECE if "▁" in token.content else PieceKind.ADDED
 
 
 def _rule(vocabulary: Vocabulary) -> int:

@@ -187,7 +187,7 @@ def without_spaces_in_added(vocabulary: Vocabulary) -> TokenPieces:
     """Gemma's runs of ▁ as ordinary added tokens: matched against the text literally."""
     found = token_pieces(vocabulary)
     kinds = found.kinds.copy()
-    kinds[kinds == pieces_module._PieceKind.ADDED_OR_PIECE] = pieces_module._PieceKind.ADDED
+    kinds[kinds == pieces_module.PieceKind.ADDED_OR_PIECE] = pieces_module.PieceKind.ADDED
     return found._replace(kinds=kinds)
 
 
