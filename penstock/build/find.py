@@ -22,7 +22,7 @@ from penstock.store.manifest import shard_name
 
 
 @dataclass(frozen=True, slots=True)
-class CacheLocation:
+class ChosenCache:
     """A cache folder. `obstacle` says why it can't be written, if so; it still serves hits."""
 
     cache: Cache
@@ -30,22 +30,22 @@ class CacheLocation:
     obstacle: StoreError | None = None
 
 
-def choose_cache(options: PrepareOptions) -> CacheLocation:
+def choose_cache(options: PrepareOptions) -> ChosenCache:
     """Returns the cache folder in which to find the dataset, and to build it if the folder can be written."""
     if options.no_cache:
         cache = Cache(tempfile.mkdtemp(prefix="penstock-"), trust=options.trust)
         cache.prepare_root()
-        return CacheLocation(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
+        return ChosenCache(cache, (f"--no-cache: the dataset is built in {cache.root}; delete it when you are done",))
     cache = open_cache(options.cache, options.trust, options.local_cache, options.local_cache_bytes)
     cache.check_marker()  # refuses a folder of other files, whatever --on-unwritable says
     try:
         cache.prepare_root()
     except StoreError as obstacle:
-        return CacheLocation(cache, obstacle=obstacle)
-    return CacheLocation(cache)
+        return ChosenCache(cache, obstacle=obstacle)
+    return ChosenCache(cache)
 
 
-def temporary_cache(location: CacheLocation) -> CacheLocation:
+def temporary_cache(location: ChosenCache) -> ChosenCache:
     """Returns the folder to build in if the cache can't be written: one per host, user and cache, so that all
     processes with the same obstacle share it."""
     name = f"penstock-{os.getuid()}-{digest(str(location.cache.root).encode())[3:15]}"
@@ -59,7 +59,7 @@ def temporary_cache(location: CacheLocation) -> CacheLocation:
         )
     temporary = Cache(folder, trust=location.cache.trust)
     temporary.prepare_root()
-    return CacheLocation(temporary, (f"{location.obstacle} Building in {temporary.root} instead.",))
+    return ChosenCache(temporary, (f"{location.obstacle} Building in {temporary.root} instead.",))
 
 
 def position(options: PrepareOptions) -> tuple[int, int]:

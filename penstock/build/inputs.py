@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 from blake3 import blake3
 
-from penstock.build.find import CacheLocation, temporary_cache
+from penstock.build.find import ChosenCache, temporary_cache
 from penstock.digests import file_digest
 from penstock.errors import SourceError, UsageError
 from penstock.prepare.sources.discover import NamedFile
@@ -154,7 +154,7 @@ def _line(row: object, number: int, kind: str) -> bytes:
 _EMPTY = f"b3-{blake3().hexdigest()}"
 
 
-def store_inputs(sources: Iterable[object], location: CacheLocation) -> list[str | Path | NamedFile]:
+def store_inputs(sources: Iterable[object], location: ChosenCache) -> list[str | Path | NamedFile]:
     """Returns the sources, after writing rows that are in no file to files in the cache."""
     found: list[str | Path | NamedFile] = []
     given = list(flattened(sources))

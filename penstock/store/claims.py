@@ -23,9 +23,7 @@ from penstock.errors import StoreError
 from penstock.store.files import explain_os_errors, fault, writer_is_dead, writer_name
 from penstock.store.storage import COLLECTION_EXPIRY, Entry, Storage, temporary_name
 
-HEARTBEAT = 5.0  # seconds between touches of a claim
-RENEWAL = 20.0  # seconds between replacements of a claim, where it can't be touched
-EXPIRY = 120.0  # seconds without either; generous, because NFS clients cache attributes for up to a minute
+EXPIRY = 120.0  # seconds without renewal; generous, because NFS clients cache attributes for up to a minute
 UNSIGNED_EXPIRY = 5.0  # for a claim whose owner apparently died before writing its name
 LISTING_AGE = 1.0  # seconds for which a listing of the claims is used
 LEASE_EXPIRY = 86400.0  # seconds; a lease left by a build that died on a host we can't query
@@ -83,8 +81,8 @@ class Claims:
             self.release(name)
 
     def _signed(self, beat: int) -> bytes:
-        """What a claim says: its writer and, where it is renewed by replacing it, who of his and for which time."""
-        return (writer_name() if self._storage.is_folder else f"{writer_name()}\n{self._nonce}\n{beat}").encode()
+        """What a claim says: its writer, which of its builds, and how often it was renewed by replacing it."""
+        return f"{writer_name()}\n{self._nonce}\n{beat}".encode()
 
     def _listing(self) -> dict[str, Entry]:
         """The claims of others, as listed a moment ago; of a folder none, since asking for one costs no more."""
@@ -131,7 +129,7 @@ class Claims:
 
     def _renew(self) -> None:
         beat = 0
-        while not self._stop.wait(HEARTBEAT if self._storage.is_folder else RENEWAL):
+        while not self._stop.wait(self._storage.renewal):
             beat += 1
             with self._lock:
                 held = dict(self._held)
@@ -140,18 +138,12 @@ class Claims:
                     self._renew_one(name, content, self._signed(beat))
 
     def _renew_one(self, name: str, content: bytes, renewed: bytes) -> None:
-        path = f"claims/{name}"
-        if self._storage.is_folder:
-            self._storage.touch(path)
-            return
-        found = self._storage.stat(path)
-        is_ours = found is not None and self._storage.read(path) == content
-        is_kept = found is not None and is_ours and self._storage.replace(path, renewed, found, "claim")
+        kept = self._storage.renew(f"claims/{name}", content, renewed)
         with self._lock:
-            if not is_kept:  # lost: not ours to renew or delete
+            if kept is None:  # lost: not ours to renew or delete
                 self._held.pop(name, None)
             elif name in self._held:
-                self._held[name] = renewed
+                self._held[name] = kept
 
 
 def _owner(content: bytes) -> str:

@@ -27,6 +27,7 @@ from penstock.store.cache import Cache
 from penstock.store.claims import EXPIRY, clean_shared, leased_names
 from penstock.store.files import fault, read_regular, writer_is_dead
 from penstock.store.listing import dataset_folders, has_manifest, key_folders, last_use
+from penstock.store.local import LocalStorage
 from penstock.store.manifest import read_manifest
 from penstock.store.storage import ASIDE, Entry, shard_at
 
@@ -147,8 +148,11 @@ class _Collector:
     def _leftovers(self, tokenizers: set[str]) -> None:
         if not self._dry_run:
             self.result.leftovers += clean_orphans(self._cache)
-        if not self._cache.is_remote:
-            self._local_leftovers()
+        for entry in self._cache.files.temporaries():  # left by other hosts
+            if self._cache.files.age(entry) > max(self._older_than, DAY):
+                with contextlib.suppress(OSError):
+                    self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache.files, entry)
+        self._empty_folders()
         for entry in self._storage.entries("retired"):
             if self._storage.now() - entry.changed > RETIRED_AGE:  # changed when it was retired
                 self.result.leftovers += self._delete(entry.path)
@@ -163,13 +167,9 @@ class _Collector:
         for entry in self._old("memo", MEMO_AGE):
             self.result.leftovers += self._delete(entry.path)
 
-    def _local_leftovers(self) -> None:
-        """Temporary files that other hosts left, and datasets' folders without a manifest."""
-        for entry in self._cache.files.temporaries():
-            if self._storage.age(entry) > max(self._older_than, DAY):
-                with contextlib.suppress(OSError):
-                    self.result.leftovers += 1 if self._dry_run else remove_orphan(self._cache, entry)
-        for folder in key_folders(self._cache):
+    def _empty_folders(self) -> None:
+        """Remove datasets' folders without a manifest."""
+        for folder in key_folders(self._cache) if self._storage.is_folder else ():
             found = self._storage.stat(f"datasets/{folder.name}")
             is_old = found is not None and self._storage.age(found) > max(self._older_than, EXPIRY)
             if is_old and not has_manifest(folder):
@@ -253,17 +253,17 @@ def clean_orphans(cache: Cache) -> int:
     for entry in cache.files.temporaries():
         if writer_is_dead(entry.name):
             with contextlib.suppress(OSError):  # cleaned up concurrently, or owned by another user
-                removed += remove_orphan(cache, entry)
-    for storage in (cache.files, cache.storage) if cache.is_remote else (cache.files,):
+                removed += remove_orphan(cache.files, entry)
+    for storage in cache.storages:
         with contextlib.suppress(StoreError):  # unreadable, or read-only for us
             removed += clean_shared(storage)
     return removed
 
 
-def remove_orphan(cache: Cache, entry: Entry) -> bool:
+def remove_orphan(files: LocalStorage, entry: Entry) -> bool:
     """Remove a temporary file of a dead writer. A shard that `gc` had set aside is restored: it may be in use."""
     aside = ASIDE.fullmatch(entry.name)
     if aside and aside["suffix"] != ".bad":
         place = shard_at(aside["name"], aside["suffix"].removeprefix("."))
-        return not cache.files.move(entry.path, place, keep_existing=True)
-    return cache.files.delete(entry.path)
+        return not files.move(entry.path, place, keep_existing=True)
+    return files.delete(entry.path)

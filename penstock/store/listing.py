@@ -13,7 +13,7 @@ from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
 from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
-from penstock.store.storage import Entry, shard_at
+from penstock.store.storage import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,8 @@ def list_shards(cache: Cache) -> list[ShardEntry]:
         with contextlib.suppress(StoreError):  # `list_datasets` reports it
             for name in dict.fromkeys(read_manifest(folder / "manifest.json").shards.names):
                 needed.setdefault(name, []).append(folder.name)
-    found = {entry.path: entry for entry in cache.storage.entries("shards")}
-    shards = {
-        path.rpartition("/")[2].partition(".")[0]: entry for path, entry in found.items() if path.endswith(".arrow")
-    }
-    if cache.is_remote:
-        shards = {name: entry for name, entry in shards.items() if shard_at(name, "index") in found}
-        cache.fetch(shards)
+    shards = cache.storage.shards()
+    cache.fetch(shards)
     return [_listed_shard(cache, name, entry, tuple(needed.get(name, ()))) for name, entry in shards.items()]
 
 

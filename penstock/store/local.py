@@ -23,17 +23,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.digests import NAME
+from penstock.digests import NAME, file_digest
 from penstock.store.files import (
     READ_FLAGS,
     explain_os_errors,
     fault,
     is_readable_file,
+    make_folder,
     read_opened,
     sync_descriptor,
     writer_name,
 )
-from penstock.store.storage import OWN, Entry, Storage, shard_at, temporary_name
+from penstock.store.storage import MARKER, OWN, Entry, Storage, shard_at, temporary_name
 from penstock.transient import retry_transient
 
 _INNER = re.compile(rf"[0-9a-f]{{2}}|{NAME}|dates|reference")  # subfolders that hold Penstock's files
@@ -50,6 +51,7 @@ class LocalStorage(Storage):
     """Penstock's files below one folder. Only the path to the folder itself may contain links."""
 
     is_folder = True
+    renewal = 5.0
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -82,8 +84,6 @@ class LocalStorage(Storage):
         except OSError:  # read-only for us
             return os.geteuid()
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def folder(self, path: str, *, create: bool = False) -> Iterator[int]:
         """Open a folder. New folders get the root's permissions, so that everyone who shares the cache can use them."""
@@ -104,12 +104,10 @@ class LocalStorage(Storage):
 
     @retry_transient
     def names(self, folder: str = "") -> list[str]:
-        """All names in a folder; OSError if it can't be listed."""
         with self.folder(folder) as opened, os.scandir(opened) as entries:
             return sorted(entry.name for entry in entries)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Penstock's files below a folder, sorted; empty if it is missing, StoreError if it is unreadable."""
         found: list[Entry] = []
         folders = [folder]
         with explain_os_errors(self.root / folder, "can't be read"):
@@ -127,6 +125,9 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):
                 found += self._listed(folder)[0]
         return sorted(found)
+
+    def shards(self) -> dict[str, Entry]:
+        return {entry.name[:-6]: entry for entry in self.entries("shards") if entry.name.endswith(".arrow")}
 
     @retry_transient
     def _listed(self, folder: str) -> tuple[list[Entry], list[str]]:
@@ -161,8 +162,6 @@ class LocalStorage(Storage):
                 return _entry(path, os.stat(name, dir_fd=opened, follow_symlinks=False))
         except FileNotFoundError:
             return None
-
-    # -- writing --------------------------------------------------------------------------------------------------
 
     def write(
         self,
@@ -210,7 +209,6 @@ class LocalStorage(Storage):
                 sync_descriptor(folder)
 
     def create(self, path: str, data: bytes, point: str) -> bool:
-        """Create a small file exclusively; False if it already exists."""
         with explain_os_errors(self.root / path, "can't be written"):
             try:
                 self._create(path, data, point)
@@ -240,9 +238,19 @@ class LocalStorage(Storage):
         self.delete(path)
         return self.create(path, data, point)
 
+    def renew(self, path: str, data: bytes, renewed: bytes) -> bytes:
+        self.touch(path)
+        return data
+
+    def holds(self, path: str, size: int, digest: str) -> bool:
+        file = self.root / path
+        try:
+            return is_readable_file(file) and file.stat().st_size == size and file_digest(file) == digest
+        except OSError:
+            return False
+
     @retry_transient
     def touch(self, path: str, *, create: bool = False) -> None:
-        """Set a file's modification time to now, by the file server's clock."""
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         parent, _, name = path.rpartition("/")
         with self.folder(parent) as folder:
@@ -252,8 +260,13 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
+    def make_cache(self, marker: bytes) -> None:
+        make_folder(self.root)
+        with explain_os_errors(self.root, "can't be read"):
+            readers = retry_transient(self.root.stat)().st_mode & 0o444  # readable by everyone who can use the cache
+        self.write(MARKER, marker, "marker", in_root=True, mode=readers | 0o200)
+
     def check_writable(self) -> None:
-        """Raise StoreError if no files can be created in the folder."""
         with explain_os_errors(self.root, "can't be written"):
             self.make_folder("tmp")
             if not os.access(self.root / "tmp", os.W_OK | os.X_OK):
@@ -280,8 +293,6 @@ class LocalStorage(Storage):
                     os.close(descriptor)
             finally:
                 _unlink(folder, name)
-
-    # -- moving and removing --------------------------------------------------------------------------------------
 
     @retry_transient
     def move(self, source: str, target: str, *, keep_existing: bool = False) -> bool:
@@ -324,8 +335,6 @@ class LocalStorage(Storage):
 
     def about_to_go(self, names: Collection[str]) -> bool:
         return False  # what was set aside is missing
-
-    # -- shards ---------------------------------------------------------------------------------------------------
 
     def has_shard(self, name: str, *, now: bool = False) -> bool:
         return is_readable_file(self.root / shard_at(name)) and not (self.root / shard_at(name, "bad")).exists()

@@ -22,7 +22,7 @@ from penstock.digests import NAME, bytes_digest, validate_name
 from penstock.errors import ObjectError, ObjectMissing, StoreError
 from penstock.objects import ObjectInfo, open_object_store
 from penstock.store.files import fault, writer_is_dead
-from penstock.store.storage import COLLECTION_EXPIRY, OWN, Entry, Storage, shard_at, temporary_name
+from penstock.store.storage import COLLECTION_EXPIRY, MARKER, OWN, Entry, Storage, shard_at, temporary_name
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -54,6 +54,7 @@ class ObjectStorage(Storage):
     """The objects below a URL."""
 
     is_folder = False
+    renewal = 20.0
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -70,8 +71,6 @@ class ObjectStorage(Storage):
 
     def address_of(self, path: str) -> str:
         return f"{self.url}/{path}"
-
-    # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
         with _explained(), contextlib.suppress(ObjectMissing):
@@ -93,8 +92,12 @@ class ObjectStorage(Storage):
             found = self._store.list_some((self._prefix + folder).rstrip("/"), most)
         return None if found is None else self._own(found)
 
+    def shards(self) -> dict[str, Entry]:
+        """Those that have an index."""
+        found = _by_name(self.entries("shards"))
+        return {name: kinds["arrow"] for name, kinds in found.items() if {"arrow", "index"} <= kinds.keys()}
+
     def names(self, folder: str = "") -> list[str]:
-        """The names of objects and subfolders directly in a folder."""
         base = (self._prefix + folder).rstrip("/")
         with _explained():
             objects, folders = self._store.children(base)
@@ -109,23 +112,27 @@ class ObjectStorage(Storage):
         path = info.path.removeprefix(self._prefix)
         return Entry(path, info.size, modified, modified, info.etag, info.version)
 
-    # -- writing --------------------------------------------------------------------------------------------------
-
     def write(self, path: str, data: Any, point: str, *, durable: bool = True) -> None:
-        """Put an object, whether or not it exists."""
         fault(f"remote.{point}.open")
         with _explained():
             self._store.put(self._prefix + path, _bytes(data))
         fault(f"remote.{point}.put")
 
     def create(self, path: str, data: Any, point: str) -> bool:
-        """Put an object unless it exists; False if it does, also if an earlier try of this call has written it."""
         return self._conditional(lambda: self._store.put(self._prefix + path, _bytes(data), if_absent=True))
 
     def replace(self, path: str, data: Any, found: Entry, point: str) -> bool:
-        """Put an object if it is still what `stat` found; False if not, also if an earlier try has written it."""
         etag, version = str(found.version), found.generation
         return self._conditional(lambda: self._store.replace(self._prefix + path, _bytes(data), etag, version))
+
+    def renew(self, path: str, data: bytes, renewed: bytes) -> bytes | None:
+        found = self.stat(path)
+        is_same = found is not None and self.read(path) == data
+        return renewed if found is not None and is_same and self.replace(path, renewed, found, "claim") else None
+
+    def holds(self, path: str, size: int, digest: str) -> bool:
+        found = self.stat(path)
+        return found is not None and found.size == size
 
     def _conditional(self, write: Callable[[], bool]) -> bool:
         for pause in CONDITIONAL_PAUSES:
@@ -141,7 +148,6 @@ class ObjectStorage(Storage):
         self.write(path, b"", "mark")
 
     def delete(self, path: str) -> bool:
-        """Delete an object, if it exists."""
         with _explained():
             self._store.delete(self._prefix + path)
         return True
@@ -149,8 +155,10 @@ class ObjectStorage(Storage):
     def remove_folder(self, folder: str) -> None:
         pass  # folders end with their last object
 
+    def make_cache(self, marker: bytes) -> None:
+        self.create(MARKER, marker, "marker")
+
     def check_writable(self) -> None:
-        """Raise StoreError if no objects can be put."""
         self.write(CLOCK, b"", "clock")
 
     def _server_time(self) -> float:
@@ -162,7 +170,6 @@ class ObjectStorage(Storage):
         return time.time()
 
     def each(self, act: Callable[[T], V], items: Iterable[T]) -> list[V]:
-        """Apply a function to many items at a time; the first error is raised."""
         given = list(items)
         if len(given) <= 1:
             return [act(item) for item in given]
@@ -174,8 +181,6 @@ class ObjectStorage(Storage):
                 for future in futures:
                     future.cancel()
                 raise
-
-    # -- shards ---------------------------------------------------------------------------------------------------
 
     def has_shard(self, name: str, *, now: bool = False) -> bool:
         if now:
@@ -210,10 +215,7 @@ class ObjectStorage(Storage):
             self.delete(bad)
         self._committed.add(name)
 
-    # -- collections ----------------------------------------------------------------------------------------------
-
     def set_aside(self, paths: Collection[str]) -> ShardCollection:
-        """Announce that `gc` is about to delete objects."""
         return ShardCollection(self, paths)
 
     def about_to_go(self, names: Collection[str]) -> bool:

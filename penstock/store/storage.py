@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -98,94 +97,86 @@ class Storage(Protocol):
     """The files of a cache, in a folder or in an object store."""
 
     is_folder: bool  # else an object store, where nothing can be renamed, and files are touched by writing them again
+    renewal: float  # seconds between renewals of a claim
     _offset: float  # the server's time minus our monotonic clock
     _read_at: float | None
 
     @property
-    @abstractmethod
     def address(self) -> str:
         """The folder or URL."""
 
-    @abstractmethod
     def address_of(self, path: str) -> str:
         """The path or URL of a file, for messages."""
 
-    @abstractmethod
     def read(self, path: str) -> bytes | None:
         """The bytes of a file."""
 
-    @abstractmethod
     def stat(self, path: str) -> Entry | None:
         """What the server says of a file."""
 
-    @abstractmethod
     def entries(self, folder: str) -> list[Entry]:
         """Penstock's files below a folder as of now, sorted; StoreError if they can't be listed completely."""
 
-    @abstractmethod
+    def shards(self) -> dict[str, Entry]:
+        """The shards that are there, marked as damaged or not, by name."""
+
     def names(self, folder: str = "") -> Sequence[str]:
         """All names directly in a folder, also of other files."""
 
-    @abstractmethod
     def write(self, path: str, data: Any, point: str, *, durable: bool = True) -> None:
         """Write a file; readers see the old or the new bytes, never a mixture. `point` names it for crash tests.
 
         Disposable files need not be `durable`: after a power failure they may be empty, which readers detect.
         """
 
-    @abstractmethod
     def create(self, path: str, data: bytes, point: str) -> bool:
         """Write a file unless it exists; at most one of many callers gets True. A lost answer may give False."""
 
-    @abstractmethod
     def replace(self, path: str, data: bytes, found: Entry, point: str) -> bool:
         """Write a file if it still is what `stat` found. A lost answer may give False."""
 
-    @abstractmethod
+    def renew(self, path: str, data: bytes, renewed: bytes) -> bytes | None:
+        """Make a file with these bytes young, where that takes a write with others; None if it has others already."""
+
+    def holds(self, path: str, size: int, digest: str) -> bool:
+        """Whether a file is there with this digest. Of an object, only its size is compared."""
+
     def touch(self, path: str, *, create: bool = False) -> None:
         """Set a file's modification time to now."""
 
-    @abstractmethod
     def delete(self, path: str) -> bool:
         """Delete one of Penstock's files; False if it is known to be gone already."""
 
-    @abstractmethod
     def remove_folder(self, folder: str) -> None:
         """Remove a folder if it is empty, where folders exist."""
 
-    @abstractmethod
     def set_aside(self, paths: Collection[str]) -> SetAside:
         """Keep builds from relying on files that are about to be deleted."""
 
-    @abstractmethod
     def about_to_go(self, names: Collection[str]) -> bool:
         """Whether a `gc` that may still run has set one of these shards aside without hiding it."""
 
-    @abstractmethod
     def has_shard(self, name: str, *, now: bool = False) -> bool:
         """Whether a shard is there, readable and not marked as damaged; unless `now`, perhaps as of a moment ago."""
 
-    @abstractmethod
     def refresh(self, names: Iterable[str]) -> None:
         """Bring up to date what `has_shard` knows of these shards."""
 
-    @abstractmethod
     def lists_shards(self, names: Collection[str]) -> bool:
         """Whether all shards are there at this moment, by listing their folders."""
 
-    @abstractmethod
     def put_shard(self, name: str, data: Any, digest: str) -> None:
         """Commit a shard and remove its mark of damage. One with the same bytes may stay; readers keep another."""
 
-    @abstractmethod
+    def make_cache(self, marker: bytes) -> None:
+        """Make an empty folder or URL a cache. Safe to run concurrently: every process writes the same bytes."""
+
     def check_writable(self) -> None:
         """Raise StoreError if no files can be created."""
 
-    @abstractmethod
     def each(self, act: Callable[[T], V], items: Iterable[T]) -> list[V]:
         """Apply a function to many items, at the same time if that is quicker; results are in order."""
 
-    @abstractmethod
     def _server_time(self) -> float:
         """The server's current time, or ours if it can't be read."""
 

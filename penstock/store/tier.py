@@ -8,6 +8,9 @@ it lets go.
 
 Manifests and notes are copied before they are read, with the modification times of the objects, which say when a
 dataset was prepared and used. So everything that reads manifests works on an object store as on a folder.
+
+Of objects no owner is known. What this user wrote is recognised by a key in the index; a manifest names its shards'
+digests, so one that was checked vouches for all of them. A memo is used if it was signed with the key.
 """
 
 from __future__ import annotations
@@ -18,22 +21,31 @@ import re
 import shutil
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.digests import NAME, bytes_digest, digest, seal
+from penstock.digests import FORMAT_VERSION, bytes_digest, canonical, digest, seal
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store.claims import Claims
-from penstock.store.files import is_readable_file, read_regular
+from penstock.store.files import is_readable_file, make_folder, read_regular
 from penstock.store.local import LocalStorage
-from penstock.store.storage import Entry, Storage, shard_at
-from penstock.store.trust import LOCAL_VARIABLE, read_record, user_cache_folder
+from penstock.store.storage import MARKER, Entry, Storage, is_cache, shard_at
+from penstock.store.trust import (
+    LOCAL_VARIABLE,
+    ShardWriter,
+    Trust,
+    host_name,
+    is_keyed,
+    keyed_digest,
+    read_record,
+    user_cache_folder,
+)
 
 if TYPE_CHECKING:
-    from penstock.store.shard import ShardIndex
+    from penstock.prepare.encode.columns import Columns
+    from penstock.store.shard import ShardIndex, ShardMeta
 
 BYTES_VARIABLE = "PENSTOCK_LOCAL_CACHE_BYTES"
 RESERVE = 0.05  # of the disk stays free, whatever the size of the tier
@@ -68,18 +80,27 @@ class _Kept(NamedTuple):
 
 
 class Tier:
-    """Copies of a store's files in a folder."""
+    """Copies of a store's files in a folder. `mapped` names the files that this process has mapped."""
 
-    def __init__(self, files: LocalStorage, storage: Storage, max_bytes: int | None) -> None:
-        self._files, self._storage = files, storage
+    stamped = "index"  # each commit writes another
+
+    def __init__(
+        self, storage: Storage, folder: Path, trust: Trust, max_bytes: int | None, mapped: Callable[[], Iterable[Path]]
+    ) -> None:
+        self.files, self._storage, self.trust = LocalStorage(folder), storage, trust
         self.max_bytes = _tier_bytes() if max_bytes is None else max_bytes
+        self._mapped = mapped
         self._lock = threading.Lock()
         self._running: dict[str, Future[None]] = {}
         self._claims: Claims | None = None
         self._bytes = 0  # as far as this process knows
         self._measured = float("-inf")
-        self._mapped: list[Callable[[], Iterable[Path]]] = []  # functions that name the files mapped by this process
         self.downloaded = 0  # bytes
+        make_folder(folder)
+        if not is_cache(self.files):  # its marker names the URL, so that paths in the tier open the cache
+            marker = canonical({"format": FORMAT_VERSION, "remote": storage.address})
+            self.files.write(MARKER, marker, "marker", in_root=True, durable=False)
+        self.files.check_writable()
 
     def object(self, path: str) -> bytes:
         """The bytes of an object that a dataset needs."""
@@ -91,90 +112,98 @@ class Tier:
             )
         return data
 
-    # -- manifests ------------------------------------------------------------------------------------------------
-
-    def keys(self, prefix: str) -> list[str]:
-        """The keys of the datasets that start with a prefix."""
-        if re.fullmatch(NAME, prefix):
-            return [prefix] if self._storage.stat(f"datasets/{prefix}/manifest.json") is not None else []
-        paths = [entry.path.split("/") for entry in self._storage.entries("datasets")]
-        return sorted(path[1] for path in paths if path[2] == "manifest.json" and path[1].startswith(prefix))
-
-    def update(self, key: str) -> None:
-        """Bring the manifest and notes of one dataset up to date."""
-        for name in COPIED:
-            self._copy(f"datasets/{key}/{name}")
-
-    def update_all(self) -> None:
-        """Bring the manifests and notes of all datasets up to date, and when they were used."""
-        found, here = self._storage.entries("datasets"), self._files.entries("datasets")
+    def update(self, key: str | None = None) -> None:
+        if key is not None:
+            for name in COPIED:
+                self._copy(f"datasets/{key}/{name}")
+            return
+        found, here = self._storage.entries("datasets"), self.files.entries("datasets")
         self._storage.each(self._copy, sorted({entry.path for entry in (*found, *here) if entry.name in COPIED}))
         for entry in found:
             self._date(entry)
 
     def _copy(self, path: str) -> None:
         """Make a file of the tier equal to its object."""
-        data, copy = self._storage.read(path), self._files.root / path
+        data, copy = self._storage.read(path), self.files.root / path
         if data is None:
-            self._files.delete(path)
+            self.files.delete(path)
         elif not is_readable_file(copy) or read_regular(copy) != data:
-            self._files.write(path, data, "copy", durable=False)
+            self.files.write(path, data, "copy", durable=False)
 
     def _date(self, entry: Entry) -> None:
         with contextlib.suppress(OSError):  # dropped in the meantime
             if entry.name == "used":
-                self._files.touch(entry.path, create=True)
+                self.files.touch(entry.path, create=True)
             if entry.name in ("used", "manifest.json"):
-                os.utime(self._files.root / entry.path, (entry.modified, entry.modified))
+                os.utime(self.files.root / entry.path, (entry.modified, entry.modified))
 
-    # -- shards ---------------------------------------------------------------------------------------------------
+    def find_memo(self, path: str) -> None:
+        name = path.rpartition("/")[2].encode()
+        if is_readable_file(self.files.root / path):
+            return
+        mac, _, data = (self._storage.read(path) or b"").partition(b"\n")
+        if data and (self.trust is Trust.ALL or is_keyed(name + data, mac.decode(errors="replace"))):
+            self.files.write(path, data, "memo", durable=False)
+
+    def share_memo(self, path: str, data: bytes) -> None:
+        name = path.rpartition("/")[2].encode()
+        self._storage.write(path, keyed_digest(name + data).encode() + b"\n" + data, "memo")
 
     def index(self, name: str) -> ShardIndex:
         """A shard's index, from the tier or the store; CorruptError if it is missing or damaged."""
         from penstock.store.shard import parse_index  # needs pyarrow, which a cache hit does not load
 
         path = shard_at(name, "index")
-        if is_readable_file(self._files.root / path):
+        if is_readable_file(self.files.root / path):
             try:
-                return parse_index(name, read_regular(self._files.root / path))
+                return parse_index(name, read_regular(self.files.root / path))
             except (CorruptError, OSError):
-                self._files.delete(path)
+                self.files.delete(path)
         data = self.object(path)
         try:
             found = parse_index(name, data)
         except CorruptError as error:
             raise CorruptError(f"{self._storage.address_of(path)}: {error}. {REPAIR}") from error
-        self._files.write(path, data, "index", durable=False)
+        self.files.write(path, data, "index", durable=False)
         return found
 
+    def structure(self, name: str) -> tuple[Columns, ShardMeta]:
+        return self.index(name).read()
+
+    def record(self, name: str) -> dict[str, Any]:
+        return self.index(name).record
+
     def fetch(self, names: Iterable[str]) -> None:
-        """Download the indexes of these shards, many at a time."""
-        paths = {name: self._files.root / shard_at(name, "index") for name in names}
+        paths = {name: self.files.root / shard_at(name, "index") for name in names}
         self._storage.each(self.index, [name for name, path in paths.items() if not is_readable_file(path)])
 
-    def write_index(self, name: str, data: Any, record: dict[str, Any]) -> None:
-        """Write the index of a shard with these bytes, before the shard itself."""
+    def commit(self, name: str, data: Any, record: dict[str, Any], *, keep_copy: bool) -> None:
         from penstock.store.shard import encode_index  # needs pyarrow
 
+        record["put"] = time.time_ns()
         path, index = shard_at(name, "index"), encode_index(name, data, record)
         self._storage.write(path, index, "index")
-        self._files.write(path, index, "index", durable=False)
+        self.files.write(path, index, "index", durable=False)
+        self._storage.put_shard(name, data, record["digest"])
+        if keep_copy:
+            self._write(name, data, record)
+            self._grown(len(data))
 
     def has_copy(self, name: str, expected: str) -> bool:
         """Whether the tier has a shard with this digest."""
-        record = read_record(self._files, name)
+        record = read_record(self.files, name)
         try:
-            size = (self._files.root / shard_at(name)).stat().st_size
+            size = (self.files.root / shard_at(name)).stat().st_size
         except OSError:
             return False
         return record is not None and record["digest"] == expected and record["bytes"] == size
 
-    def shard(self, name: str, expected: str | None) -> Path:
+    def shard_file(self, name: str, digest: str | None = None) -> Path:
         """A shard's file, downloaded if it is not there with this digest (default: that in its index)."""
-        wanted = expected or str(self.index(name).record["digest"])
+        wanted = digest or str(self.record(name)["digest"])
         if not self.has_copy(name, wanted):
-            self._obtain(name, lambda: self.has_copy(name, wanted), lambda: self._fetch_shard(name, wanted))
-        path = self._files.root / shard_at(name)
+            self._obtain(name, wanted)
+        path = self.files.root / shard_at(name)
         with contextlib.suppress(OSError):  # another user's
             os.utime(path)  # it is used now
         return path
@@ -184,70 +213,75 @@ class Tier:
         path = shard_at(name)
         data = self.object(path)
         if bytes_digest(data) != expected and bytes_digest(data := self.object(path)) != expected:
-            raise self._changed(name, data)
+            place = self._storage.address_of(path)
+            raise CorruptError(
+                f"{place}: its bytes ({len(data):,}) are not those that the dataset was committed with. {REPAIR}"
+            )
         index = self.index(name)
         if not index.describes(data):
-            self._files.delete(shard_at(name, "index"))
+            self.files.delete(shard_at(name, "index"))
             raise CorruptError(f"{self._storage.address_of(path)}: its index does not describe it. {REPAIR}")
         self._write(name, data, {**index.record, "digest": expected, "bytes": len(data)})
         return len(data)
 
-    def data(self, name: str, expected: str) -> bytes:
-        """The bytes of a shard with this digest, straight from the store."""
-        data = self.object(shard_at(name))
-        if bytes_digest(data) != expected:
-            raise self._changed(name, data)
-        return data
-
-    def _changed(self, name: str, data: bytes) -> CorruptError:
-        place = self._storage.address_of(shard_at(name))
-        return CorruptError(
-            f"{place}: its bytes ({len(data):,}) are not those that the dataset was committed with. {REPAIR}"
-        )
-
-    def keep(self, name: str, data: Any, record: dict[str, Any]) -> None:
-        """Keep a copy of a new shard; it need not survive a power failure."""
-        self._write(name, data, record)
-        self._grown(len(data))
+    def shard_data(self, name: str, digest: str) -> bytes:
+        """Straight from the store, unless there is a copy; keeps none."""
+        is_here = self.has_copy(name, digest)
+        return read_regular(self.files.root / shard_at(name)) if is_here else self.object(shard_at(name))
 
     def _write(self, name: str, data: Any, record: dict[str, Any]) -> None:
-        """Write a shard, and then the record that says which digest it was compared with."""
-        self._files.write(shard_at(name), data, "copy", durable=False)
-        self._files.write(shard_at(name, "json"), seal(b"note", record), "note", durable=False)
+        """Write a copy, and then the record that says which digest it was compared with."""
+        self.files.write(shard_at(name), data, "copy", durable=False)
+        self.files.write(shard_at(name, "json"), seal(b"note", record), "note", durable=False)
 
     def forget(self, name: str) -> None:
-        """Delete the copies of a shard."""
         for kind in ("arrow", "json", "index"):
-            self._files.delete(shard_at(name, kind))
+            self.files.delete(shard_at(name, kind))
 
-    def replace(self, path: str) -> None:
-        """Replace a copy by its object as it is now, unchecked. For `verify`."""
-        self._files.delete(path)
-        data = self._storage.read(path)
-        if data is not None:
-            self._files.write(path, data, "download", durable=False)
-            self._grown(len(data))
-
-    def wrong_index(self, name: str) -> str | None:
-        """What is wrong with the index of a shard that was just replaced by its object."""
+    def reread(self, name: str) -> tuple[bytes | None, str | None]:
+        self.forget(name)
+        data = self._storage.read(shard_at(name))
+        if data is None:
+            return None, None
         try:
-            index, data = self.index(name), read_regular(self._files.root / shard_at(name))
+            index = self.index(name)
         except CorruptError as error:
-            return str(error)
+            return data, str(error)
         if not index.describes(data) or index.record["digest"] != bytes_digest(data):
-            return "its index does not describe it"
-        self._files.write(shard_at(name, "json"), seal(b"note", index.record), "note", durable=False)
-        return None
+            return data, "its index does not describe it"
+        self._write(name, data, index.record)
+        self._grown(len(data))
+        return data, None
 
-    # -- downloads and size ---------------------------------------------------------------------------------------
+    def writer(self, name: str) -> ShardWriter:
+        """This user, or one of whom only the host is known."""
+        try:
+            index = self.index(name)
+        except CorruptError:
+            return ShardWriter(-1, "an unknown user", "")
+        host = host_name(index.record.get("host"))
+        return ShardWriter(os.geteuid(), "you", host) if index.is_own else ShardWriter(-1, "another user", host)
 
-    def watch(self, reader: Any) -> None:
-        """Keep the shards that a dataset has mapped (its `_open_files`) out of the way of trimming."""
-        known = weakref.ref(reader)
-        self._mapped.append(lambda: found._open_files() if (found := known()) is not None else ())
+    def is_own(self, name: str) -> bool:
+        try:
+            return self.index(name).is_own
+        except CorruptError:
+            return False
 
-    def _obtain(self, name: str, is_there: Callable[[], bool], download: Callable[[], int]) -> None:
-        """Download a shard unless it is there. Concurrent calls, also of other processes, share one download."""
+    def is_own_manifest(self, key: str) -> bool:
+        return False
+
+    def unchecked(self, names: list[str], *, manifest_checked: bool) -> list[str]:
+        if manifest_checked:
+            return []
+        self.fetch(names)
+        return [name for name in names if not self.is_own(name)]
+
+    def keep_checked(self, name: str, data: bytes) -> None:
+        pass  # the tier has them
+
+    def _obtain(self, name: str, expected: str) -> None:
+        """Download a shard with this digest. Concurrent calls, also of other processes, share one download."""
         while True:
             with self._lock:
                 running = self._running.get(name)
@@ -257,20 +291,20 @@ class Tier:
                 break
             running.exception()  # waits; what it raised is raised by our own attempt below, if it fails too
         try:
-            self._download(name, is_there, download)
+            self._download(name, expected)
         finally:
             with self._lock:
                 del self._running[name]
             mine.set_result(None)
 
-    def _download(self, name: str, is_there: Callable[[], bool], download: Callable[[], int]) -> None:
+    def _download(self, name: str, expected: str) -> None:
         with self._lock:
-            self._claims = self._claims or Claims(self._files)
-        while not is_there():
+            self._claims = self._claims or Claims(self.files)
+        while not self.has_copy(name, expected):
             if self._claims.take(name):
                 try:
-                    if not is_there():  # another process was faster
-                        size = download()
+                    if not self.has_copy(name, expected):  # else another process was faster
+                        size = self._fetch_shard(name, expected)
                         with self._lock:
                             self.downloaded += size
                         self._grown(size)
@@ -290,12 +324,12 @@ class Tier:
                 self._trim(kept)
 
     def _is_full(self) -> bool:
-        return (self.max_bytes is not None and self._bytes > self.max_bytes) or _shortage(self._files.root) > 0
+        return (self.max_bytes is not None and self._bytes > self.max_bytes) or _shortage(self.files.root) > 0
 
     def _scan(self) -> list[_Kept]:
         groups: dict[str, list[Entry]] = {}
         with contextlib.suppress(StoreError):
-            for entry in self._files.entries("shards"):
+            for entry in self.files.entries("shards"):
                 groups.setdefault(entry.name.partition(".")[0], []).append(entry)
         kept = [
             _Kept(max(e.modified for e in found), sum(e.size for e in found), name, tuple(e.path for e in found))
@@ -306,8 +340,8 @@ class Tier:
 
     def _trim(self, kept: list[_Kept]) -> None:
         above = self._bytes - int(self.max_bytes * TRIM_TO) if self.max_bytes is not None else 0
-        short = _shortage(self._files.root)
-        mapped = {path.stem for name in self._mapped for path in name()}
+        short = _shortage(self.files.root)
+        mapped = {path.stem for path in self._mapped()}
         for entry in sorted(kept):
             fresh = time.time() - entry.used < FRESH  # fetched ahead: if others fill the disk, keep it until its use
             if above <= 0 and (short <= 0 or fresh):
@@ -316,7 +350,7 @@ class Tier:
                 continue
             with contextlib.suppress(OSError):
                 for path in entry.files:
-                    self._files.delete(path)
+                    self.files.delete(path)
                 above, short, self._bytes = above - entry.bytes, short - entry.bytes, self._bytes - entry.bytes
 
 

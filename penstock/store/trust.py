@@ -72,22 +72,12 @@ def read_record(files: LocalStorage, name: str) -> dict[str, Any] | None:
     return record if all(type(record.get(key)) is kind for key, kind in RECORD_FIELDS.items()) else None
 
 
-def shard_writer(files: LocalStorage, name: str) -> ShardWriter:
-    """The owner of a shard in a folder, and the host it was written on."""
-    uid, record = (files.root / shard_at(name)).lstat().st_uid, read_record(files, name) or {}
-    host = ""
-    with contextlib.suppress(OSError):  # the record may be missing
-        if (files.root / shard_at(name, "json")).lstat().st_uid == uid:
-            host = host_name(record.get("host"))
-    return ShardWriter(uid, _user(uid), host)
-
-
 def host_name(given: object) -> str:
     """The host in a record, if it can be one."""
     return given if isinstance(given, str) and re.fullmatch(r"[\w.-]{1,253}", given) else ""
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -15,16 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.digests import file_digest
+from penstock.digests import bytes_digest
 from penstock.errors import FormatError, StoreError
 from penstock.prepare.encode.columns import Columns
 from penstock.store.cache import Cache
 from penstock.store.dataset import StoredDataset
-from penstock.store.files import is_readable_file
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
-from penstock.store.storage import shard_at
 from penstock.store.trust import read_record
 
 OnShard = Callable[[str], None]
@@ -74,7 +72,7 @@ def verify_cache(cache: Cache, folders: Iterable[Path] | None = None, on_shard: 
     run = _Verifier(cache, on_shard)
     for folder in dataset_folders(cache) if folders is None else folders:
         run.dataset(folder)
-    if folders is None and not cache.is_remote:  # a build downloads and checks what it reuses
+    if folders is None and cache.storage.is_folder:  # else a build downloads and checks what it reuses
         run.unreferenced_shards()
     return run.result
 
@@ -83,7 +81,7 @@ class _Verifier:
     def __init__(self, cache: Cache, on_shard: OnShard | None) -> None:
         self._cache = cache
         self._on_shard = on_shard
-        self._digests: dict[str, str | None] = {}  # by shard name; None if unreadable
+        self._read: dict[str, tuple[str | None, int, str | None]] = {}  # see `_stored`
         self.result = VerifyReport()
 
     def _found(self, what: str, path: Path, **where: Any) -> None:
@@ -147,36 +145,30 @@ class _Verifier:
         return None
 
     def _wrong_bytes(self, name: str, digest: str, size: int) -> str | None:
-        path = self._cache.shard_path(name)
-        if name not in self._digests and self._cache.tier is not None:
-            self._cache.tier.forget(name)
-            self._cache.tier.replace(shard_at(name))
-        if not path.exists():
-            return f"the shard is missing. {REBUILD}"
-        found = self._digest(name)
+        found, there, wrong = self._stored(name)
         if found is None:
-            return f"the shard can't be read. {REBUILD} for you"
-        if found == digest:
-            wrong = self._cache.tier.wrong_index(name) if self._cache.tier is not None else None
-            if wrong is not None:
-                return self._bad(name, wrong)
-            self._cache.clear_bad(name)
-            return None
-        there = path.stat().st_size
-        return self._bad(name, f"{there:,} bytes, not {size:,}" if there != size else "its bytes have changed")
+            return wrong
+        if found != digest:
+            return self._bad(name, f"{there:,} bytes, not {size:,}" if there != size else "its bytes have changed")
+        if wrong is not None:
+            return self._bad(name, wrong)
+        self._cache.clear_bad(name)
+        return None
 
-    def _digest(self, name: str) -> str | None:
-        if name not in self._digests:
-            path = self._cache.shard_path(name)
-            self.result.shards += 1
+    def _stored(self, name: str) -> tuple[str | None, int, str | None]:
+        """The digest and size of a shard, and what is wrong with its record. Without a digest: why it can't be read."""
+        if name not in self._read:
             if self._on_shard is not None:
                 self._on_shard(name)
-            self._digests[name] = None
-            with contextlib.suppress(OSError):
-                if is_readable_file(path):
-                    self._digests[name] = file_digest(path) if path.stat().st_size else "empty"
-                    self.result.bytes += path.stat().st_size
-        return self._digests[name]
+            try:
+                data, wrong = self._cache.access.reread(name)
+                wrong = f"the shard is missing. {REBUILD}" if data is None else wrong
+            except OSError:
+                data, wrong = None, f"the shard can't be read. {REBUILD} for you"
+            self._read[name] = None if data is None else bytes_digest(data), len(data or b""), wrong
+            self.result.shards += 1
+            self.result.bytes += len(data or b"")
+        return self._read[name]
 
     def _bad(self, name: str, what: str) -> str:
         return mark_bad_shard(self._cache, name, what)
@@ -196,28 +188,23 @@ class _Verifier:
             self._found(what, dataset.path, dataset=dataset.key)
 
     def _tokenizer(self, dataset: StoredDataset) -> None:
-        path = self._cache.tokenizer_path(dataset.recipe["tokenizer"])
-        if self._cache.tier is not None:
-            self._cache.tier.replace(self._cache.files.relative(path))
-        if not is_readable_file(path):
+        path, data = self._cache.tokenizer_path(dataset.recipe["tokenizer"]), None
+        with contextlib.suppress(OSError):
+            data = self._cache.storage.read(self._cache.files.relative(path))
+        if data is None:
             self._found("the dataset's tokenizer is missing. The next prepare restores it", path, dataset=dataset.key)
-        elif file_digest(path) != path.stem:
+        elif bytes_digest(data) != path.stem:
             self._found("the tokenizer's bytes have changed. Delete it, then prepare again", path, dataset=dataset.key)
 
     def unreferenced_shards(self) -> None:
         """Check shards that no dataset uses yet against the records beside them."""
-        for entry in self._cache.storage.entries("shards"):
-            name, _, kind = entry.name.partition(".")
-            if kind == "arrow" and name not in self._digests:
-                self._check_unreferenced(name)
-
-    def _check_unreferenced(self, name: str) -> None:
-        record = read_record(self._cache.files, name)
-        if record is None:
-            return  # nothing to compare with; a build that needs the shard reads it
-        wrong = self._wrong_bytes(name, record["digest"], record["bytes"])
-        if wrong is not None:
-            self._found(wrong, self._cache.shard_path(name), shard=name)
+        for name in sorted(self._cache.storage.shards().keys() - self._read.keys()):
+            record = read_record(self._cache.files, name)
+            if record is None:
+                continue  # nothing to compare with; a build that needs the shard reads it
+            wrong = self._wrong_bytes(name, record["digest"], record["bytes"])
+            if wrong is not None:
+                self._found(wrong, self._cache.shard_path(name), shard=name)
 
 
 def mark_bad_shard(cache: Cache, name: str, what: str) -> str:

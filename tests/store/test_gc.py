@@ -309,7 +309,7 @@ def test_when_a_claim_is_taken_over(tmp_path: Path, owner: str, age: float, free
 
 
 def test_a_held_claim_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.store.claims.HEARTBEAT", 0.02)
+    monkeypatch.setattr(LocalStorage, "renewal", 0.02)
     claims = Claims(LocalStorage(tmp_path))
     assert claims.take(NAME)
     path = tmp_path / "claims" / NAME

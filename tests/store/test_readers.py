@@ -67,7 +67,7 @@ def test_of_two_concurrent_commits_the_first_wins(
     name = "b3-" + "a" * 64
     home.commit_shard(name, b"shard", {})
     before = inodes(cache)
-    monkeypatch.setattr(Cache, "_digest_on_disk", lambda *given: None)
+    monkeypatch.setattr(local.LocalStorage, "holds", lambda *given: False)
     monkeypatch.setattr(local.LocalStorage, "move", lambda *given, **more: (_ for _ in ()).throw(FileNotFoundError))
     home.commit_shard(name, b"shard", {})
     assert inodes(cache) == before

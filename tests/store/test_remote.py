@@ -221,11 +221,7 @@ def test_the_local_tier_keeps_its_size(build: Built, tmp_path: Path, monkeypatch
             held = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*.arrow"))
             assert held <= limit + max(sizes)
     assert first.ids.sum() == built.columns(0).ids.sum()  # mapped, though its file may be gone
-    assert remote_tier(ds).downloaded > sum(sizes)
-
-
-def remote_tier(dataset: Any) -> Any:
-    return dataset.cache.tier
+    assert ds.cache.access.downloaded > sum(sizes)
 
 
 def test_processes_share_a_download(build: Built, s3: Proxy, tmp_path: Path) -> None:
@@ -278,7 +274,7 @@ def test_exactly_one_builder_gets_a_claim(url: str, s3: Proxy, monkeypatch: pyte
 
 
 def test_claims_are_renewed_until_they_are_lost(url: str, s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_module, "RENEWAL", 0.05)
+    monkeypatch.setattr(ObjectStorage, "renewal", 0.05)
     folder = ObjectStorage(url)
     claims = Claims(folder)
     assert claims.take(NAME)
