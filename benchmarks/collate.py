@@ -33,11 +33,11 @@ from penstock.load.loader import Loader
 from penstock.load.prefetch import Prefetcher
 from penstock.load.torch_datasets import MapRows
 from penstock.load.torch_tensors import TensorConverter
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.store.shard import ShardMeta, encode_shard, read_shard
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 
 ROWS: Final = 32
 MEAN_LENGTHS: Final = (300, 800, 2000)
@@ -70,7 +70,7 @@ def shard(lengths: Int64, first_row: int, rng: np.random.Generator) -> Columns:
     )
 
 
-def make_view(folder: Path, rows: int, mean: int) -> BaseView:
+def make_view(folder: Path, rows: int, mean: int) -> View:
     """A view over real, memory-mapped shard files."""
     rng = np.random.default_rng(mean)
     lengths = np.clip(rng.lognormal(np.log(mean) - 0.18, 0.6, rows), 16, 16 * mean).astype(np.int64)
@@ -79,7 +79,7 @@ def make_view(folder: Path, rows: int, mean: int) -> BaseView:
         path = folder / f"{mean}-{number}.arrow"
         path.write_bytes(encode_shard(shard(lengths[first : first + 1000], first, rng), ShardMeta({}, [], {})))
         shards.append(read_shard(path)[0])
-    return MemoryExamples(tuple(shards), f"b3-benchmark-{mean}").view()
+    return MemoryDataset(tuple(shards), f"b3-benchmark-{mean}").view()
 
 
 def in_turn(ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def compare(ours: Callable[[int], Any], theirs: Callable[[int], Any], rounds: in
     return {"ours, ms": own * 1e3, "theirs, ms": peer * 1e3, "times as fast": peer / own}
 
 
-def collators(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
+def collators(view: View, rounds: int) -> dict[str, dict[str, float]]:
     """Padded and packed batches of one view."""
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, PreTrainedTokenizerFast
@@ -131,7 +131,7 @@ def collators(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
-def loader_speed(view: BaseView, rounds: int) -> dict[str, float]:
+def loader_speed(view: View, rounds: int) -> dict[str, float]:
     """The speed of a complete serial loader, including the order of rows."""
     times = {}
     for collate, options in (("padded", {}), ("packed", {"capacity": int(view.lengths.max())})):
@@ -144,7 +144,7 @@ def loader_speed(view: BaseView, rounds: int) -> dict[str, float]:
     return times
 
 
-def stored_copy(view: BaseView, folder: str) -> Any:
+def stored_copy(view: View, folder: str) -> Any:
     """The same examples in a memory-mapped `datasets` folder."""
     import datasets
 
@@ -155,7 +155,7 @@ def stored_copy(view: BaseView, folder: str) -> Any:
     return datasets.load_from_disk(folder).with_format("torch")
 
 
-def reads(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
+def reads(view: View, rounds: int) -> dict[str, dict[str, float]]:
     """Random examples as tensors: one at a time, and 32 at once."""
     rows, order = MapRows(view), np.random.default_rng(1).permutation(len(view))
     together = order[: rounds // 20 * ROWS].reshape(-1, ROWS).tolist()
@@ -177,7 +177,7 @@ def reads(view: BaseView, rounds: int) -> dict[str, dict[str, float]]:
     }
 
 
-def hidden(view: BaseView, factor: float) -> dict[str, float]:
+def hidden(view: View, factor: float) -> dict[str, float]:
     """The share of the collation time that a loop doesn't wait for if a step takes `factor` times as long.
 
     Collation is timed in the thread where it happens; a step takes as long as the mean so far or the last batch,

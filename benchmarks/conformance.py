@@ -148,7 +148,7 @@ def conversations(dataset: ps.Dataset) -> Iterator[dict[str, Any]]:
 def view_masks(dataset: ps.Dataset) -> dict[int, Any]:
     """Masks of all_assistant_messages by example number; examples without trained tokens are missing."""
     view = dataset.view(max_length=None, regions_unknown="drop")
-    return {int(number): view.example(k).loss_mask for k, number in enumerate(view.numbers)}
+    return {int(number): view.example(k).loss_mask for k, number in enumerate(view.index.rows)}
 
 
 def compare_rejected(quarantine: Path, oracle: Oracle, template: str, tally: ConformanceTally) -> None:

@@ -34,7 +34,7 @@ from benchmarks.models import add_markers, trl_templates
 from benchmarks.oracle import reference_tokenizer
 from penstock.errors import PenstockError
 from penstock.load.options import UnknownRegions, ViewOptions
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.faithful.prefixes import roots, sizes
 
@@ -142,9 +142,9 @@ class Truth:
 
 def trained_turns(ds: Any) -> Iterator[tuple[int, list[tuple[int, int, list[int], list[int]]]]]:
     """Of each row: its first example, and (message, example, tokens before, tokens trained) of its turns."""
-    view = BaseView(ds, ViewOptions(regions_unknown=UnknownRegions.DROP))  # may be empty
+    view = View(ds, ViewOptions(regions_unknown=UnknownRegions.DROP))  # may be empty
     rows: dict[tuple[int, int], tuple[int, list[tuple[int, int, list[int], list[int]]]]] = {}
-    for number in range(ds.examples):
+    for number in range(ds.shards.total):
         place = ds.locate(number)
         rows.setdefault((place.source, place.row), (number, []))
     for item in range(len(view)):
@@ -160,8 +160,8 @@ def trained_turns(ds: Any) -> Iterator[tuple[int, list[tuple[int, int, list[int]
 
 def check(ds: Any, truth: Truth) -> Result:
     """Compare every turn with transformers."""
-    result = Result(chains=ds.examples, notes=Counter(ds.ledger["notes"]))
-    noted = {name: set(ds.noted(name).tolist()) for name in result.notes if name in REASONS}
+    result = Result(chains=ds.shards.total, notes=Counter(ds.ledger.notes))
+    noted = {name: set(ds.rows_with(name).tolist()) for name in result.notes if name in REASONS}
     for first, turns in trained_turns(ds):
         conversation = ds.conversation(first)
         result.rows += 1
@@ -202,7 +202,7 @@ def difference(truth: Truth, conversation: dict[str, Any], message: int, before:
 
 def costs(ds: Any) -> tuple[float, float]:
     """Tokens of all chains, and those stored, as multiples of the tokens of roots."""
-    shards = [ds.columns(number) for number in range(len(ds.shards))]
+    shards = [ds.shards.columns(number) for number in range(len(ds.shards))]
     last = sum(int(sizes(columns)[np.unique(roots(columns))].sum()) for columns in shards)
     return ds.tokens / max(last, 1), sum(int(columns.id_offsets[-1]) for columns in shards) / max(last, 1)
 

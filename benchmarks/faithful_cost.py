@@ -103,11 +103,11 @@ def measure(file: Path, model: Path, rounds: int, folder: Path) -> dict[str, Any
 
 def totals(ds: ps.Dataset) -> dict[str, Any]:
     """Examples and tokens of a dataset."""
-    paths = [ds.cache.shard_path(name) for name in ds.shards]
-    columns = [ds.columns(number) for number in range(len(ds.shards))]
+    paths = [ds.cache.shard_path(name) for name in ds.shards.names]
+    columns = [ds.shards.columns(number) for number in range(len(ds.shards))]
     return {
-        "rows": ds.ledger["kept"],
-        "examples": ds.examples,
+        "rows": ds.ledger.kept,
+        "examples": ds.shards.total,
         "tokens": ds.tokens,
         "stored": sum(int(one.id_offsets[-1]) for one in columns),
         "stored_bytes": sum(path.stat().st_size for path in paths),
@@ -120,7 +120,7 @@ def chains(ds: ps.Dataset) -> dict[str, Any]:
     least = naive = turns = whole = new = 0
     separate, tree = np.zeros(2, np.int64), np.zeros(2, np.int64)
     for shard in range(len(ds.shards)):
-        columns = ds.columns(shard)
+        columns = ds.shards.columns(shard)
         for first, root in _rows(columns):
             sequences = [_bytes(tokens(columns, number)) for number in range(first, root + 1)]
             whole += len(sequences[-1]) // 4

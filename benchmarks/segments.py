@@ -49,8 +49,8 @@ def segments(dataset: Any) -> dict[str, Any]:
     """The concatenated columns of all shards, with segments repeated for each of their tokens."""
     parts: dict[str, list[Any]] = {}
     table = dataset.manifest.shards
-    for shard in range(len(dataset.shard_examples)):
-        columns = dataset.columns(shard)
+    for shard in range(len(dataset.shards.examples)):
+        columns = dataset.shards.columns(shard)
         count = columns.examples
         lengths = run_lengths(columns)
         weights = columns.segment_weights
@@ -84,7 +84,7 @@ def masks(dataset: Any, policy: str, offsets: Any) -> tuple[Any, Any]:
     """The loss mask of every token, and which examples the view includes."""
     mask, served = np.zeros(offsets[-1], bool), np.zeros(len(offsets) - 1, bool)
     view = dataset.view(train_on=policy, max_length=None, regions_unknown="drop")
-    for item, number in enumerate(view.numbers.tolist()):
+    for item, number in enumerate(view.index.rows.tolist()):
         found = view[item]
         sides = (found.chosen, found.rejected) if dataset.is_preference else (found,)
         for example, side in enumerate(sides, start=number * len(sides)):

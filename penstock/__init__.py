@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.load.loader import Loader
     from penstock.load.view import Count
+    from penstock.train.run import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "mix",
     "open",
     "prepare",
+    "train",
 ]
 
 # Names are looked up when they are first used, so that `import penstock` and worker processes start at once.
@@ -40,11 +42,13 @@ _HOMES = {
     "mix": "api",
     "open": "api",
     "prepare": "api",
+    "train": "train.run",
 }
 
-# `ps.prepare` is a function, and `penstock.prepare` a package too. Imported before, it does not hide the function.
-import_module("penstock.prepare")
-del globals()["prepare"]
+# `ps.prepare` and `ps.train` are functions, and packages have these names too. Imported before, they don't hide them.
+for _name in ("prepare", "train"):
+    import_module(f"penstock.{_name}")
+    del globals()[_name]
 
 
 def __dir__() -> list[str]:

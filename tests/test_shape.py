@@ -42,7 +42,7 @@ def test_what_is_compiled_was_compiled() -> None:
 def test_public_names() -> None:
     assert penstock.__all__ == sorted(penstock.__all__)
     classes = ["Count", "Dataset", "Loader", "Mixture", "PenstockError", "View"]
-    assert penstock.__all__ == [*classes, "adopt", "estimate", "mix", "open", "prepare"]
+    assert penstock.__all__ == [*classes, "adopt", "estimate", "mix", "open", "prepare", "train"]
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
     assert not hasattr(penstock, "nothing")

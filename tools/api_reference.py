@@ -13,6 +13,7 @@ import penstock
 from penstock import errors
 from penstock.load.example import Example
 from penstock.load.windows import Ledger
+from penstock.store.manifest import BuildLedger
 
 INTRODUCTION = """# The Python API
 
@@ -30,11 +31,13 @@ What the classes return; [the feed](feed.md#the-contents-of-a-batch) describes a
 FIRST = ("prepare", "open", "mix")
 FUNCTIONS = (*FIRST, *(name for name in penstock.__all__ if name.islower() and name not in FIRST))
 CLASSES = (penstock.Dataset, penstock.View, penstock.Mixture, penstock.Loader, penstock.Count)
-RECORDS = (Example, Ledger)
-INHERITED = {penstock.Mixture: (penstock.View, "Like a view, with:")}  # whose members are not repeated
+RECORDS = (Example, Ledger, BuildLedger)
+INHERITED = {  # whose members are not repeated
+    penstock.Mixture: (penstock.View, "Like a view."),
+}
 PLUMBING = {  # what Penstock's own stages call
-    "columns", "download_bytes", "fetch", "filled", "find", "holding", "mark_used", "numbers", "origin", "prompts",
-    "scanned", "served", "shard_bytes", "shard_examples", "shard_file", "shard_meta", "starts", "structure",
+    "bounds", "conversations", "dataset_keys", "holding", "index", "is_labelled", "origins", "served", "single",
+    "source_name", "source_names", "token_id", "varies", "views", "vocabulary",
 }  # fmt: skip
 OPTIONS = {  # where the options of a call are described
     "prepare": "[the command line](cli.md#penstock-prepare-source---tokenizer-t)",

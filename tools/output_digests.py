@@ -39,7 +39,7 @@ def digests(source: Path, tokenizer: Path, limit: int | None) -> Iterator[tuple[
                 yield label, type(error).__name__
                 continue
             for number in range(len(dataset.shards)):
-                yield f"{label} shard {number}", digest(dataset.shard_file(number))
+                yield f"{label} shard {number}", digest(dataset.shards.file(number))
             yield f"{label} manifest", digest(dataset.path / "manifest.json")
             for name in format_names():
                 try:

@@ -22,7 +22,7 @@ from penstock.prepare.sources.reading import fetch_data, read_rows
 from penstock.prepare.sources.remote import SourcePath, recorded_path
 from penstock.prepare.sources.slices import Slice, SliceRows, SourceFile
 from penstock.prepare.template.reference import Reference
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 
 NO_DATE = "1970-01-01"  # for templates that don't print the date
 
@@ -30,7 +30,7 @@ NO_DATE = "1970-01-01"  # for templates that don't print the date
 class ConversationReader:
     """Looks up the source conversations of a dataset's examples."""
 
-    def __init__(self, dataset: StoredDataset) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         if dataset.recipe.get("adopted"):
             raise SourceError(f"{dataset.path}: the dataset was adopted as tokens, so it has no source conversations.")
         self._dataset = dataset
@@ -42,24 +42,24 @@ class ConversationReader:
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation of an example; for a pair, both sides."""
         pairs = self._dataset.is_preference
-        sides = self._sides(*self._dataset.find(index * 2 if pairs else index))
+        sides = self._sides(*self._dataset.shards.find(index * 2 if pairs else index))
         return {"chosen": sides[0], "rejected": sides[1]} if pairs else sides[0]
 
     def source_row(self, index: int) -> bytes:
         """The row of an example (or pair) as it stands in its source."""
-        return self._row(*self._dataset.find(index * 2 if self._dataset.is_preference else index))
+        return self._row(*self._dataset.shards.find(index * 2 if self._dataset.is_preference else index))
 
     def source_rows(self) -> Iterator[bytes]:
         """The rows of all examples as they stand in their sources, each once."""
         for shard in range(len(self._dataset.shards)):
-            rows = self._dataset.columns(shard).rows
+            rows = self._dataset.shards.columns(shard).rows
             firsts = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-1))
             yield from (self._row(shard, number) for number in firsts.tolist())
 
     def conversations(self) -> Iterator[dict[str, Any]]:
         """The conversations of all examples in order; for each pair, chosen before rejected."""
         step = 2 if self._dataset.is_preference else 1
-        for shard, count in enumerate(self._dataset.shard_examples.tolist()):
+        for shard, count in enumerate(self._dataset.shards.examples.tolist()):
             for number in range(0, count, step):
                 yield from self._sides(shard, number)
 
@@ -68,7 +68,7 @@ class ConversationReader:
 
     def _row(self, shard: int, number: int) -> bytes:
         """The row of an example, which must be the same still."""
-        columns = self._dataset.columns(shard)
+        columns = self._dataset.shards.columns(shard)
         row = self._slice_rows(shard).rows[int(columns.rows[number])]
         if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
             row_number = self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])
@@ -99,8 +99,8 @@ class ConversationReader:
     def _noted(self, shard: int) -> tuple[Slice, SourcePath]:
         """The slice of a shard and the file it lies in, from the dataset's notes."""
         try:
-            place = Slice.from_json(self._dataset.notes["slices"][shard])
-            return place, self._path(self._dataset.notes["files"][place.file]["path"])
+            place = Slice.from_json(self._dataset.origins["slices"][shard])
+            return place, self._path(self._dataset.origins["files"][place.file]["path"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SourceError(
                 f"{self._dataset.path}: the paths of the dataset's sources are not recorded. "

@@ -16,14 +16,14 @@ from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
 from penstock.build.progress import Progress
 from penstock.build.run import SMALL_BYTES, Builder
 from penstock.load.options import UnknownRegions, ViewOptions
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.sources.chunks import Compression, decompressed
 from penstock.prepare.sources.kinds import UTF8_BOM, FileKind
 from penstock.prepare.sources.reading import KeepData, read_rows, scan, trim
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
 from penstock.prepare.sources.slices import SLICE_SIZES, Columns, Slice, SourceFile, identity
 from penstock.prepare.sources.source_set import SourceSet
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.manifest import shard_name
 
 # ---- sample ----------------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def predict(
         if more_slices > MANY_SLICES:
             slice_seconds, slice_bytes = _slice_cost(sample.rows, options, tokenizer, Path(folder))
     ledger, done = outcome.dataset.ledger, outcome.progress
-    prepared = done.bytes + ledger["rows"]  # with one byte per row, as the sample counts them
+    prepared = done.bytes + ledger.rows  # with one byte per row, as the sample counts them
     scale = 1.0 if sample.is_everything else sample.total_bytes / max(1, prepared)
     speed = watch.speed()
     reading = seconds_to_read / max(1, prepared) if not _is_plain(builder) else 0.0
@@ -355,12 +355,12 @@ def predict(
     busy += more_slices * slice_seconds * (left / max(1, sample.total_bytes)) / at_once
     return Estimate(
         rows=round(sample.total_rows),
-        rejected=round(sum(ledger["rejected"].values()) * scale + sample.oversize),
-        rejected_kinds={kind: round(count * scale) for kind, count in ledger["rejected"].items()},
-        examples=round(ledger["examples"] * scale),
-        tokens=round(ledger["tokens"] * scale),
+        rejected=round(sum(ledger.rejected.values()) * scale + sample.oversize),
+        rejected_kinds={kind: round(count * scale) for kind, count in ledger.rejected.items()},
+        examples=round(ledger.examples * scale),
+        tokens=round(ledger.tokens * scale),
         trained=round(trained * scale),
-        trained_share=trained / max(1, ledger["tokens"]),
+        trained_share=trained / max(1, ledger.tokens),
         error=0.0 if sample.is_everything else watch.error(),
         source_bytes=round(sample.total_bytes),
         disk_bytes=round(fixed + growing * scale + more_slices * slice_bytes),
@@ -373,7 +373,7 @@ def predict(
         nodes=nodes,
         slices=len(slices) if slices else None,
         slices_found=found,
-        sampled_rows=ledger["rows"],
+        sampled_rows=ledger.rows,
         sampled_bytes=done.bytes,
         warnings=outcome.warnings,
     )
@@ -433,9 +433,9 @@ def _cut_speed(file: Path) -> float:
     return size / max(time.perf_counter() - began, 1e-6)
 
 
-def _trained(dataset: StoredDataset) -> int:
+def _trained(dataset: Dataset) -> int:
     """Tokens that the default view trains."""
-    return BaseView(dataset, ViewOptions(regions_unknown=UnknownRegions.DROP)).ledger.trained
+    return View(dataset, ViewOptions(regions_unknown=UnknownRegions.DROP)).ledger.trained
 
 
 def _disk(root: Path) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "examples": len(dataset),
         "tokens": dataset.tokens,
         "format": outcome.format,
-        "ledger": dict(dataset.ledger),
+        "ledger": dict(dataset.manifest.ledger),
         "proof": dict(dataset.manifest.proof),
         "warnings": list(outcome.warnings),
         "tokenizer": outcome.tokenizer,

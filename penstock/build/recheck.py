@@ -30,10 +30,10 @@ from penstock.prepare.sources.reading import fetch_each, read_rows
 from penstock.prepare.sources.remote import SourcePath, recorded_path
 from penstock.prepare.sources.slices import Slice, SliceRows, SourceFile
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.manifest import read_manifest, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, parse_shard, read_shard
-from penstock.store.verify import CacheProblem, VerifyReport, mark_bad_shard, source_name
+from penstock.store.verify import CacheProblem, VerifyReport, mark_bad_shard
 
 # ---- foreign rows ----------------------------------------------------------------------------------------------------
 #
@@ -121,7 +121,7 @@ def recheck(cache: Cache, folder: Path, share: float) -> VerifyReport:
     """Compares a random share of the rows of each shard. Shards that differ are marked as bad, as by `verify`."""
     found = VerifyReport()
     try:
-        dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
+        dataset = Dataset(cache, read_manifest(folder / "manifest.json"))
         pipeline = _pipeline(dataset)
     except (PenstockError, OSError) as error:
         found.findings.append(CacheProblem(f"its rows can't be redone: {error}", folder, dataset=folder.name))
@@ -131,19 +131,19 @@ def recheck(cache: Cache, folder: Path, share: float) -> VerifyReport:
             for number, rows in _rows_of(dataset, source):
                 _compare(pipeline, dataset, number, rows, share, found)
         except (SourceError, ObjectError, OSError) as error:
-            what = f"the rows of {source_name(dataset, source)} can't be redone: {error}"
+            what = f"the rows of {dataset.source_name(source)} can't be redone: {error}"
             found.findings.append(CacheProblem(what, folder, dataset=dataset.key))
     return found
 
 
-def _pipeline(dataset: StoredDataset) -> Pipeline:
+def _pipeline(dataset: Dataset) -> Pipeline:
     recipe = Recipe.from_json(dict(dataset.recipe))
     if recipe.digest != recipe_digest(dataset.recipe):
         raise StoreError("it was made with other versions of Penstock or its engines. Prepare it again.")
     return Pipeline(recipe, dataset.tokenizer_json, fast=False)
 
 
-def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, SliceRows]]:
+def _rows_of(dataset: Dataset, source: int) -> Iterator[tuple[int, SliceRows]]:
     """Yields the shard number and the rows of each slice of a source."""
     table, limit = dataset.manifest.shards, int(dataset.recipe["max_row_bytes"])
     columns = Recipe.from_json(dict(dataset.recipe)).mapping.read_columns
@@ -153,9 +153,9 @@ def _rows_of(dataset: StoredDataset, source: int) -> Iterator[tuple[int, SliceRo
         yield number, read_rows(part, file.path, data=data, max_row_bytes=limit, columns=columns)
 
 
-def _recorded_source(dataset: StoredDataset, source: int, numbers: list[int]) -> tuple[SourceFile, list[Slice]]:
+def _recorded_source(dataset: Dataset, source: int, numbers: list[int]) -> tuple[SourceFile, list[Slice]]:
     """Returns a source's file and slices from the dataset's notes; reading verifies the slices' digests."""
-    table, notes = dataset.manifest.shards, dataset.notes
+    table, notes = dataset.manifest.shards, dataset.origins
     try:
         entry: Any = notes["files"][source]
         file = SourceFile(source, recorded_path(entry["path"]), FileKind(entry["kind"]), entry["name"])
@@ -168,9 +168,9 @@ def _recorded_source(dataset: StoredDataset, source: int, numbers: list[int]) ->
 
 
 def _compare(
-    pipeline: Pipeline, dataset: StoredDataset, number: int, rows: SliceRows, share: float, found: VerifyReport
+    pipeline: Pipeline, dataset: Dataset, number: int, rows: SliceRows, share: float, found: VerifyReport
 ) -> None:
-    name, cache, table = dataset.shards[number], dataset.cache, dataset.manifest.shards
+    name, cache, table = dataset.shards.names[number], dataset.cache, dataset.manifest.shards
     try:
         columns, meta = read_shard(cache.shard_file(name))
     except StoreError:
@@ -193,7 +193,7 @@ def _compare(
             dataset=dataset.key,
             shard=name,
             slice=number,
-            source=source_name(dataset, table.sources[number]),
+            source=dataset.source_name(table.sources[number]),
             rows=(first, first + table.rows[number] - 1),
         )
     )

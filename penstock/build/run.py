@@ -41,7 +41,7 @@ from penstock.prepare.sources.slices import Slice, identity
 from penstock.prepare.sources.source_set import SourceSet
 from penstock.prepare.tokenizer.files import load_tokenizer, tokenizer_of_object
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import is_readable_file
 from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest, dataset_key, shard_name
@@ -79,7 +79,7 @@ def _os_errors_explained() -> Iterator[None]:
 class Outcome:
     """The result of `prepare`."""
 
-    dataset: StoredDataset
+    dataset: Dataset
     hit: bool
     progress: Progress
     warnings: tuple[str, ...]
@@ -490,8 +490,8 @@ class Builder:
         if manifest.lacks_regions:
             self._notice("no row has known regions, so only train_on='all_tokens' works; use another --template")
         warnings = (*self.notices, *manifest.ledger["warnings"])
-        dataset = StoredDataset(self.cache, manifest)
-        dataset.mark_used(now=True)  # makes it the `latest` dataset
+        dataset = Dataset(self.cache, manifest)
+        dataset.shards.mark_used(now=True)  # makes it the `latest` dataset
         if self._unchecked:
             self.cache.remember_checked(manifest.key)
         return Outcome(dataset, hit, self.progress, warnings, self.mapping.describe(), quarantine, compared)

@@ -21,7 +21,7 @@ from penstock.prepare.modes import TurnsMode
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.sources.slices import SliceRows
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import read_regular
 
 SAMPLED_ROWS = 100
@@ -95,14 +95,14 @@ def _affordable(rows: Sequence[bytes], role_key: str) -> list[bytes]:
     return list(rows[: int(np.searchsorted(work, _MOST_WORK, side="right"))])
 
 
-def compare_stored(dataset: StoredDataset) -> TurnsCompared | None:
+def compare_stored(dataset: Dataset) -> TurnsCompared | None:
     """Compares both modes on the first rows of a dataset, read from its sources again.
 
     None where they don't differ (no reasoning is dropped, and no turn has a chain of its own), or where the first row
     is too long.
     """
-    has_chains = any(dataset.columns(shard).prefixes is not None for shard in range(len(dataset.shards)))
-    if dataset.recipe.get("adopted") or not (has_chains or Note.REASONING_DROPPED in dataset.ledger["notes"]):
+    has_chains = any(dataset.shards.columns(shard).prefixes is not None for shard in range(len(dataset.shards)))
+    if dataset.recipe.get("adopted") or not (has_chains or Note.REASONING_DROPPED in dataset.ledger.notes):
         return None
     if dataset.is_preference:
         return None

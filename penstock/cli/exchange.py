@@ -18,8 +18,8 @@ from penstock.options import read_options
 from penstock.printable import printable_json
 
 if TYPE_CHECKING:
-    from penstock.api import Mixture, View
     from penstock.exchange.export import Exported, ExportProgress
+    from penstock.load.view import Served, View
 
 
 Datasets = Annotated[
@@ -74,7 +74,7 @@ def export(
         summary(Terminal(), exported)
 
 
-def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> View | Mixture:
+def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> Served:
     from penstock.api import View, mix, open_
 
     parts: dict[str, tuple[View, float]] = {}
@@ -84,7 +84,7 @@ def _served(datasets: list[str], options: ExportOptions, cache: str | None) -> V
         name = dataset.key[:11]
         if name in parts:
             raise UsageError(f"{where}: the dataset is given twice. Give it once, with @2 for two passes.")
-        parts[name] = View(dataset, options.view).scanned(), number
+        parts[name] = View(dataset, options.view), number
     ((first, passes_of_first), *others) = parts.values()
     return first if not others and passes_of_first == 1 else mix(parts, options.seed)
 

@@ -22,8 +22,9 @@ from penstock.look.options import LookOptions, look_options, open_to_look
 from penstock.printable import printable_json
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset, Mixture, View
+    from penstock.api import Dataset, View
     from penstock.build.turns_preview import TurnsCompared
+    from penstock.load.view import Served
     from penstock.look.progress import Terminal
 
 Where = Annotated[
@@ -77,14 +78,13 @@ def show(
 @with_flags(LookOptions)
 def stats(datasets: Several, cache: Cached = None, json: Json = False, *, given: dict[str, Any]) -> None:
     """Print statistics: rows, tokens, trained shares, lengths, roles, duplicates."""
-    from penstock.api import Mixture
     from penstock.look.progress import Terminal
     from penstock.look.statistics import stats as count
     from penstock.look.terminal import stats_table
 
     console = Terminal(stderr=json)
     opened, view = _opened(datasets, cache, given, console)
-    turns = None if isinstance(view, Mixture) else _turns(opened, console)
+    turns = None if view.single is None else _turns(opened, console)
     counted = replace(count(view, look_options(given).capacity), turns=turns)
     if json:
         print(printable_json(counted.to_json()))
@@ -188,15 +188,18 @@ def _noted(dataset: Dataset, view: View, note: str, console: Terminal) -> list[i
 
     from penstock.prepare.chat.notes import describe_note
 
-    numbers = dataset.noted(note)
-    items: list[int] = np.flatnonzero(np.isin(view.numbers, numbers)).tolist()
-    described = describe_note(note, dataset.ledger["notes"][note], dataset.recipe)
+    numbers = dataset.rows_with(note)
+    items: list[int] = np.flatnonzero(np.isin(view.index.rows, numbers)).tolist()
+    described = describe_note(note, dataset.ledger.notes[note], dataset.recipe)
     console.print(f"{note}: {described}", highlight=False, markup=False)
-    files = dataset.notes.get("files", [])
     for k, item in enumerate(items):
         place = view[item].row
-        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
-        console.print(f"{k:>6}  {name} row {place.row}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{k:>6}  {dataset.source_name(place.source)} row {place.row}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     console.print()
     return items
 
@@ -212,9 +215,7 @@ def _turns(dataset: Dataset, console: Terminal) -> TurnsCompared | None:
         return None
 
 
-def _opened(
-    datasets: list[str], cache: str | None, given: dict[str, Any], console: Terminal
-) -> tuple[Dataset, View | Mixture]:
+def _opened(datasets: list[str], cache: str | None, given: dict[str, Any], console: Terminal) -> tuple[Dataset, Served]:
     """The first dataset, and a view of it or a mixture of several."""
     from penstock.api import mix, open_
 
@@ -234,9 +235,7 @@ def _opened(
     return opened[0], first if not others and passes == 1 else mix(members)
 
 
-def _one(view: View | Mixture, flag: str) -> View:
-    from penstock.api import View
-
-    if not isinstance(view, View):
+def _one(view: Served, flag: str) -> View:
+    if view.single is None:
         raise UsageError(f"{flag} needs one dataset, not a mixture")
-    return view
+    return view.single

@@ -83,7 +83,7 @@ def summary(console: Console, outcome: Outcome) -> None:
     console.print(table, highlight=False)
     console.print(f"\n{dataset.address}", highlight=False, soft_wrap=True, markup=False)
     console.print("\nimport penstock as ps", style="dim")
-    limit = ["max_length=4096"] if dataset.ledger["lengths"].get("max", 0) > 4096 else []
+    limit = ["max_length=4096"] if dataset.ledger.lengths.get("max", 0) > 4096 else []
     policy = ['train_on="all_tokens"'] if dataset.manifest.lacks_regions else []
     settings = ", ".join((*policy, *limit))
     console.print(f'view = ps.open("{dataset.address}").view({settings})', style="dim", soft_wrap=True)

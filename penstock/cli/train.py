@@ -68,7 +68,6 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
         raise UsageError(f"training needs more packages ({error}): pip install 'penstock[train]'") from error
     from penstock.cli.live_training import LiveTraining, preparing_line
     from penstock.train.run import train as run
-    from penstock.train.validation import Method
     from penstock.train.verify.first_steps import first_steps
 
     its_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -80,9 +79,9 @@ def _run(method: str, config: str, overrides: list[str], json: bool) -> None:
     watched = first_steps(method, config, overrides)
     with watched, LiveTraining(messages) as live, LiveProgress(messages, preparing_line) as preparing:
         outcome = run(
-            Method(method),
+            method,
             config,
-            overrides,
+            *overrides,
             on_progress=preparing,
             on_scored=preparing,
             on_report=live,

@@ -28,7 +28,7 @@ from penstock.prepare.sources.slices import SourceFile
 from penstock.prepare.tokenizer.files import TokenizerFiles, load_tokenizer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 from penstock.store.cache import Cache, open_cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.manifest import dataset_key, recipe_digest, shard_name
 from penstock.store.shard import ShardMeta, encode_shard
 
@@ -49,7 +49,7 @@ class _Slice(NamedTuple):
 class Adopted:
     """An adopted dataset."""
 
-    dataset: StoredDataset
+    dataset: Dataset
     made: int  # shards written by this run
     warnings: tuple[str, ...]
 
@@ -94,7 +94,7 @@ def adopt(sources: Sequence[str | os.PathLike[str]], options: AdoptOptions) -> A
         manifest = make_manifest(cache, key, recipe, names, slices, preference=preference == {True})
         manifest.commit(cache)
     _note_sources(cache, key, paths, model)
-    return Adopted(StoredDataset(cache, manifest), made, tuple(warnings))
+    return Adopted(Dataset(cache, manifest), made, tuple(warnings))
 
 
 def _recipe(model: TokenizerFiles) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from penstock.exchange.folder import ExportFolder, store_errors
 from penstock.exchange.format import ExportFormat, ExportPart, find_format
 from penstock.exchange.options import Weights, WriteOptions
 from penstock.exchange.rows import Block, ExportRows
-from penstock.load.example import Examples
-from penstock.load.view import BaseMixture, BaseView, Count
+from penstock.load.view import Count, Served
 from penstock.options import read_options
+from penstock.store.dataset import Dataset
 from penstock.store.files import fault
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -102,11 +102,10 @@ def sum_statistics(records: Iterable[Mapping[str, Any]], rows: ExportRows) -> di
 
 
 def _name(rows: ExportRows, source: int) -> str:
-    """The name of a mixture's part, or of a source file without its path, which must not be exported."""
-    if isinstance(rows.served, BaseMixture) and len(rows.served.shares) > 1:
-        return list(rows.served.shares)[source]
-    files = getattr(rows.views[0].dataset, "notes", {}).get("files", [])
-    names = [Path(file["name"]).name for file in files]
+    """The name of a mixture's member, or of a source file without its path, which must not be exported."""
+    if len(rows.served.members) > 1:
+        return list(rows.served.members)[source]
+    names = [Path(name).name for name in rows.served.source_names]
     if source >= len(names):
         return f"source {source}"
     return names[source] if names.count(names[source]) == 1 else f"{names[source]} (source {source})"
@@ -140,16 +139,13 @@ def _share(part: int, whole: int) -> str:
 # The `tokenizer/` folder of an export: the dataset's own tokenizer.json, plus the files that transformers needs.
 
 
-def write_tokenizer(dataset: Examples, folder: ExportFolder) -> None:
-    """Writes the tokenizer, if the dataset has one (in-memory examples don't)."""
-    tokenizer_json: bytes | None = getattr(dataset, "tokenizer_json", None)
-    if tokenizer_json is None:
-        return
+def write_tokenizer(dataset: Dataset, folder: ExportFolder) -> None:
+    """Writes the dataset's tokenizer."""
     special = dict(dataset.recipe["special_tokens"])
     template = dataset.recipe["templates"].get("default")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     files = {
-        "tokenizer.json": tokenizer_json,
+        "tokenizer.json": dataset.tokenizer_json,
         "tokenizer_config.json": orjson.dumps(config, option=orjson.OPT_INDENT_2),
     }
     if template is not None:
@@ -185,7 +181,7 @@ class ExportProgress:
         return time.monotonic() - self.started
 
 
-OnProgress = Callable[[ExportProgress], None]
+OnExported = Callable[[ExportProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +202,10 @@ class Exported:
 
 
 def export(
-    served: BaseView | BaseMixture,
+    served: Served,
     to: str,
     folder: str | os.PathLike[str],
-    on_progress: OnProgress | None = None,
+    on_progress: OnExported | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> Exported:
     """Writes a view or mixture in another trainer's format; a killed export resumes where it stopped."""
@@ -277,7 +273,7 @@ class _ExportRun:
         folder: ExportFolder,
         parts: list[ExportPart],
         workers: int,
-        on_progress: OnProgress | None,
+        on_progress: OnExported | None,
     ) -> None:
         self._rows, self._format, self._folder, self._parts = rows, chosen, folder, parts
         self._on_progress = on_progress
@@ -381,21 +377,20 @@ def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weight
 def _settings(rows: ExportRows, to: str, part_tokens: int) -> dict[str, Any]:
     """Everything that determines the bytes of an export."""
     served = rows.served
-    shares = served.shares.items() if isinstance(served, BaseMixture) else [("", None)]
     views = [
         {
             "name": name,
             "dataset": view.dataset.key,
-            "amount": None if share is None else _amount(share.amount),
+            "amount": None if amount is None else _amount(amount),
             **{key: _plain(value) for key, value in view.settings.stored.items()},
         }
-        for (name, share), view in zip(shares, rows.views, strict=True)
+        for name, (view, amount) in served.members.items()
     ]
     return {
         "version": VERSION,
         "to": to,
         "views": views,
-        "seed": served.seed if isinstance(served, BaseMixture) else None,
+        "seed": served.seed,
         "epoch": rows.epoch,
         "capacity": rows.capacity,
         "separator": rows.separator,

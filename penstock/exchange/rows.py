@@ -22,7 +22,7 @@ from penstock.load.options import PlanOptions
 from penstock.load.packing import ranges
 from penstock.load.plan import Plan
 from penstock.load.policy import Float32, Runs, run_weights
-from penstock.load.view import BaseMixture, BaseView
+from penstock.load.view import Served, View
 
 Ids = npt.NDArray[Any]  # of any unsigned type, or int64
 BLOCK_TOKENS: Final = 1 << 20  # a few megabytes
@@ -59,7 +59,7 @@ class ExportRows:
 
     def __init__(
         self,
-        served: BaseView | BaseMixture,
+        served: Served,
         *,
         capacity: int | None = None,
         epoch: int = 0,
@@ -75,12 +75,12 @@ class ExportRows:
         self.served, self.capacity, self.epoch, self.shuffle_seed = served, capacity, epoch, shuffle_seed
         self.is_preference = served.is_preference
         self.is_labelled = served.is_labelled
-        self.views = [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
+        self.views = served.views
         self.separator = None if separator is None else _id_of(self.views[0], separator)
         self._gather = Gatherer(served)
         order = PlanOptions(1, capacity, seed=shuffle_seed or 0, shuffle=shuffle_seed is not None)
         self._plan = Plan(served, order) if capacity is not None or order.shuffle else None
-        self._items = served.epoch_indices(epoch) if isinstance(served, BaseMixture) and self._plan is None else None
+        self._items = None if served.in_order or self._plan is not None else served.epoch_indices(epoch)
         self._part_bounds = np.cumsum([len(view) for view in self.views])
 
     @cached_property
@@ -110,10 +110,7 @@ class ExportRows:
     def largest_id(self) -> int:
         """The largest id of the vocabulary, added tokens included."""
         dataset = self.views[0].dataset
-        if hasattr(dataset, "vocabulary"):
-            return int(dataset.vocabulary.size) - 1
-        parts = [(view.dataset, shard) for view in self.views for shard in range(len(view.dataset.shard_examples))]
-        return max(int(dataset.columns(shard).ids.max(initial=0)) for dataset, shard in parts)
+        return dataset.vocabulary.size - 1
 
     def blocks(self, first: int, last: int) -> Iterator[Block]:
         """Yields the rows first:last in blocks of at most `BLOCK_TOKENS` tokens (or one row)."""
@@ -227,20 +224,16 @@ class ExportRows:
         return ids, trained, weights, places
 
 
-def _id_of(view: BaseView, token: str) -> int:
-    vocabulary = getattr(view.dataset, "vocabulary", None)
-    found = None if vocabulary is None else vocabulary.id_of(token)
+def _id_of(view: View, token: str) -> int:
+    found = view.dataset.vocabulary.id_of(token)
     if found is None:
         raise UsageError(f"--separator {token}: not a token of the dataset's tokenizer.")
     return int(found)
 
 
-def text_of(rows: ExportRows, ids: Ids) -> str | None:
-    """The text of some ids; None for a dataset without a vocabulary."""
-    vocabulary = getattr(rows.views[0].dataset, "vocabulary", None)
-    if vocabulary is None:
-        return None
-    table = vocabulary.token_bytes
+def text_of(rows: ExportRows, ids: Ids) -> str:
+    """The text of some ids."""
+    table = rows.views[0].dataset.vocabulary.token_bytes
     return b"".join([table[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
 
@@ -248,9 +241,9 @@ def _joined(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _has_fractions(view: BaseView) -> bool:
-    for shard in range(len(view.dataset.shard_examples)):
-        columns = view.dataset.structure(shard)
+def _has_fractions(view: View) -> bool:
+    for shard in range(len(view.dataset.shards.examples)):
+        columns = view.dataset.shards.structure(shard)
         if columns.segment_weights is None:
             continue
         weights = run_weights(view.settings.policy, Runs.of(columns))

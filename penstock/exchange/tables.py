@@ -23,7 +23,7 @@ from penstock.exchange.format import ExportPart, Supports
 from penstock.exchange.rows import Block, ExportRows
 from penstock.load.example import IGNORED
 from penstock.load.packing import ranges
-from penstock.load.view import BaseMixture, BaseView
+from penstock.load.view import Served
 
 if TYPE_CHECKING:
     import datasets
@@ -221,7 +221,7 @@ class TableFormat:
 # A view as a lazy `datasets.Dataset`, which holds row numbers and reads the memory-mapped shards on access.
 
 
-def lazy_dataset(served: BaseView | BaseMixture, capacity: int | None = None) -> datasets.Dataset:
+def lazy_dataset(served: Served, capacity: int | None = None) -> datasets.Dataset:
     """Wraps a view as a dataset with the columns of `--to hf`; trainers need `remove_unused_columns=False`."""
     try:
         import datasets
@@ -235,7 +235,7 @@ def lazy_dataset(served: BaseView | BaseMixture, capacity: int | None = None) ->
 class _Reader:
     """Reads the columns of a batch of row numbers; pickles as the view it reads."""
 
-    def __init__(self, served: BaseView | BaseMixture, capacity: int | None) -> None:
+    def __init__(self, served: Served, capacity: int | None) -> None:
         self._arguments = served, capacity
         self._rows = ExportRows(served, capacity=capacity)
 
@@ -244,5 +244,5 @@ class _Reader:
         columns = [plain_columns(block, self._rows) for block in blocks]
         return {name: [found[name][0].values.to_numpy() for found in columns] for name in columns[0]}
 
-    def __reduce__(self) -> tuple[type[_Reader], tuple[BaseView | BaseMixture, int | None]]:
+    def __reduce__(self) -> tuple[type[_Reader], tuple[Served, int | None]]:
         return _Reader, self._arguments

@@ -18,14 +18,13 @@ import orjson
 from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import UsageError
 from penstock.load.collate import Arrays, Batch, Counts, Padding, packed, padded, pairs
-from penstock.load.example import IGNORED, Example, Pair
+from penstock.load.example import IGNORED
 from penstock.load.gather import Gathered, Gatherer, ShardSet
 from penstock.load.options import Collate, LoaderOptions
 from penstock.load.packing import ranges
 from penstock.load.plan import Plan, StepRows
 from penstock.load.policy import Float32
-from penstock.load.view import BaseMixture, BaseView, Served
-from penstock.load.windows import Ledger
+from penstock.load.view import Served
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -110,17 +109,19 @@ def work_of(lengths: Work, counts: Int64) -> Work:
 
 
 class RowTrees:
-    """A view in which all examples of a row form one item."""
+    """The items of a view in which all examples of a row form one."""
+
+    varies, in_order = False, True
 
     def __init__(self, served: Served) -> None:
-        if not isinstance(served, BaseView):
+        if served.single is None:
             raise UsageError("collate='tree' takes one view, not a mixture, whose parts serve single chains.")
-        self._view = served
+        self._view = served.single
         found, _ = Gatherer(served).locate(np.arange(len(served)))
         prefixes = np.zeros(len(served), np.int64)
         rows = np.zeros(len(served), np.int64)
         for shard in np.unique(found.shards).tolist():
-            own, columns = np.flatnonzero(found.shards == shard), served.dataset.structure(shard)
+            own, columns = np.flatnonzero(found.shards == shard), self._view.dataset.shards.structure(shard)
             rows[own] = columns.rows[found.numbers[own]]
             if columns.prefixes is not None:
                 prefixes[own] = columns.prefixes[found.numbers[own]]
@@ -128,31 +129,6 @@ class RowTrees:
         self._bounds = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(served)]))
         shared = np.minimum(np.maximum(prefixes - 1, 0), found.lengths)
         self.lengths: Int32 = np.add.reduceat(found.lengths - shared, self._bounds[:-1]).astype(np.int32)
-
-    @property
-    def digest(self) -> str:
-        """That of the view."""
-        return self._view.digest
-
-    @property
-    def max_length(self) -> int | None:
-        """That of the view's examples."""
-        return self._view.max_length
-
-    @property
-    def is_preference(self) -> bool:
-        """Pairs have no trees."""
-        return False
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether each answer is labelled as desirable or not (KTO)."""
-        return self._view.is_labelled
-
-    @property
-    def ledger(self) -> Ledger:
-        """That of the view."""
-        return self._view.ledger
 
     @property
     def trained_weights(self) -> Float32:
@@ -165,9 +141,6 @@ class RowTrees:
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
-
-    def __getitem__(self, index: Any) -> Example | Pair:
-        return self._view[int(self._bounds[index + 1]) - 1]
 
     def items(self, rows: Int64) -> tuple[Int64, Int64]:
         """The examples of these rows, and the number of examples of each."""
@@ -279,8 +252,9 @@ class Assembler:
 
     def __init__(self, served: Served, settings: LoaderOptions) -> None:
         self._trees = RowTrees(served) if settings.collate is Collate.TREE else None
-        self._served: Served = served if self._trees is None else self._trees
-        self.plan = Plan(self._served, settings)
+        self._served = served
+        self._items = served if self._trees is None else self._trees
+        self.plan = Plan(self._items, settings)
         self._settings = settings
         self._gather = Gatherer(served)
         self._sizes = sizes_of(settings.batch_size, settings.ranks[1], settings.micro_batch)
@@ -305,7 +279,7 @@ class Assembler:
         items = _items(rows, own)
         if self._gather.download_bytes:
             for part in self._gather.shards(items if self._trees is None else self._trees.items(items)[0]):
-                part.dataset.fetch(part.shards)
+                part.dataset.shards.fetch(part.shards)
         if self._trees is not None:
             items, sizes = self._trees.items(items)
             found = self._gather(items)
@@ -350,10 +324,10 @@ class Assembler:
         """The total loss weight of a step's predicted tokens; for pairs, the number of pairs."""
         if self._settings.collate is Collate.PAIRS:
             return float(len(rows.items))
-        return float(self._served.trained_weights[rows.items].sum(dtype=np.float64))
+        return float(self._items.trained_weights[rows.items].sum(dtype=np.float64))
 
     def _work(self, rows: StepRows) -> Work:
-        lengths = self._served.lengths[rows.items].astype(np.float64)
+        lengths = self._items.lengths[rows.items].astype(np.float64)
         return work_of(lengths if lengths.ndim == 1 else np.hypot(lengths[:, 0], lengths[:, 1]), rows.counts)
 
     def _collated(self, found: Gathered, fillers: int, rows: int) -> tuple[Arrays, Counts]:
@@ -380,13 +354,11 @@ def _items(rows: StepRows, own: Int64) -> Int64:
 
 def pad_token(served: Served) -> int:
     """The tokenizer's pad token, else its EOS token, else 0. Padding is neither attended to nor trained."""
-    view = next(iter(served.shares.values())).view if isinstance(served, BaseMixture) else served
-    dataset = view.dataset if isinstance(view, BaseView) else None
-    specials = dataset.recipe.get("special_tokens") if dataset is not None else None
-    raw = getattr(dataset, "tokenizer_json", None)
-    if not specials or not isinstance(raw, bytes):
+    dataset = served.views[0].dataset
+    specials = dataset.recipe.get("special_tokens")
+    if not specials:
         return 0
-    tokenizer = orjson.loads(raw)  # much faster than building the vocabulary for one id
+    tokenizer = orjson.loads(dataset.tokenizer_json)  # much faster than building the vocabulary for one id
     known = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
     for name in ("pad_token", "eos_token"):
         content = specials.get(name)

@@ -29,8 +29,8 @@ from penstock.load.gather import Gathered
 from penstock.load.options import PaddingSide
 from penstock.load.policy import Float32
 from penstock.load.view import Served
-from penstock.notebook import html
 from penstock.store.dataset import MemberRow, RowLocation
+from penstock.surface import html
 
 # ---- batch -----------------------------------------------------------------------------------------------------------
 #

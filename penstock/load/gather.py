@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64, UInt8
 from penstock.errors import PenstockError
-from penstock.load.example import Examples
 from penstock.load.options import LossPolicy
 from penstock.load.policy import Float32, Runs, UInt32, run_weights
-from penstock.load.view import BaseMixture, BaseView, Served
+from penstock.load.view import Served, View
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.faithful.prefixes import tokens
+from penstock.store.dataset import Dataset
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -54,7 +54,7 @@ class Located(NamedTuple):
 class ShardSet(NamedTuple):
     """Shards of one dataset."""
 
-    dataset: Examples
+    dataset: Dataset
     shards: list[int]
 
 
@@ -62,16 +62,12 @@ class Gatherer:
     """Reads items of one view or mixture. Its only state is look-up tables, and it can be used from any thread."""
 
     def __init__(self, served: Served) -> None:
-        if isinstance(served, BaseMixture):
-            views, self._names = [share.view for share in served.shares.values()], list(served.shares)
-        else:
-            assert isinstance(served, BaseView), "a view or a mixture of views"
-            views, self._names = [served], []
+        views, self._names = served.views, list(served.members) if served.single is None else []
         self.parts = [_Part(view) for view in views]
         self._bounds = np.cumsum([len(view) for view in views])
         self._pairs = served.is_preference
         self._labelled = served.is_labelled
-        remote = [view.dataset.download_bytes for view in views if view.dataset.download_bytes]
+        remote = [view.dataset.shards.download_bytes for view in views if view.dataset.shards.download_bytes]
         self.download_bytes = min(remote, default=0)
 
     def members(self, items: Int64) -> tuple[str, ...]:
@@ -205,11 +201,11 @@ class Gatherer:
 class _Part:
     """One view, with the tables that find its items."""
 
-    def __init__(self, view: BaseView) -> None:
+    def __init__(self, view: View) -> None:
         self.dataset = view.dataset
-        self._index = view.scanned()._index
+        self._index = view.index
         self._sides = 2 if view.is_preference else 1
-        self._first_examples = np.cumsum(view.dataset.shard_examples) - view.dataset.shard_examples
+        self._first_examples = np.cumsum(view.dataset.shards.examples) - view.dataset.shards.examples
         self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source and the offset of its row numbers
         self.policy: LossPolicy = view.settings.policy
 
@@ -234,7 +230,7 @@ class _Part:
 
     def shard(self, shard: int) -> tuple[Columns, int, int]:
         """The columns of a shard, its source, and the source row that corresponds to its row 0."""
-        columns = self.dataset.columns(shard)
+        columns = self.dataset.shards.columns(shard)
         origin = self._origins.get(shard)
         if origin is None:
             place = self.dataset.locate(int(self._first_examples[shard]))
@@ -357,7 +353,7 @@ def _walk(window: _Window, shards_of: ShardsOf, first: int, last: int) -> None:
             for part in shards_of(index):
                 new = [shard for shard in part.shards if (id(part.dataset), shard) not in seen]
                 seen.update((id(part.dataset), shard) for shard in new)
-                window.requested(index, sum(map(part.dataset.shard_bytes, new)))
+                window.requested(index, sum(part.dataset.shards.bytes[shard] for shard in new))
                 for shard in new:
                     while not window.free.acquire(timeout=0.5):
                         if window.is_closed():
@@ -375,6 +371,6 @@ def _download(window: _Window, part: ShardSet, shard: int) -> None:
     try:
         if not window.is_closed():
             with contextlib.suppress(PenstockError):  # the batch that needs the shard tries again, and raises it
-                part.dataset.fetch((shard,))
+                part.dataset.shards.fetch((shard,))
     finally:
         window.free.release()

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
-from penstock.load.example import Examples, named, place_of
+from penstock.load.example import named, place_of
 from penstock.load.options import HoldoutSide, LossPolicy, Overlong, UnknownRegions, ViewOptions
 from penstock.load.policy import Float32, Runs, UInt64, run_weights
 from penstock.load.windows import Ledger, Rows, Windows, each_row_once, row_hashes, serve
+from penstock.store.dataset import Dataset
 
 # ---- keyed -----------------------------------------------------------------------------------------------------------
 #
@@ -107,39 +108,39 @@ class Index(NamedTuple):
     ledger: Ledger
 
 
-def scan(examples: Examples, settings: ViewOptions) -> Index:
+def scan(dataset: Dataset, settings: ViewOptions) -> Index:
     """Build the index of a view, or raise if some row can't be served."""
-    _check_roles(examples, settings)
-    shards = range(len(examples.shard_examples))
-    holdout = Holdout(settings, (each_row_once(examples.structure(shard)) for shard in shards))
-    bounds, found, ledger = [0], [_none(examples)], Ledger()
+    _check_roles(dataset, settings)
+    shards = range(len(dataset.shards.examples))
+    holdout = Holdout(settings, (each_row_once(dataset.shards.structure(shard)) for shard in shards))
+    bounds, found, ledger = [0], [_none(dataset)], Ledger()
     unknown_rows, weighted = list[Int64](), False
     for shard in shards:
-        columns = examples.structure(shard)
+        columns = dataset.shards.structure(shard)
         rows = Rows.of(columns)
         part = holdout.shows(row_hashes(columns))
         unknown = part & rows.unknown & settings.policy.needs_regions
-        _check_lengths(examples, settings, rows.longest, part & ~unknown, bounds[-1])
+        _check_lengths(dataset, settings, rows.longest, part & ~unknown, bounds[-1])
         served, counts = serve(rows, part, unknown, settings)
         found.append(_compact(served, bounds[-1]))
         ledger += counts
         unknown_rows.append(np.flatnonzero(unknown) + bounds[-1])
         weighted = weighted or _any_weight(rows.runs)
         bounds.append(bounds[-1] + len(part))
-    _check_regions(examples, settings, unknown_rows)
-    _check_weights(examples, settings, weighted)
+    _check_regions(dataset, settings, unknown_rows)
+    _check_weights(dataset, settings, weighted)
     numbers, starts, lengths, prompts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     return Index(np.array(bounds, np.int64), numbers, starts, lengths, prompts, ledger)
 
 
-def trained_weights(examples: Examples, settings: ViewOptions, index: Index) -> Float32:
+def trained_weights(dataset: Dataset, settings: ViewOptions, index: Index) -> Float32:
     """The sum of the loss weights of each window, without its first token, which is never predicted."""
     totals = np.empty(len(index.rows), np.float32)
     cuts = np.searchsorted(index.rows, index.bounds).tolist()  # windows are in row order
     for shard, (first, last) in enumerate(pairwise(cuts)):
         if first == last:
             continue
-        runs = Runs.of(examples.structure(shard))
+        runs = Runs.of(dataset.shards.structure(shard))
         weights = run_weights(settings.policy, runs).astype(np.float64)
         lengths = runs.lengths
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -153,8 +154,8 @@ def trained_weights(examples: Examples, settings: ViewOptions, index: Index) -> 
     return totals
 
 
-def _none(examples: Examples) -> _Compact:
-    shape = (0, 2) if examples.is_preference else (0,)
+def _none(dataset: Dataset) -> _Compact:
+    shape = (0, 2) if dataset.is_preference else (0,)
     return np.empty(0, np.uint32), np.empty(0, np.int32), np.empty(shape, np.int32), np.empty(0, np.int32)
 
 
@@ -173,9 +174,9 @@ def _any_weight(runs: Runs) -> bool:
     return runs.weights is not None and not bool(np.isnan(runs.weights).all())
 
 
-def _check_roles(examples: Examples, settings: ViewOptions) -> None:
+def _check_roles(dataset: Dataset, settings: ViewOptions) -> None:
     """Adopted rows record which tokens were trained, but not which role wrote them."""
-    if examples.recipe.get("adopted") and settings.policy not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
+    if dataset.recipe.get("adopted") and settings.policy not in (LossPolicy.ALL_TOKENS, LossPolicy.CUSTOMIZED):
         raise RegionsUnknown(
             f"the dataset was adopted: it records which tokens were trained, but not which message they belong to, and "
             f"train_on={settings.policy.value!r} needs that. Use train_on='customized' for the mask that the rows "
@@ -183,32 +184,32 @@ def _check_roles(examples: Examples, settings: ViewOptions) -> None:
         )
 
 
-def _check_lengths(examples: Examples, settings: ViewOptions, sizes: Int64, usable: Bool, before: int) -> None:
+def _check_lengths(dataset: Dataset, settings: ViewOptions, sizes: Int64, usable: Bool, before: int) -> None:
     limit = settings.max_length
     if limit is None or settings.overlong is not Overlong.ERROR:
         return
     for row in np.flatnonzero(usable & (sizes > limit)):
         raise ViewError(
-            f"{named(place_of(examples, before + int(row)))} has {sizes[row]} tokens, more than max_length={limit}. "
+            f"{named(place_of(dataset, before + int(row)))} has {sizes[row]} tokens, more than max_length={limit}. "
             "Raise max_length, or use overlong='truncate', 'truncate_left', 'drop' or 'split'."
         )
 
 
-def _check_regions(examples: Examples, settings: ViewOptions, unknown_rows: list[Int64]) -> None:
+def _check_regions(dataset: Dataset, settings: ViewOptions, unknown_rows: list[Int64]) -> None:
     unknown = np.concatenate(unknown_rows) if unknown_rows else np.empty(0, np.int64)
     if not len(unknown) or settings.regions_unknown is UnknownRegions.DROP:
         return
-    first = ", ".join(named(place_of(examples, int(row))) for row in unknown[:_NAMED])
+    first = ", ".join(named(place_of(dataset, int(row))) for row in unknown[:_NAMED])
     raise RegionsUnknown(
-        f"{len(unknown)} of {len(examples)} rows have unknown regions, but "
+        f"{len(unknown)} of {len(dataset)} rows have unknown regions, but "
         f"train_on={settings.policy.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
         "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
     )
 
 
-def _check_weights(examples: Examples, settings: ViewOptions, weighted: bool) -> None:
-    if settings.policy is LossPolicy.CUSTOMIZED and not weighted and not examples.recipe.get("adopted"):
+def _check_weights(dataset: Dataset, settings: ViewOptions, weighted: bool) -> None:
+    if settings.policy is LossPolicy.CUSTOMIZED and not weighted and not dataset.recipe.get("adopted"):
         raise ViewError(
-            f"train_on='customized' needs per-message weights, but none of the {len(examples)} rows has any. "
+            f"train_on='customized' needs per-message weights, but none of the {len(dataset)} rows has any. "
             "Give messages a weight (keys weight, train, loss, …), or choose another policy."
         )

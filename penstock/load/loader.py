@@ -27,9 +27,8 @@ from penstock.load.gather import Downloads
 from penstock.load.options import Collate, Framework, LoaderOptions, loader_options, resolved
 from penstock.load.plan import Plan
 from penstock.load.prefetch import Prefetcher
-from penstock.load.view import BaseMixture, BaseView, Served
+from penstock.load.view import Served
 from penstock.prepare.recipe import recipe_differences
-from penstock.store.dataset import StoredDataset
 from penstock.store.manifest import read_manifest
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -66,13 +65,13 @@ def state_of(served: Served, settings: LoaderOptions, step: int, micro: int, mic
 def _settings(served: Served, settings: LoaderOptions) -> dict[str, str]:
     """What the digests of view and plan depend on, as it is written in Python, to name what differs."""
     found: dict[str, Any] = {"collate": settings.collate, **settings.stored}
-    if isinstance(served, BaseView):
-        found |= asdict(served.settings)
-    if isinstance(served, BaseMixture):
+    if served.single is not None:
+        found |= asdict(served.single.settings)
+    else:
         found["seed of the mixture"] = served.seed
-        for name, share in served.shares.items():
-            found[f"{name}: amount"] = share.amount
-            found |= {f"{name}: {option}": value for option, value in asdict(share.view.settings).items()}
+        for name, (view, amount) in served.members.items():
+            found[f"{name}: amount"] = amount
+            found |= {f"{name}: {option}": value for option, value in asdict(view.settings).items()}
     return {name: repr(value.value if isinstance(value, StrEnum) else value) for name, value in found.items()}
 
 
@@ -89,9 +88,9 @@ def _mismatch(name: str, state: Mapping[str, Any], served: Served, settings: Loa
 
 def _other_recipe(key: object, served: Served) -> str:
     """How another dataset was prepared, if it is in the same cache."""
-    if not isinstance(served, BaseView) or not isinstance(served.dataset, StoredDataset):
+    if served.single is None:
         return ""
-    dataset = served.dataset
+    dataset = served.single.dataset
     try:
         other = read_manifest(dataset.cache.find_dataset(str(key)))
     except (StoreError, ValueError):
@@ -101,14 +100,10 @@ def _other_recipe(key: object, served: Served) -> str:
 
 
 def _identity(served: Served, settings: LoaderOptions) -> dict[str, Any]:
-    parts = served.shares if isinstance(served, BaseMixture) else {}
-    keys: dict[str, str] | str = {name: share.view.dataset.key for name, share in parts.items()}
-    if isinstance(served, BaseView):
-        keys = served.dataset.key
     plan = settings.digest
     if settings.collate is Collate.TREE:  # its steps count rows of trees, with otherwise equal settings
         plan += "-tree"
-    return {"dataset": keys, "view": served.digest, "plan": plan}
+    return {"dataset": served.dataset_keys, "view": served.digest, "plan": plan}
 
 
 def checked_state(state: Mapping[str, Any], served: Served, settings: LoaderOptions, micros: int) -> tuple[int, int]:

@@ -24,7 +24,6 @@ from penstock.load.index import splitmix64
 from penstock.load.options import PlanOptions, Tail
 from penstock.load.packing import Bins, Compact, Histogram, best_fit, compact
 from penstock.load.policy import UInt64
-from penstock.load.view import BaseMixture, Served
 
 # ---- permute ---------------------------------------------------------------------------------------------------------
 # Stateless permutations, computed per position without a shuffled array.
@@ -200,17 +199,42 @@ class StepRows(NamedTuple):
     counts: Int64
 
 
+class Items(Protocol):
+    """What a plan needs to know of a view, a mixture or the trees of a view."""
+
+    @property
+    def lengths(self) -> Int32:
+        """Tokens per item; for pairs, a column per side."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """Whether the items differ from epoch to epoch."""
+        ...
+
+    @property
+    def in_order(self) -> bool:
+        """Whether an epoch is every item once, in order."""
+        ...
+
+    def epoch_indices(self, epoch: int, /) -> Int64:
+        """The items of an epoch."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
 class Plan:
     """The map from steps to rows."""
 
-    def __init__(self, served: Served, settings: PlanOptions) -> None:
+    def __init__(self, served: Items, settings: PlanOptions) -> None:
         if not len(served):
             raise ViewError("the view has no examples, so there is nothing to feed. See its ledger for the reasons.")
         if settings.capacity is not None:
             _check_fits(served.lengths, settings.capacity, settings.align)
         self.settings = settings
         self._served = served
-        self._constant = not _varies(served)
+        self._constant = not served.varies
         self._counts: list[int] = []  # rows per epoch, for the epochs counted so far
         self._kept: tuple[int, EpochRows] | None = None  # the last epoch planned
         self._lock = threading.Lock()  # the prefetching thread may plan the next epoch while the main thread calls
@@ -311,20 +335,12 @@ class Plan:
         epoch = 0 if self._constant else epoch
         if self._kept is None or self._kept[0] != epoch:
             self._kept = None  # free the old plan before building the new one
-            self._kept = epoch, _plan_epoch(self._served, epoch, self._constant, self.settings)
+            self._kept = epoch, _plan_epoch(self._served, epoch, self.settings)
         return self._kept[1]
 
 
-def _varies(served: Served) -> bool:
-    """Whether the items differ from epoch to epoch."""
-    shares = served.shares.values() if isinstance(served, BaseMixture) else ()
-    return any(share.per_epoch % len(share.view) for share in shares)
-
-
-def _plan_epoch(served: Served, epoch: int, constant: bool, settings: PlanOptions) -> EpochRows:
-    items: Compact | None = None
-    if not constant or isinstance(served, BaseMixture):
-        items = compact(served.epoch_indices(epoch))
+def _plan_epoch(served: Items, epoch: int, settings: PlanOptions) -> EpochRows:
+    items = None if served.in_order else compact(served.epoch_indices(epoch))
     if settings.capacity is None:
         return Sequences(len(served) if items is None else items)
     lengths = aligned(served.lengths if items is None else served.lengths[items], settings)

@@ -23,10 +23,10 @@ from penstock.errors import UsageError
 from penstock.load.example import Example, place_of
 from penstock.load.options import LossPolicy
 from penstock.load.windows import Rows, row_hashes
-from penstock.look.survey import columns_of, survey, whole
+from penstock.look.survey import survey, whole
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of
 from penstock.prepare.encode.columns import Columns
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 
 _FEW: Final = 20  # changed rows described in full
 _CONTEXT: Final = 8  # tokens before the first difference
@@ -120,7 +120,7 @@ class _Matching(NamedTuple):
     added: Int64
 
 
-def compare(a: StoredDataset, b: StoredDataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
+def compare(a: Dataset, b: Dataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
     """Compare two datasets; the first few changed rows are described in full."""
     if a.is_preference != b.is_preference:
         raise UsageError(
@@ -205,11 +205,11 @@ def _gaps(free: Int64, matched: Int64, names: Int64) -> np.ndarray[Any, Any]:
 # -- what a row is --------------------------------------------------------------------------------------------------
 
 
-def _fingerprints(dataset: StoredDataset, policy: LossPolicy) -> _Fingerprints:
+def _fingerprints(dataset: Dataset, policy: LossPolicy) -> _Fingerprints:
     content, tokens, segments, trained = [_NONE], [_NONE], [_NONE], 0
     sides = 2 if dataset.is_preference else 1
     for shard in range(len(dataset.shards)):
-        rows = Rows.of(columns_of(dataset, shard))
+        rows = Rows.of(dataset.shards.read(shard))
         content.append(row_hashes(rows.columns).copy())
         ids, parts = _hashes(rows.columns)
         tokens.append(_joined(ids, sides))
@@ -256,7 +256,7 @@ def _joined(hashes: UInt64, sides: int) -> UInt64:
 
 
 def _describe(
-    a: StoredDataset, b: StoredDataset, rows_a: Int64, rows_b: Int64, policy: LossPolicy, masks_only: bool = False
+    a: Dataset, b: Dataset, rows_a: Int64, rows_b: Int64, policy: LossPolicy, masks_only: bool = False
 ) -> Iterator[Difference]:
     """The first few of these rows, each with its first differing token."""
     tables = safe_bytes(a), safe_bytes(b)

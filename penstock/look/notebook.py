@@ -14,11 +14,11 @@ from markupsafe import Markup
 from penstock.errors import PenstockError
 from penstock.load.collate import Batch
 from penstock.load.example import Example, Pair
-from penstock.load.view import BaseMixture, BaseView, Share
+from penstock.load.view import Member, Mixture, View
 from penstock.look.html import render
 from penstock.look.statistics import Stats
 from penstock.look.tokens import TokenBytes, TokenRun, blocks, safe_bytes, sides_of, token_texts
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 
 _MOST: Final = 1500  # tokens of a sequence
 _SHOWN: Final = 3  # sequences of a batch
@@ -32,11 +32,11 @@ def html_of(shown: object) -> str | None:
                 return _item(shown)
             case Batch():
                 return _batch(shown)
-            case BaseView():
-                return _view(shown)
-            case BaseMixture():
-                return render("notebook_mixture.html", mixture=shown, ledger=shown.ledger, label=_member)
-            case StoredDataset():
+            case View():
+                return render("notebook_view.html", view=shown, settings=shown.settings, ledger=shown.ledger)
+            case Mixture():
+                return render("notebook_mixture.html", mixture=shown, ledger=shown.ledger, label=_label)
+            case Dataset():
                 return render("notebook_dataset.html", dataset=shown, ledger=shown.ledger)
     except (PenstockError, OSError):
         return None
@@ -59,19 +59,13 @@ def _sides(item: Example | Pair) -> list[tuple[str, Example, list[Any], TokenByt
     ]
 
 
-def _view(view: BaseView) -> str:
-    return render("notebook_view.html", view=view, settings=view.settings, ledger=view.ledger)
-
-
-def _member(share: Share) -> str:
-    each = f"{len(share.view):,} items, {share.per_epoch:,} of them per epoch"
-    return f"{each} · train_on {share.view.settings.train_on} · dataset {share.view.dataset.key[:15]}…"
+def _label(member: Member) -> str:
+    each = f"{len(member.view):,} items, {member.per_epoch:,} of them per epoch"
+    return f"{each} · train_on {member.view.settings.train_on} · dataset {member.view.dataset.key[:15]}…"
 
 
 def _batch(batch: Batch) -> str:
-    items = []
-    if isinstance(batch.served, BaseView | BaseMixture):
-        items = [_sides(batch.served[int(item)]) for item in batch.items[:_SHOWN]]
+    items = [] if batch.served is None else [_sides(batch.served[int(item)]) for item in batch.items[:_SHOWN]]
     shapes = [
         (name, "×".join(map(str, getattr(tensor, "shape", ()))) or str(tensor), str(getattr(tensor, "dtype", "")))
         for name, tensor in batch.tensors.items()

@@ -15,7 +15,8 @@ from penstock.options import option, read_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.api import Dataset, View
+    from penstock.load.view import View
+    from penstock.store.dataset import Dataset
 
 
 SHARDS_OPEN: Final = 16  # mapped pages count as memory, so keep few shards open
@@ -42,13 +43,13 @@ def look_options(values: Mapping[str, Any]) -> LookOptions:
 
 def open_to_look(dataset: Dataset, options: LookOptions, say: Callable[[str], None]) -> View:
     """A view for inspection. Rows with unknown regions are dropped, and `say` is called with a message."""
-    from penstock.api import View
+    from penstock.load.view import open_view
 
-    dataset.keep_open = SHARDS_OPEN
+    dataset.shards.keep_open = SHARDS_OPEN
     try:
-        return View(dataset, options.view).filled()
+        return open_view(dataset, options.view)
     except RegionsUnknown as error:
         if dataset.recipe.get("adopted"):
             raise
         say(f"left out: {error}")
-        return View(dataset, replace(options.view, regions_unknown=UnknownRegions.DROP)).filled()
+        return open_view(dataset, replace(options.view, regions_unknown=UnknownRegions.DROP))

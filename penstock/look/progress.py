@@ -21,7 +21,7 @@ from penstock.printable import printable
 if TYPE_CHECKING:
     from penstock.build.progress import Progress
     from penstock.build.run import Outcome
-    from penstock.store.dataset import StoredDataset
+    from penstock.store.dataset import Dataset
 
 
 PLAIN_EVERY = 5.0  # seconds between lines outside a terminal
@@ -130,38 +130,37 @@ def facts(outcome: Outcome) -> list[Fact]:
     return [*found, *((WARNING, text) for text in outcome.warnings)]
 
 
-def dataset_facts(dataset: StoredDataset) -> list[Fact]:
+def dataset_facts(dataset: Dataset) -> list[Fact]:
     """The contents of a dataset, according to its ledger."""
     ledger = dataset.ledger
-    rejected = sum(ledger["rejected"].values())
-    found = [("rows", f"{ledger['rows']:,} in = {ledger['kept']:,} kept + {rejected:,} rejected")]
-    found += [("", f"{count:,} {kind}") for kind, count in ledger["rejected"].items()]
-    found.append(("tokens", f"{dataset.tokens:,} in {dataset.examples:,} examples"))
-    names = [name for name in ("p50", "p90", "p99", "max") if name in ledger["lengths"]]
-    found.append(("lengths", ", ".join(f"{name} {ledger['lengths'][name]:,}" for name in names)))
-    if ledger["regions_unknown"]:
-        found.append(("regions", f"{ledger['regions_unknown']:,} examples with unknown regions"))
-    notes = ledger["notes"].items()
+    rejected = sum(ledger.rejected.values())
+    found = [("rows", f"{ledger.rows:,} in = {ledger.kept:,} kept + {rejected:,} rejected")]
+    found += [("", f"{count:,} {kind}") for kind, count in ledger.rejected.items()]
+    found.append(("tokens", f"{dataset.tokens:,} in {ledger.examples:,} examples"))
+    names = [name for name in ("p50", "p90", "p99", "max") if name in ledger.lengths]
+    found.append(("lengths", ", ".join(f"{name} {ledger.lengths[name]:,}" for name in names)))
+    if ledger.regions_unknown:
+        found.append(("regions", f"{ledger.regions_unknown:,} examples with unknown regions"))
+    notes = ledger.notes.items()
     return found + [
         ("note", f"{note}: {describe_note(note, count, dataset.recipe)}{_first_noted(dataset, note)}")
         for note, count in notes
     ]
 
 
-def _first_noted(dataset: StoredDataset, note: str) -> str:
+def _first_noted(dataset: Dataset, note: str) -> str:
     """The location of the first row with a note; rows are counted from 0."""
-    place = dataset.ledger.get("first_noted", {}).get(note)
-    files = dataset.notes.get("files", [])
-    if place is None or place[0] >= len(files):
+    place = dataset.ledger.first_noted.get(note)
+    if place is None or place[0] >= len(dataset.source_names):
         return ""
-    return f" (first: {files[place[0]]['name']} row {place[1]})"
+    return f" (first: {dataset.source_name(place[0])} row {place[1]})"
 
 
 def one_line(outcome: Outcome) -> str:
     """The same facts on one line."""
     dataset, progress = outcome.dataset, outcome.progress
     how = "found in the cache" if outcome.hit else f"prepared in {duration(progress.seconds)}"
-    rejected = sum(dataset.ledger["rejected"].values())
+    rejected = sum(dataset.ledger.rejected.values())
     aside = f", {rejected:,} rows set aside" if rejected else ""
     return f"penstock: {len(dataset):,} rows, {dataset.tokens:,} tokens {how}{aside} ({dataset.key[:11]})"
 

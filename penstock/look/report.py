@@ -25,7 +25,7 @@ import orjson
 from penstock import __version__
 from penstock.errors import StoreError, UsageError
 from penstock.load.options import LossPolicy, ViewOptions
-from penstock.load.view import BaseMixture, BaseView
+from penstock.load.view import Served
 from penstock.load.windows import Reason
 from penstock.look.html import render, running_mean, script, source_hash, stylesheet
 from penstock.look.packing_fill import best
@@ -33,7 +33,7 @@ from penstock.look.statistics import Stats, stats
 from penstock.look.terminal import label_name
 from penstock.look.tokens import MessageBlock, blocks, safe_bytes, sides_of
 from penstock.prepare.chat.notes import Note, describe_note
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import read_regular
 
 # ---- advice ----------------------------------------------------------------------------------------------------------
@@ -228,23 +228,23 @@ class Lineage:
     rejected: tuple[str, ...]  # the first rejected rows
 
 
-def lineage(dataset: StoredDataset) -> Lineage:
+def lineage(dataset: Dataset) -> Lineage:
     """Read the provenance from the manifest and the notes stored with the shards."""
-    recipe, notes = dataset.recipe, dataset.notes
-    files = file_names(dataset)
+    recipe, origins = dataset.recipe, dataset.origins
+    files = dataset.source_names
     mapping = recipe.get("mapping") or {}
     facts = {
         "dataset": dataset.key,
         "sources": ", ".join(files[:6]) + (f" and {len(files) - 6:,} more" if len(files) > 6 else ""),
         "row format": str(mapping.get("format", "")),
-        "tokenizer": f"{notes.get('tokenizer', '')} ({recipe['tokenizer'][:15]}…)".strip(),
+        "tokenizer": f"{origins.get('tokenizer', '')} ({recipe['tokenizer'][:15]}…)".strip(),
         "special tokens": ", ".join(f"{name} {text}" for name, text in recipe.get("special_tokens", {}).items()),
         "template variables": _plain(recipe.get("template_vars")),
         "date in templates": str(recipe.get("date") or ""),
         "regions": str(recipe.get("regions", "")),
         "special tokens in text": str(recipe.get("special_tokens_in_text", "")),
         "reference engines": ", ".join(f"{name} {text}" for name, text in recipe.get("references", {}).items()),
-        "shards": f"{len(dataset.shards):,}, {sum(dataset.manifest.shards.bytes):,} bytes",
+        "shards": f"{len(dataset.shards):,}, {sum(dataset.shards.bytes):,} bytes",
     }
     return Lineage(
         dataset.key,
@@ -256,20 +256,14 @@ def lineage(dataset: StoredDataset) -> Lineage:
     )
 
 
-def mixture_lineage(mixture: BaseMixture) -> Lineage:
+def mixture_lineage(mixture: Served) -> Lineage:
     """The members of a mixture, in place of one dataset's provenance."""
     facts = []
-    for name, share in mixture.shares.items():
-        amount = f"{share.per_epoch:,} of {len(share.view):,} items per epoch, train_on {share.view.settings.train_on}"
-        dataset = share.view.dataset
-        files = file_names(dataset) if isinstance(dataset, StoredDataset) else []
-        facts.append((name, ", ".join(filter(None, (amount, _name(files), dataset.key)))))
-    return Lineage(mixture.digest, f"Mixture of {', '.join(mixture.shares)}", tuple(facts), (), {}, ())
-
-
-def file_names(dataset: StoredDataset) -> list[str]:
-    """The names of the source files, as they were given."""
-    return [str(file.get("name", "")) for file in dataset.notes.get("files", []) if isinstance(file, dict)]
+    for name, member in mixture.members.items():
+        view, dataset = member.view, member.view.dataset
+        amount = f"{member.per_epoch:,} of {len(view):,} items per epoch, train_on {view.settings.train_on}"
+        facts.append((name, ", ".join(filter(None, (amount, _name(dataset.source_names), dataset.key)))))
+    return Lineage(mixture.digest, f"Mixture of {', '.join(mixture.members)}", tuple(facts), (), {}, ())
 
 
 def _name(files: list[str]) -> str:
@@ -281,12 +275,12 @@ def _plain(value: Any) -> str:
     return orjson.dumps(value).decode() if value else ""
 
 
-def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
+def _engines(dataset: Dataset) -> list[tuple[str, str]]:
     """The engines used and the checks against the references, from the notes stored with the shards."""
     checked = mismatches = 0
     encoders, reasons = Counter[str](), Counter[str]()
     paths = set[tuple[int, ...]]()
-    for shard in dataset.shards:
+    for shard in dataset.shards.names:
         with contextlib.suppress(OSError, orjson.JSONDecodeError, TypeError, ValueError, AttributeError):
             note = orjson.loads(read_regular(dataset.cache.shard_path(shard).with_suffix(".json")))
             checked += int(note.get("checked", 0))
@@ -305,13 +299,13 @@ def _engines(dataset: StoredDataset) -> list[tuple[str, str]]:
     return [(name, text) for name, text in found if text]
 
 
-def _rejected(dataset: StoredDataset, most: int = 5) -> list[str]:
+def _rejected(dataset: Dataset, most: int = 5) -> list[str]:
     """The first rejected rows. Shards are opened only if the ledger counts any."""
     found = list[str]()
-    if not dataset.ledger["rejected"]:
+    if not dataset.ledger.rejected:
         return found
     for shard in range(len(dataset.shards)):
-        for row in dataset.shard_meta(shard).rejected:
+        for row in dataset.shards.meta(shard).rejected:
             number = dataset.manifest.shards.first_rows[shard] + int(row.get("row", 0))
             found.append(f"row {number:,}: {row.get('reason', row.get('kind', ''))}")
             if len(found) == most:
@@ -397,9 +391,7 @@ class Sample(NamedTuple):
     blocks: list[MessageBlock]
 
 
-def report(
-    view: BaseView | BaseMixture, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES
-) -> str:
+def report(view: Served, *, capacity: int | None = None, run: TrainingRun | None = None, samples: int = SAMPLES) -> str:
     """The report on a view of a cached dataset, or on a mixture of such views, as HTML."""
     style, code = stylesheet(), script()
     policy = f"default-src 'none'; style-src {source_hash(style)}; script-src {source_hash(code)}; base-uri 'none'"
@@ -408,12 +400,11 @@ def report(
 
 
 def report_figures(
-    view: BaseView | BaseMixture, capacity: int | None, run: TrainingRun | None, samples: int = SAMPLES
+    view: Served, capacity: int | None, run: TrainingRun | None, samples: int = SAMPLES
 ) -> dict[str, Any]:
     """The variables of the report's template, apart from style and script."""
-    first = next(iter(view.shares.values())).view if isinstance(view, BaseMixture) else view
+    first = view.views[0]
     counted, settings, dataset = stats(view, capacity), first.settings, first.dataset
-    assert isinstance(dataset, StoredDataset)
     return {
         "stats": counted,
         "settings": settings,
@@ -421,23 +412,20 @@ def report_figures(
         "advice": advice(counted, settings),
         "best": best(counted.packing),
         "packed": next((fill for fill in counted.packing if fill.capacity == capacity), best(counted.packing)),
-        "lineage": lineage(dataset) if isinstance(view, BaseView) else mixture_lineage(view),
+        "lineage": mixture_lineage(view) if view.single is None else lineage(dataset),
         "row_name": partial(_row_name, _first_rows(view)),
         "samples": _samples(view, samples),
         "bytes_of": safe_bytes(dataset),
         "run": run,
         "preference": dataset.is_preference,
-        "path": str(dataset.path) if isinstance(view, BaseView) else "",
+        "path": "" if view.single is None else str(dataset.path),
         "version": __version__,
     }
 
 
-def _first_rows(view: BaseView | BaseMixture) -> dict[str, int]:
-    """The number of each member's first row, in the numbering of `stats`; no member: a view."""
-    if isinstance(view, BaseView):
-        return {}
-    sizes = [len(share.view.dataset) for share in view.shares.values()]
-    return dict(zip(view.shares, accumulate(sizes, initial=0), strict=False))
+def _first_rows(view: Served) -> dict[str, int]:
+    """The number of each member's first row, in the numbering of `stats`."""
+    return dict(zip(view.members, accumulate((len(one.dataset) for one in view.views), initial=0), strict=False))
 
 
 def _row_name(members: dict[str, int], row: int) -> str:
@@ -445,7 +433,7 @@ def _row_name(members: dict[str, int], row: int) -> str:
     return f"{name}, row {row - first:,}" if name else f"row {row:,}"
 
 
-def _samples(view: BaseView | BaseMixture, count: int) -> list[Sample]:
+def _samples(view: Served, count: int) -> list[Sample]:
     """A deterministic sample of items across the lengths: the shortest, the longest, and some in between."""
     if not len(view):
         return []
@@ -454,11 +442,8 @@ def _samples(view: BaseView | BaseMixture, count: int) -> list[Sample]:
     order = np.argsort(lengths, kind="stable")
     found, members = [], _first_rows(view)
     for item in dict.fromkeys(order[spread.astype(np.int64)].tolist()):
-        if isinstance(view, BaseMixture):
-            name, number = view.place(item)
-            row = members[name] + int(view.shares[name].view.numbers[number])
-        else:
-            row = int(view.numbers[item])
+        name, number = view.place(item)
+        row = members[name] + int(view.members[name].view.index.rows[number])
         for side, example, prompt in sides_of(view[item]):
             label = " · ".join(filter(None, (side, "" if example.desirable is None else label_name(example.desirable))))
             shown = blocks(example, SAMPLE_TOKENS, prompt)

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int64
-from penstock.load.example import Examples, default_policy, place_of
+from penstock.load.example import default_policy, place_of
 from penstock.load.index import Holdout
 from penstock.load.options import Overlong, UnknownRegions, ViewOptions
-from penstock.load.view import BaseMixture, BaseView
+from penstock.load.view import Served, View
 from penstock.load.windows import Ledger, Reason, Rows, each_row_once, row_hashes
 from penstock.look.packing_fill import Fill, Limit, fills, limits
-from penstock.look.survey import Flag, Survey, columns_of, repeated, served, survey, whole
+from penstock.look.survey import Flag, Survey, repeated, served, survey, whole
 from penstock.prepare.chat.conversation import Role
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 
 if TYPE_CHECKING:
     from penstock.build.turns_preview import TurnsCompared  # loads the engines
@@ -72,7 +72,7 @@ class SourceCounts(NamedTuple):
     trained: int
 
 
-class Member(NamedTuple):
+class MemberCounts(NamedTuple):
     """A member of a mixture: the sequences (or pairs) that it has, and those of an epoch."""
 
     name: str
@@ -136,7 +136,7 @@ class Stats:
     untrained: Flagged = Flagged(0, ())  # rows of a view that are not served: the policy trains none of their tokens
     beyond: Flagged = Flagged(0, ())  # rows that are not served: all that is trained is beyond max_length
     desirable: int | None = None  # sequences labelled as good; None: the data has no labels (KTO)
-    members: tuple[Member, ...] = ()  # of a mixture
+    members: tuple[MemberCounts, ...] = ()  # of a mixture
     turns: TurnsCompared | None = None  # both modes of `--turns` on the first rows; only `penstock stats` looks at it
 
     def to_json(self) -> dict[str, object]:
@@ -169,11 +169,11 @@ class _Shard(NamedTuple):
     desirable: int | None  # sequences
 
 
-def stats(target: Examples | BaseView | BaseMixture, capacity: int | None = None) -> Stats:
+def stats(target: Dataset | Served, capacity: int | None = None) -> Stats:
     """Statistics of all rows of a dataset, or of those that are served; `capacity` is added to the usual ones."""
     views, shards = _counted(target)
     settings, ledger = views[0].settings, sum((view.ledger for view in views), Ledger())
-    left_out = 0 if _is_dataset(target) else ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
+    left_out = 0 if isinstance(target, Dataset) else ledger.dropped_rows.get(Reason.REGIONS_UNKNOWN, 0)
     seen = [shard.seen for shard in shards]
     lengths, trained = _joined([one.lengths for one in seen]), _joined([one.trained for one in seen])
     messages = _joined([one.messages[one.flags & Flag.REGIONS_UNKNOWN == 0] for one in seen])
@@ -181,9 +181,10 @@ def stats(target: Examples | BaseView | BaseMixture, capacity: int | None = None
     rows, again = _joined([shard.rows for shard in shards]), repeated(hashes)
     sizes, labels = _joined([shard.sizes for shard in shards]), [s.desirable for s in shards if s.desirable is not None]
     tokens, all_trained = int(lengths.sum()), ledger.trained
-    cut = [] if _is_dataset(target) else [_cut(view) for view in views]
+    cut = [] if isinstance(target, Dataset) else [_cut(view) for view in views]
     untrained, beyond = _not_trained(views)
-    names = dict(enumerate(target.shares)) if isinstance(target, BaseMixture) else source_names(views[0].dataset)
+    members = {} if isinstance(target, Dataset) or target.single is not None else target.members
+    names = list(members) or views[0].dataset.source_names
     return Stats(
         rows=len(hashes),
         sequences=len(lengths),
@@ -215,22 +216,17 @@ def stats(target: Examples | BaseView | BaseMixture, capacity: int | None = None
         untrained=untrained,
         beyond=beyond,
         desirable=sum(labels) if labels else None,
-        members=_members(target) if isinstance(target, BaseMixture) else (),
+        members=tuple(MemberCounts(name, len(one.view), one.per_epoch) for name, one in members.items()),
     )
 
 
-def _is_dataset(target: Examples | BaseView | BaseMixture) -> bool:
-    return not isinstance(target, BaseView | BaseMixture)
-
-
-def _counted(target: Examples | BaseView | BaseMixture) -> tuple[list[BaseView], list[_Shard]]:
+def _counted(target: Dataset | Served) -> tuple[list[View], list[_Shard]]:
     """The views behind the target, and their shards; in a mixture, rows are counted over all members' datasets."""
-    if isinstance(target, BaseView):
-        return [target], list(_of_view(target))
-    if not isinstance(target, BaseMixture):
-        settings = ViewOptions(regions_unknown=UnknownRegions.DROP)
-        return [BaseView(target, settings)], list(_of_dataset(target))
-    views, shards, before = [share.view for share in target.shares.values()], list[_Shard](), 0
+    if isinstance(target, Dataset):
+        return [View(target, ViewOptions(regions_unknown=UnknownRegions.DROP))], list(_of_dataset(target))
+    if target.single is not None:
+        return target.views, list(_of_view(target.single))
+    views, shards, before = target.views, list[_Shard](), 0
     for member, view in enumerate(views):
         for shard in _of_view(view):
             shards.append(shard._replace(source=member, rows=shard.rows + before, hashed=shard.hashed + before))
@@ -238,7 +234,7 @@ def _counted(target: Examples | BaseView | BaseMixture) -> tuple[list[BaseView],
     return views, shards
 
 
-def _not_trained(views: list[BaseView]) -> tuple[Flagged, Flagged]:
+def _not_trained(views: list[View]) -> tuple[Flagged, Flagged]:
     """The rows with no trained token that are not served: those the policy never trains, and those that are cut off."""
     found, before = ([_NONE], [_NONE]), 0
     for view in views:
@@ -250,16 +246,16 @@ def _not_trained(views: list[BaseView]) -> tuple[Flagged, Flagged]:
     return Flagged(len(mute), tuple(mute[:_FEW].tolist())), Flagged(len(cut), tuple(cut[:_FEW].tolist()))
 
 
-def _without_trained_token(view: BaseView) -> tuple[Int64, Int64]:
+def _without_trained_token(view: View) -> tuple[Int64, Int64]:
     dataset, settings = view.dataset, view.settings
-    shards = range(len(dataset.shard_examples))
-    holdout = Holdout(settings, (each_row_once(dataset.structure(shard)) for shard in shards))
+    shards = range(len(dataset.shards.examples))
+    holdout = Holdout(settings, (each_row_once(dataset.shards.structure(shard)) for shard in shards))
     mute, cut, before = [_NONE], [_NONE], 0
     for shard in shards:
-        rows = Rows.of(columns_of(dataset, shard))
+        rows = Rows.of(dataset.shards.read(shard))
         missing = holdout.shows(row_hashes(rows.columns)) & ~(rows.unknown & settings.policy.needs_regions)
-        own = np.searchsorted(view.numbers, (before, before + len(missing)))
-        missing[view.numbers[own[0] : own[1]] - before] = False
+        own = np.searchsorted(view.index.rows, (before, before + len(missing)))
+        missing[view.index.rows[own[0] : own[1]] - before] = False
         if settings.overlong is Overlong.DROP and settings.max_length is not None:
             missing &= rows.longest <= settings.max_length
         trained = survey(rows, whole(rows), settings.policy).trained.reshape(len(missing), -1).min(axis=1)
@@ -267,10 +263,6 @@ def _without_trained_token(view: BaseView) -> tuple[Int64, Int64]:
         cut.append(np.flatnonzero(missing & (trained > 0)) + before)
         before += len(missing)
     return np.concatenate(mute), np.concatenate(cut)
-
-
-def _members(mixture: BaseMixture) -> tuple[Member, ...]:
-    return tuple(Member(name, len(share.view), share.per_epoch) for name, share in mixture.shares.items())
 
 
 _NONE: Final = np.empty(0, np.int64)
@@ -282,28 +274,28 @@ def _joined(arrays: list[Int64]) -> Int64:
     return np.concatenate([_NONE, *arrays])
 
 
-def _of_dataset(dataset: Examples) -> Iterator[_Shard]:
+def _of_dataset(dataset: Dataset) -> Iterator[_Shard]:
     sides, before, policy = 2 if dataset.is_preference else 1, 0, default_policy(dataset)
-    for shard in range(len(dataset.shard_examples)):
-        rows = Rows.of(columns_of(dataset, shard))
+    for shard in range(len(dataset.shards.examples)):
+        rows = Rows.of(dataset.shards.read(shard))
         numbers = np.arange(len(rows.unknown)) + before
-        seen = survey(rows, whole(rows), policy, bos=start_token(dataset))
+        seen = survey(rows, whole(rows), policy, bos=dataset.token_id("bos_token"))
         yield _shard(dataset, rows, numbers, np.repeat(numbers, sides), seen, before)
         before += len(numbers)
 
 
-def _of_view(view: BaseView) -> Iterator[_Shard]:
+def _of_view(view: View) -> Iterator[_Shard]:
     before, policy, overlong = 0, view.settings.policy, view.settings.overlong
-    bos = start_token(view.dataset)
+    bos = view.dataset.token_id("bos_token")
     for shard, numbers, extents in served(view):
-        rows = Rows.of(columns_of(view.dataset, shard))
+        rows = Rows.of(view.dataset.shards.read(shard))
         seen = survey(rows, extents, policy, overlong, bos)
         own = np.unique(numbers)  # a split row is one row
         yield _shard(view.dataset, rows, own, numbers, seen, before)
         before += len(rows.unknown)
 
 
-def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Survey, before: int) -> _Shard:
+def _shard(dataset: Dataset, rows: Rows, own: Int64, numbers: Int64, seen: Survey, before: int) -> _Shard:
     source = place_of(dataset, before).source if len(rows.unknown) else 0
     local = own - before
     unknown = int(rows.unknown[local].sum())
@@ -315,11 +307,6 @@ def _shard(dataset: Examples, rows: Rows, own: Int64, numbers: Int64, seen: Surv
     return _Shard(source, numbers, seen, hashes, own, unknown, rows.sizes.ravel(), good)
 
 
-def start_token(dataset: Examples) -> int | None:
-    """The id of the tokenizer's BOS token, if it has one."""
-    return dataset.token_id("bos_token") if isinstance(dataset, StoredDataset) else None
-
-
 def _by_role(counts: list[dict[Role, int]]) -> dict[str, int]:
     total = Counter[Role]()
     for count in counts:
@@ -327,21 +314,16 @@ def _by_role(counts: list[dict[Role, int]]) -> dict[str, int]:
     return {role.name.lower(): total[role] for role in Role if total[role]}
 
 
-def _sources(names: Mapping[int, str], shards: list[_Shard]) -> tuple[SourceCounts, ...]:
+def _sources(names: list[str], shards: list[_Shard]) -> tuple[SourceCounts, ...]:
     total: dict[int, list[int]] = {}
     for shard in shards:
         own = total.setdefault(shard.source, [0, 0, 0])
         added = len(shard.hashes), int(shard.seen.lengths.sum()), int(shard.seen.trained.sum())
         total[shard.source] = [have + more for have, more in zip(own, added, strict=True)]
+    known = dict(enumerate(names))
     return tuple(
-        SourceCounts(source, names.get(source, f"source {source}"), *counts) for source, counts in sorted(total.items())
+        SourceCounts(source, known.get(source, f"source {source}"), *counts) for source, counts in sorted(total.items())
     )
-
-
-def source_names(dataset: Examples) -> dict[int, str]:
-    """The sources, by name if the dataset's notes record it."""
-    files = dataset.notes.get("files", []) if isinstance(dataset, StoredDataset) else []
-    return {number: str(file.get("name", "")) for number, file in enumerate(files) if isinstance(file, dict)}
 
 
 def _named(rows: Int64, lengths: Int64, trained: Int64, chosen: Int64) -> tuple[Named, ...]:
@@ -365,14 +347,12 @@ def _flags(rows: Int64, flags: npt.NDArray[np.uint8]) -> dict[str, Flagged]:
     return found
 
 
-def _build(datasets: list[Examples]) -> dict[str, Any]:
+def _build(datasets: list[Dataset]) -> dict[str, Any]:
     """The build ledgers, added up."""
     total: dict[str, Any] = {}
     for dataset in datasets:
-        if not isinstance(dataset, StoredDataset):
-            return {}
         for name in ("rows", "kept", "examples", "tokens", "rejected", "notes"):
-            value = dataset.ledger[name]
+            value = getattr(dataset.ledger, name)
             plain = isinstance(value, int)
             total[name] = total.get(name, 0) + value if plain else Counter(total.get(name, {})) + Counter(value)
     return {name: dict(value) if isinstance(value, Counter) else value for name, value in total.items()}
@@ -407,7 +387,7 @@ def _of_messages(messages: Int64) -> tuple[Bin, ...]:
     return tuple(Bin(number, number + 1, int(count)) for number, count in enumerate(np.bincount(messages)))
 
 
-def _cut(target: BaseView) -> tuple[int, int]:
+def _cut(target: View) -> tuple[int, int]:
     """The number of rows over a view's maximum length, and the tokens they lose."""
     if target.settings.max_length is None:
         return 0, 0
@@ -415,8 +395,8 @@ def _cut(target: BaseView) -> tuple[int, int]:
     if how is Overlong.SPLIT:
         return 0, 0
     rows = tokens = 0
-    for shard in range(len(target.dataset.shard_examples)):
-        sizes = Rows.of(target.dataset.structure(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
+    for shard in range(len(target.dataset.shards.examples)):
+        sizes = Rows.of(target.dataset.shards.structure(shard)).sizes.reshape(-1, 2 if target.is_preference else 1)
         over = sizes[sizes.max(axis=1, initial=0) > most]
         rows += len(over)
         tokens += int((over if how is Overlong.DROP else np.maximum(over - most, 0)).sum())

@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64, UInt8
-from penstock.load.example import Examples
 from penstock.load.options import LossPolicy, Overlong
 from penstock.load.policy import Runs, Tally, run_weights
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.load.windows import Rows, prompt_lengths
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
-from penstock.store.dataset import StoredDataset
 
 _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows
 
@@ -70,16 +68,16 @@ def whole(rows: Rows) -> Extents:
     return Extents(np.arange(len(sizes)), np.zeros_like(sizes), sizes, prompts)
 
 
-def served(view: BaseView) -> Iterator[tuple[int, Int64, Extents]]:
+def served(view: View) -> Iterator[tuple[int, Int64, Extents]]:
     """Per shard: its number, the dataset rows of its windows, and the windows that the view serves."""
     sides = 2 if view.is_preference else 1
-    before = np.concatenate(([0], np.cumsum(view.dataset.shard_examples // sides)))
-    cuts = np.searchsorted(view.numbers, before)
+    before = np.concatenate(([0], np.cumsum(view.dataset.shards.examples // sides)))
+    cuts = np.searchsorted(view.index.rows, before)
     for shard, (first, last) in enumerate(pairwise(cuts.tolist())):
         own = slice(first, last)
-        numbers = np.repeat(view.numbers[own].astype(np.int64), sides)
-        starts = np.repeat(view.starts[own].astype(np.int64), sides)
-        prompts = np.repeat(view.prompts[own].astype(np.int64), 2) if sides == 2 else np.zeros_like(starts)
+        numbers = np.repeat(view.index.rows[own].astype(np.int64), sides)
+        starts = np.repeat(view.index.starts[own].astype(np.int64), sides)
+        prompts = np.repeat(view.index.prompts[own].astype(np.int64), 2) if sides == 2 else np.zeros_like(starts)
         lengths = view.lengths[own].astype(np.int64).ravel()
         sequences = (numbers - before[shard]) * sides + np.tile(np.arange(sides), last - first)
         yield shard, numbers, Extents(sequences, starts, starts + lengths, prompts)
@@ -129,15 +127,6 @@ def repeated(hashes: npt.NDArray[np.uint64]) -> Bool:
     again = np.zeros(len(hashes), np.bool_)
     again[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
     return again
-
-
-def columns_of(dataset: Examples, shard: int) -> Columns:
-    """The columns of a shard, mapped only for this call, so that mapped pages don't accumulate in memory."""
-    if not isinstance(dataset, StoredDataset):
-        return dataset.columns(shard)
-    from penstock.store.shard import read_shard
-
-    return read_shard(dataset.shard_file(shard))[0]
 
 
 def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:

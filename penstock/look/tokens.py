@@ -15,11 +15,12 @@ import numpy as np
 from markupsafe import Markup
 
 from penstock.errors import PenstockError
-from penstock.load.example import Cut, Example, Examples, Pair, cut_example, place_of
+from penstock.load.example import Cut, Example, Pair, cut_example, place_of
 from penstock.load.options import LossPolicy
 from penstock.load.policy import Float32, Runs, run_weights
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.printable import escaped
+from penstock.store.dataset import Dataset
 
 # ---- visible ---------------------------------------------------------------------------------------------------------
 # Converts token bytes to text that is safe to print in a terminal or a page.
@@ -102,12 +103,12 @@ class MessageBlock(NamedTuple):
     hidden: int = 0  # tokens omitted to keep the page small
 
 
-def example_of(dataset: Examples, sequence: int, policy: LossPolicy) -> Example:
+def example_of(dataset: Dataset, sequence: int, policy: LossPolicy) -> Example:
     """A complete token sequence of a dataset, numbered over all shards (a pair counts as two)."""
-    ends = np.cumsum(dataset.shard_examples)
+    ends = np.cumsum(dataset.shards.examples)
     shard = int(np.searchsorted(ends, sequence, side="right"))
-    number = sequence - int(ends[shard] - dataset.shard_examples[shard])
-    columns = dataset.columns(shard)
+    number = sequence - int(ends[shard] - dataset.shards.examples[shard])
+    columns = dataset.shards.columns(shard)
     length = int(columns.id_offsets[number + 1] - columns.id_offsets[number])
     place = place_of(dataset, sequence // 2 if dataset.is_preference else sequence)
     return cut_example(columns, number, Cut(0, length), policy, place, dataset)

@@ -19,24 +19,27 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import orjson
 
+from penstock import surface
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store.cache import SCHEMES, Cache, open_cache
 from penstock.store.files import read_regular
-from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.manifest import BuildLedger, Manifest, read_manifest
 from penstock.store.storage import MARKER, has_marker
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from penstock.arguments import ViewArguments
     from penstock.prepare.encode.columns import Columns
     from penstock.prepare.tokenizer.vocabulary import Vocabulary
     from penstock.store.shard import ShardMeta
+    from penstock.surface import ConversationReader, Stats, View
 
 LATEST, MANIFEST = "latest", "manifest.json"
 KEY = re.compile(r"b3-[0-9a-f]{1,64}")
@@ -80,12 +83,14 @@ class MemberRow(RowLocation):
         return MemberRow.of, (RowLocation(*self), self.member)
 
 
-class StoredDataset:
-    """The examples of a manifest, in source order."""
+class Shards:
+    """The shards of a dataset, in order. Recently used ones stay mapped."""
 
     def __init__(self, cache: Cache, manifest: Manifest) -> None:
-        self.cache = cache
-        self.manifest = manifest
+        self._cache = cache
+        self._key = manifest.key
+        self._pairs = manifest.preference
+        self._table = manifest.shards
         self._ends = list(accumulate(manifest.shards.examples))
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._lock = threading.Lock()
@@ -93,6 +98,136 @@ class StoredDataset:
         self._has_structure = False
         self.keep_open: int | None = None  # shards that stay mapped; None: as many as file descriptors allow
         cache.watch(self)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Their names in the cache."""
+        return self._table.names
+
+    @property
+    def bytes(self) -> list[int]:
+        """The sizes of their files."""
+        return self._table.bytes
+
+    @property
+    def total(self) -> int:
+        """Token sequences in all of them; a pair has two."""
+        return self._ends[-1] if self._ends else 0
+
+    @cached_property
+    def examples(self) -> npt.NDArray[np.int64]:
+        """Token sequences in each of them."""
+        import numpy as np
+
+        return np.asarray(self._table.examples, np.int64)
+
+    def columns(self, shard: int) -> Columns:
+        """The columns of a shard."""
+        with self._lock:  # loaders read from their own threads
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
+        self.mark_used()
+        try:
+            columns = self.read(shard)
+        except CorruptError:
+            if not self._cache.is_remote or self._cache.shard_path(self.names[shard]).exists():
+                raise
+            columns = self.read(shard)  # another process has just made room in the local tier
+        with self._lock:
+            self._open[shard] = columns
+            if len(self._open) > (self.keep_open or self._default_open):
+                self._open.popitem(last=False)
+        return columns
+
+    def read(self, shard: int) -> Columns:
+        """The columns of a shard, mapped for the caller alone, so that mapped pages don't accumulate in memory."""
+        from penstock.store.shard import read_shard
+
+        return read_shard(self.file(shard))[0]
+
+    def structure(self, shard: int) -> Columns:
+        """The columns of a shard, perhaps without its token ids, which a cache in an object store keeps apart."""
+        if not self._cache.is_remote:
+            return self.columns(shard)
+        with self._lock:
+            if shard in self._open:
+                return self._open[shard]
+            is_first, self._has_structure = not self._has_structure, True
+        if self._pairs:  # the common prompt of a pair is found in its tokens
+            if is_first:
+                self.fetch(range(len(self)))
+            return self.columns(shard)
+        if is_first:
+            self._cache.fetch(self.names)
+        return self._cache.structure(self.names[shard])[0]
+
+    def meta(self, shard: int) -> ShardMeta:
+        """Ledger, rejected rows and spot-check sample of a shard."""
+        return self._cache.structure(self.names[shard])[1]
+
+    def file(self, shard: int) -> Path:
+        """The file of a shard on this machine; downloaded first, if the cache is in an object store."""
+        return self._cache.shard_file(self.names[shard], self._table.digests[shard])
+
+    def find(self, example: int) -> tuple[int, int]:
+        """The shard that holds a token sequence, and the sequence's number in it."""
+        if not 0 <= example < self.total:
+            raise IndexError(f"example {example} of {self.total}")
+        shard = bisect_right(self._ends, example)
+        return shard, example - self._ends[shard] + self._table.examples[shard]
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
+        if not self._cache.is_remote:
+            return 0
+        most = self._cache.mappable_bytes
+        return DOWNLOAD_BYTES if most is None else min(DOWNLOAD_BYTES, max(1, most // 2))
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Download shards that are not on this machine, many at a time."""
+        with self._lock:
+            missing = [shard for shard in shards if shard not in self._open]
+        self._cache.download({self.names[shard]: self._table.digests[shard] for shard in missing})
+
+    def mark_used(self, *, now: bool = False) -> None:
+        """Record that the dataset is in use, for `cache ls` and `cache gc`. Does nothing in a read-only cache."""
+        if not now and self._marked and time.monotonic() - self._marked < USED_INTERVAL:
+            return
+        self._marked = time.monotonic()
+        mark = self._cache.dataset_path(self._key) / "used"
+        with contextlib.suppress(OSError, StoreError):
+            if not has_marker(self._cache.files):
+                return
+            with contextlib.suppress(FileNotFoundError):
+                if not now and abs(time.time() - mark.lstat().st_mtime) <= USED_INTERVAL:
+                    return
+            self._cache.mark_used(self._key)
+
+    @cached_property
+    def _default_open(self) -> int:
+        """How many shards stay mapped: half of a local tier's bytes, and no more than file descriptors allow."""
+        most = self._cache.mappable_bytes
+        fitting = _open_limit() if most is None else max(1, most // max(1, sum(self.bytes) // max(1, len(self))))
+        return min(_open_limit(), fitting)
+
+    def _open_files(self) -> list[Path]:
+        with self._lock:
+            return [self._cache.shard_path(self.names[shard]) for shard in self._open]
+
+
+class Dataset:
+    """A prepared dataset. Call `view` to get examples with loss masks."""
+
+    def __init__(self, cache: Cache, manifest: Manifest) -> None:
+        self.cache = cache
+        self.manifest = manifest
+        self.shards = Shards(cache, manifest)
 
     # -- description ----------------------------------------------------------------------------------------------
 
@@ -107,14 +242,24 @@ class StoredDataset:
         return self.cache.dataset_path(self.key)
 
     @property
+    def address(self) -> str:
+        """The folder or URL of the dataset, for `ps.open`."""
+        return f"{self.cache.address}/datasets/{self.key}"
+
+    @property
     def recipe(self) -> Mapping[str, Any]:
         """Everything except the rows that determined the tokens."""
         return self.manifest.recipe
 
-    @property
-    def ledger(self) -> Mapping[str, Any]:
+    @cached_property
+    def ledger(self) -> BuildLedger:
         """The build ledger: rows in = rows kept + rejected, with reasons."""
-        return self.manifest.ledger
+        return BuildLedger.of(self.manifest.ledger)
+
+    @property
+    def notes(self) -> Mapping[str, int]:
+        """How many kept rows have which note, such as `tools_dropped`; `rows_with` lists them."""
+        return self.ledger.notes
 
     @property
     def is_preference(self) -> bool:
@@ -122,164 +267,99 @@ class StoredDataset:
         return self.manifest.preference
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether each answer is labelled as desirable or not (KTO)."""
+        return (self.recipe.get("mapping") or {}).get("format") == "kto"
+
+    @property
     def tokens(self) -> int:
         """Total number of tokens."""
         return sum(self.manifest.shards.tokens)
 
     def __len__(self) -> int:
-        return self.examples // 2 if self.is_preference else self.examples
+        return self.shards.total // 2 if self.is_preference else self.shards.total
 
     def __repr__(self) -> str:
-        labelled = self.recipe.get("mapping", {}).get("format") == "kto"
-        kind = "pairs" if self.is_preference else "labelled examples" if labelled else "examples"
+        kind = "pairs" if self.is_preference else "labelled examples" if self.is_labelled else "examples"
         return f"<Dataset {self.key[:11]}… {len(self):,} {kind}, {self.tokens:,} tokens>"
 
-    def mark_used(self, *, now: bool = False) -> None:
-        """Record that the dataset is in use, for `cache ls` and `cache gc`. Does nothing in a read-only cache."""
-        if not now and self._marked and time.monotonic() - self._marked < USED_INTERVAL:
-            return
-        self._marked = time.monotonic()
-        mark = self.path / "used"
-        with contextlib.suppress(OSError, StoreError):
-            if not has_marker(self.cache.files):
-                return
-            with contextlib.suppress(FileNotFoundError):
-                if not now and abs(time.time() - mark.lstat().st_mtime) <= USED_INTERVAL:
-                    return
-            self.cache.mark_used(self.key)
+    def _repr_html_(self) -> str | None:
+        return surface.html(self)
 
-    # -- examples -------------------------------------------------------------------------------------------------
+    # -- use ------------------------------------------------------------------------------------------------------
 
-    @property
-    def examples(self) -> int:
-        """Number of token sequences; a pair has two."""
-        return self._ends[-1] if self._ends else 0
+    def view(self, **options: Unpack[ViewArguments]) -> View:
+        """Apply a loss policy, a maximum length and a hold-out, without encoding anything again."""
+        return surface.view(self, options)
 
-    @cached_property
-    def shard_examples(self) -> npt.NDArray[np.int64]:
-        """Number of examples in each shard."""
-        import numpy as np
+    def stats(self, capacity: int | None = None) -> Stats:
+        """Statistics of all rows, with the trained tokens of the default view."""
+        return surface.stats(self, capacity)
 
-        return np.asarray(self.manifest.shards.examples, np.int64)
+    def input_ids(self, example: int) -> npt.NDArray[Any]:
+        """The tokens of an example."""
+        from penstock.prepare.faithful.prefixes import tokens
 
-    @property
-    def shards(self) -> list[str]:
-        """Names of the shards, in order."""
-        return self.manifest.shards.names
+        shard, number = self.shards.find(example)
+        return tokens(self.shards.columns(shard), number)
 
-    def columns(self, shard: int) -> Columns:
-        """The columns of a shard. Recently used shards stay open."""
-        with self._lock:  # loaders read from their own threads
-            found = self._open.get(shard)
-            if found is not None:
-                self._open.move_to_end(shard)
-                return found
-        from penstock.store.shard import read_shard
-
-        self.mark_used()
-        try:
-            columns, _ = read_shard(self.shard_file(shard))
-        except CorruptError:
-            if not self.cache.is_remote or self.cache.shard_path(self.shards[shard]).exists():
-                raise
-            columns, _ = read_shard(self.shard_file(shard))  # another process has just made room in the local tier
-        with self._lock:
-            self._open[shard] = columns
-            if len(self._open) > (self.keep_open or self._default_open):
-                self._open.popitem(last=False)
-        return columns
-
-    @cached_property
-    def _default_open(self) -> int:
-        """How many shards stay mapped: half of a local tier's bytes, and no more than file descriptors allow."""
-        most, sizes = self.cache.mappable_bytes, self.manifest.shards.bytes
-        fitting = _open_limit() if most is None else max(1, most // max(1, sum(sizes) // max(1, len(sizes))))
-        return min(_open_limit(), fitting)
-
-    def shard_file(self, shard: int) -> Path:
-        """The file of a shard on this machine; downloaded first, if the cache is in an object store."""
-        table = self.manifest.shards
-        return self.cache.shard_file(table.names[shard], table.digests[shard])
-
-    def shard_bytes(self, shard: int) -> int:
-        """The size of a shard's file."""
-        return self.manifest.shards.bytes[shard]
-
-    def structure(self, shard: int) -> Columns:
-        """The columns of a shard, perhaps without its token ids, which a cache in an object store keeps apart."""
-        if not self.cache.is_remote:
-            return self.columns(shard)
-        with self._lock:
-            if shard in self._open:
-                return self._open[shard]
-            is_first, self._has_structure = not self._has_structure, True
-        if self.is_preference:  # the common prompt of a pair is found in its tokens
-            if is_first:
-                self.fetch(range(len(self.shards)))
-            return self.columns(shard)
-        if is_first:
-            self.cache.fetch(self.shards)
-        return self.cache.structure(self.shards[shard])[0]
-
-    @property
-    def download_bytes(self) -> int:
-        """Bytes of shards to download ahead of their use; 0 if all shards are on this machine."""
-        if not self.cache.is_remote:
-            return 0
-        most = self.cache.mappable_bytes
-        return DOWNLOAD_BYTES if most is None else min(DOWNLOAD_BYTES, max(1, most // 2))
-
-    def fetch(self, shards: Iterable[int]) -> None:
-        """Download shards that are not on this machine, many at a time."""
-        with self._lock:
-            missing = [shard for shard in shards if shard not in self._open]
-        self.cache.download({self.shards[shard]: self.manifest.shards.digests[shard] for shard in missing})
-
-    def _open_files(self) -> list[Path]:
-        with self._lock:
-            return [self.cache.shard_path(self.shards[shard]) for shard in self._open]
-
-    def shard_meta(self, shard: int) -> ShardMeta:
-        """Ledger, rejected rows and spot-check sample of a shard."""
-        return self.cache.structure(self.shards[shard])[1]
-
-    def noted(self, note: str) -> npt.NDArray[np.int64]:
-        """Numbers of the examples (of pairs: of the pairs) whose rows have a note, such as `tools_dropped`."""
+    def rows_with(self, note: str) -> npt.NDArray[np.int64]:
+        """Numbers of the examples (of pairs: of the pairs) whose rows have a note."""
         import numpy as np
 
         from penstock.prepare.chat.notes import runs_to_rows
 
-        if note not in self.ledger["notes"]:
-            known = ", ".join(self.ledger["notes"]) or "none"
+        if note not in self.notes:
+            known = ", ".join(self.notes) or "none"
             raise UsageError(f"no row has the note {note!r}. Notes of this dataset: {known}.")
         found, before, sides = [np.arange(0)], 0, 2 if self.is_preference else 1
-        for shard, examples in enumerate(self.manifest.shards.examples):
-            runs = self.shard_meta(shard).noted.get(note)
+        for shard, examples in enumerate(self.shards.examples.tolist()):
+            runs = self.shards.meta(shard).noted.get(note)
             if runs:
-                rows = self.columns(shard).rows[::sides]
+                rows = self.shards.columns(shard).rows[::sides]
                 found.append(np.flatnonzero(np.isin(rows, runs_to_rows(runs))) + before)
             before += examples // sides
         return np.concatenate(found)
 
-    def find(self, example: int) -> tuple[int, int]:
-        """The shard that holds an example, and the example's index in it."""
-        if not 0 <= example < self.examples:
-            raise IndexError(f"example {example} of {self.examples}")
-        shard = bisect_right(self._ends, example)
-        return shard, example - self._ends[shard] + self.manifest.shards.examples[shard]
+    # -- where the rows come from ---------------------------------------------------------------------------------
+
+    def conversation(self, index: int) -> dict[str, Any]:
+        """The conversation that example (or pair) `index` was rendered from, reread from its source.
+
+        Returns `messages`, `tools` and template `variables` in the form that transformers' `apply_chat_template`
+        takes (`text` for rows without a template); for pairs, one such dictionary each for `chosen` and `rejected`.
+        """
+        return self.conversations.conversation(index)
+
+    @cached_property
+    def conversations(self) -> ConversationReader:
+        """Reads the source rows of examples."""
+        return surface.conversations(self)
 
     def locate(self, example: int) -> RowLocation:
         """The source row of an example."""
-        shard, number = self.find(example)
-        table = self.manifest.shards
-        return RowLocation(table.sources[shard], table.first_rows[shard] + int(self.structure(shard).rows[number]))
+        shard, number = self.shards.find(example)
+        table, rows = self.manifest.shards, self.shards.structure(shard).rows
+        return RowLocation(table.sources[shard], table.first_rows[shard] + int(rows[number]))
 
-    def input_ids(self, example: int) -> npt.NDArray[Any]:
-        """The tokens of an example."""
-        shard, number = self.find(example)
-        from penstock.prepare.faithful.prefixes import tokens
+    @cached_property
+    def origins(self) -> Mapping[str, Any]:
+        """The files (by `name` and `path`), slices and tokenizer that the dataset was last prepared from."""
+        try:
+            value = orjson.loads(read_regular(self.path / "notes.json"))
+        except (OSError, orjson.JSONDecodeError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
-        return tokens(self.columns(shard), number)
+    @cached_property
+    def source_names(self) -> list[str]:
+        """The names of the source files as they were given, if that is known."""
+        files = self.origins.get("files")
+        return [str(file["name"]) for file in files] if isinstance(files, list) and _all_named(files) else []
+
+    def source_name(self, source: int) -> str:
+        """The name of a source file, or its number."""
+        return self.source_names[source] if source < len(self.source_names) else f"source {source}"
 
     # -- tokenizer ------------------------------------------------------------------------------------------------
 
@@ -306,29 +386,19 @@ class StoredDataset:
         content = self.recipe["special_tokens"].get(name)
         return self.vocabulary.id_of(content) if content is not None else None
 
-    @cached_property
-    def notes(self) -> Mapping[str, Any]:
-        """The notes beside the manifest: the paths that the dataset was last prepared from."""
-        try:
-            value = orjson.loads(read_regular(self.path / "notes.json"))
-        except (OSError, orjson.JSONDecodeError):
-            return {}
-        return value if isinstance(value, dict) else {}
-
-    @property
-    def address(self) -> str:
-        """The folder or URL of the dataset."""
-        return f"{self.cache.address}/datasets/{self.key}"
-
-    def __reduce__(self) -> tuple[Callable[..., StoredDataset], tuple[str, None, str | None]]:
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, None, str | None]]:
         return open_dataset, (self.address, None, self.cache.place.local)
+
+
+def _all_named(files: list[Any]) -> bool:
+    return all(isinstance(file, dict) and "name" in file for file in files)
 
 
 def open_dataset(
     where: str | os.PathLike[str],
     cache: str | os.PathLike[str] | None = None,
     local_cache: str | os.PathLike[str] | None = None,
-) -> StoredDataset:
+) -> Dataset:
     """Open a prepared dataset by its folder or URL, or by its key (or an unambiguous prefix) in a cache.
 
     A key may be given without its `b3-`; `latest` is the dataset of the cache that was used last. `local_cache` is the
@@ -347,7 +417,7 @@ def open_dataset(
         return _latest(open_cache(cache, local=local_cache))
     if (path / "manifest.json").is_file():
         home = open_cache(path.absolute().parent.parent)
-        return StoredDataset(home, read_manifest(home.find_dataset(path.name) if home.is_remote else path / MANIFEST))
+        return Dataset(home, read_manifest(home.find_dataset(path.name) if home.is_remote else path / MANIFEST))
     home, name = open_cache(cache, local=local_cache), path.name
     if (path / MARKER).is_file():
         home, name = open_cache(path), ""
@@ -356,12 +426,12 @@ def open_dataset(
     return _by_key(home, name.rstrip("*"), where)
 
 
-def _by_key(home: Cache, name: str, where: object) -> StoredDataset:
+def _by_key(home: Cache, name: str, where: object) -> Dataset:
     """The dataset whose key starts with this."""
     key = name if name.startswith("b3-") else f"b3-{name}"
     found = home.keys(key) if key == "b3-" or KEY.fullmatch(key) else []
     if len(found) == 1:
-        return StoredDataset(home, read_manifest(home.find_dataset(found[0])))
+        return Dataset(home, read_manifest(home.find_dataset(found[0])))
     if found:
         raise _several(where, home, found)
     raise StoreError(
@@ -387,7 +457,7 @@ def _described(home: Cache, key: str) -> str:
         return "unreadable"
 
 
-def _latest(home: Cache) -> StoredDataset:
+def _latest(home: Cache) -> Dataset:
     """The dataset that was prepared or opened last."""
     home.find_datasets()
     found = [folder for folder in (home.root / "datasets").glob("b3-*") if (folder / "manifest.json").is_file()]
@@ -401,7 +471,7 @@ def _latest(home: Cache) -> StoredDataset:
         return max(path.stat().st_mtime for path in times if path.exists())
 
     newest = max(found, key=used)
-    return StoredDataset(home, read_manifest(newest / "manifest.json"))
+    return Dataset(home, read_manifest(newest / "manifest.json"))
 
 
 def _open_limit() -> int:

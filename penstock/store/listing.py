@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.digests import NAME
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import explain_os_errors
 from penstock.store.manifest import read_manifest
 from penstock.store.storage import Entry
@@ -109,7 +109,7 @@ def last_use(folder: Path) -> float:
 def _listed(cache: Cache, folder: Path) -> DatasetEntry:
     manifest_time = _modified(folder / "manifest.json")
     try:
-        dataset = StoredDataset(cache, read_manifest(folder / "manifest.json"))
+        dataset = Dataset(cache, read_manifest(folder / "manifest.json"))
     except StoreError as error:
         return DatasetEntry(folder.name, folder, prepared=manifest_time, used=last_use(folder), problem=str(error))
     table = dataset.manifest.shards
@@ -127,13 +127,11 @@ def _listed(cache: Cache, folder: Path) -> DatasetEntry:
     )
 
 
-def _name(dataset: StoredDataset) -> str:
+def _name(dataset: Dataset) -> str:
     """A readable name: the files and the tokenizer that the dataset was last prepared from."""
-    entries = dataset.notes.get("files")
-    named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    files = [Path(str(entry.get("name", ""))).name for entry in named]
+    files = [Path(name).name for name in dataset.source_names]
     shown = ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
-    tokenizer = Path(str(dataset.notes.get("tokenizer", ""))).name
+    tokenizer = Path(str(dataset.origins.get("tokenizer", ""))).name
     return " · ".join(part for part in (shown, tokenizer) if part)
 
 

@@ -9,7 +9,7 @@ and slices. Whether the shards match it is checked by `store.verify`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,27 @@ class ShardTable:
     rows: list[int]
     examples: list[int]
     tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLedger:
+    """What became of the rows of the sources: `rows` = `kept` + the sum of `rejected`."""
+
+    rows: int
+    kept: int
+    rejected: Mapping[str, int]  # by kind
+    notes: Mapping[str, int]  # kept rows that have it
+    examples: int  # a pair has two
+    tokens: int
+    regions_unknown: int
+    lengths: Mapping[str, int]  # percentiles
+    first_noted: Mapping[str, Sequence[int]]  # its source and row
+    warnings: Sequence[str]
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> BuildLedger:
+        """The ledger of a manifest; older ones lack lengths and first rows."""
+        return cls(**{entry.name: stored.get(entry.name, {}) for entry in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StoreError
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.trust import Trust
 
 THREADS = 8
@@ -32,7 +32,7 @@ class Transfer:
     bytes: int  # of the copied shards
 
 
-def copy_dataset(dataset: StoredDataset, target: Cache, on_copied: OnCopied | None = None) -> Transfer:
+def copy_dataset(dataset: Dataset, target: Cache, on_copied: OnCopied | None = None) -> Transfer:
     """Copy a dataset to another cache, except the shards that are there already.
 
     Copies belong to the user who makes them, so shards by other users are refused until they have been checked.
@@ -72,7 +72,7 @@ def copy_dataset(dataset: StoredDataset, target: Cache, on_copied: OnCopied | No
     return Transfer(dataset.key, made, len(digests), len(copied), sum(copied.values()))
 
 
-def _copy_notes(dataset: StoredDataset, target: Cache) -> None:
+def _copy_notes(dataset: Dataset, target: Cache) -> None:
     try:
         notes = dataset.cache.read_file(dataset.path / "notes.json")
     except OSError:

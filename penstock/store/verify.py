@@ -19,7 +19,7 @@ from penstock.digests import bytes_digest
 from penstock.errors import FormatError, StoreError
 from penstock.prepare.encode.columns import Columns
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.listing import dataset_folders
 from penstock.store.manifest import COUNTS, ShardTable, read_manifest
 from penstock.store.shard import ShardMeta, read_shard
@@ -99,7 +99,7 @@ class _Verifier:
         """Check a manifest, all of its shards, and that the ledger adds up."""
         self.result.datasets += 1
         try:
-            dataset = StoredDataset(self._cache, read_manifest(folder / "manifest.json"))
+            dataset = Dataset(self._cache, read_manifest(folder / "manifest.json"))
         except FormatError as error:
             self._found(str(error), folder, dataset=folder.name)
             return
@@ -118,7 +118,7 @@ class _Verifier:
             self._ledger(dataset, total)
         self._tokenizer(dataset)
 
-    def _shard(self, dataset: StoredDataset, number: int) -> Mapping[str, Any] | None:
+    def _shard(self, dataset: Dataset, number: int) -> Mapping[str, Any] | None:
         """Check one shard of a dataset; returns its ledger if the shard is intact."""
         table = dataset.manifest.shards
         name = table.names[number]
@@ -139,7 +139,7 @@ class _Verifier:
             dataset=dataset.key,
             shard=name,
             slice=number,
-            source=source_name(dataset, table.sources[number]),
+            source=dataset.source_name(table.sources[number]),
             rows=(first, first + table.rows[number] - 1),
         )
         return None
@@ -173,8 +173,8 @@ class _Verifier:
     def _bad(self, name: str, what: str) -> str:
         return mark_bad_shard(self._cache, name, what)
 
-    def _ledger(self, dataset: StoredDataset, total: Counter[str]) -> None:
-        ledger = dataset.ledger
+    def _ledger(self, dataset: Dataset, total: Counter[str]) -> None:
+        ledger = dataset.manifest.ledger
         off = [
             f"{ledger[name]:,} {name}, its shards have {total[name]:,}"
             for name in COUNTS
@@ -187,7 +187,7 @@ class _Verifier:
             what = f"the ledger does not add up: it has {'; '.join(off)}. Prepare it again with --force"
             self._found(what, dataset.path, dataset=dataset.key)
 
-    def _tokenizer(self, dataset: StoredDataset) -> None:
+    def _tokenizer(self, dataset: Dataset) -> None:
         path, data = self._cache.tokenizer_path(dataset.recipe["tokenizer"]), None
         with contextlib.suppress(OSError):
             data = self._cache.storage.read(self._cache.files.relative(path))
@@ -237,11 +237,3 @@ def _is_gone(manifest: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def source_name(dataset: StoredDataset, source: int) -> str:
-    """The name of a source file as shown to users."""
-    try:
-        return str(dataset.notes["files"][source]["name"])
-    except (KeyError, IndexError, TypeError):
-        return f"source {source}"

@@ -8,6 +8,5 @@ model and its objective (`objective`, `kto`, `reference`) and takes the steps. `
 output; `run_process` guards the process. Start reading at `loop`. `verify` checks that what a configuration promises
 happens, and `lint` checks configurations of other trainers.
 
-Modules are not imported here: `config` must be importable without torch. Use `penstock.train.run` for `train_sft`
-and `train_dpo`.
+Modules are not imported here: `config` must be importable without torch. The entry is `ps.train`.
 """

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from penstock.digests import bytes_digest, canonical, file_digest
 from penstock.errors import TrainError
+from penstock.load.view import Served
 from penstock.other_names import train_values
 from penstock.prepare.tokenizer.auto import PLAIN_CLASSES, compare
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import fault, sync_folder
 from penstock.train.config import Resume, TrainConfig, flat, plain
-from penstock.train.data import Served, tokenizer_of, views_of
+from penstock.train.data import tokenizer_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -352,8 +353,7 @@ def save_model(accelerator: Accelerator, model: Any, config: TrainConfig, served
 
 
 def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
-    dataset = views_of(served)[0].dataset
-    assert isinstance(dataset, StoredDataset), "runs train on prepared datasets"
+    dataset = served.views[0].dataset
     tokenizer = _tokenizer(config, dataset)
     template = dataset.recipe["templates"].get("default")
     if template is not None:
@@ -366,7 +366,7 @@ def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
         file.write_text(json.dumps({**known, "tokenizer_class": PLAIN_CLASSES[0]}, indent=2, ensure_ascii=False))
 
 
-def _tokenizer(config: TrainConfig, dataset: StoredDataset) -> Any:
+def _tokenizer(config: TrainConfig, dataset: Dataset) -> Any:
     """The tokenizer as transformers loads it, or a generic one if there is only a tokenizer.json."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

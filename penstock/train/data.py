@@ -20,14 +20,11 @@ from penstock.build.run import Builder
 from penstock.digests import bytes_digest
 from penstock.errors import UsageError
 from penstock.load.options import HoldoutSide, ViewOptions
-from penstock.load.view import BaseMixture, BaseView, Count, mix
+from penstock.load.view import Count, Served, mix, open_view
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.tokenizer.files import load_tokenizer
-from penstock.store.dataset import StoredDataset, open_dataset
+from penstock.store.dataset import Dataset, open_dataset
 from penstock.train.config import ModelConfig, SourceConfig, TrainConfig
-
-Served = BaseView | BaseMixture
-
 
 OnStatus = Callable[[str], None]
 
@@ -71,7 +68,7 @@ def _prepared(
     section: str,
     on_progress: OnProgress | None,
     on_status: OnStatus,
-) -> list[StoredDataset]:
+) -> list[Dataset]:
     found = []
     for number, source in enumerate(sources):
         try:
@@ -85,7 +82,7 @@ def _prepared(
     return found
 
 
-def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> tuple[StoredDataset, bool]:
+def _dataset(source: SourceConfig, config: TrainConfig, on_progress: OnProgress | None) -> tuple[Dataset, bool]:
     """A source's dataset, and whether it was there already."""
     if not source.path:
         raise UsageError("no path. Set it to a file, a glob, a folder, a hub dataset or a prepared dataset.")
@@ -107,7 +104,7 @@ def _revision(model: ModelConfig) -> str | None:
     return model.revision if model.tokenizer is None else None
 
 
-def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
+def _opened(path: Path, tokenizer: str, revision: str | None) -> Dataset:
     dataset = open_dataset(path)
     by_auto = dataset.recipe.get("tokenizer_as") == TokenizerAs.AUTO
     model = load_tokenizer(tokenizer, revision=revision, for_auto=by_auto)
@@ -121,11 +118,9 @@ def _opened(path: Path, tokenizer: str, revision: str | None) -> StoredDataset:
     return dataset
 
 
-def _served(
-    sources: Sequence[SourceConfig], datasets: Sequence[StoredDataset], options: ViewOptions, seed: int
-) -> Served:
+def _served(sources: Sequence[SourceConfig], datasets: Sequence[Dataset], options: ViewOptions, seed: int) -> Served:
     """A view, or a mixture if there are several sources or a source's weight is not 1."""
-    views = [BaseView(dataset, options).filled() for dataset in datasets]
+    views = [open_view(dataset, options) for dataset in datasets]
     amounts = [_amount(source) for source in sources]
     if len(views) == 1 and amounts[0] == 1.0:
         return views[0]
@@ -155,16 +150,11 @@ def _names(sources: Sequence[SourceConfig]) -> list[str]:
     return names
 
 
-def views_of(served: Served) -> list[BaseView]:
-    """The views of a mixture, or the view itself."""
-    return [share.view for share in served.shares.values()] if isinstance(served, BaseMixture) else [served]
-
-
 def has_fractional_weights(served: Served) -> bool:
     """Whether any message has a loss weight other than 0 and 1."""
-    for view in views_of(served):
-        for shard in range(len(view.dataset.shard_examples)):
-            weights = view.dataset.structure(shard).segment_weights
+    for view in served.views:
+        for shard in range(len(view.dataset.shards.examples)):
+            weights = view.dataset.shards.structure(shard).segment_weights
             if weights is not None and bool(((weights != 0) & (weights != 1) & ~np.isnan(weights)).any()):
                 return True
     return False
@@ -174,14 +164,7 @@ def source_rows(served: Served, items: Sequence[int]) -> list[str]:
     """The source file and row (from 0) of each item, for messages."""
     found = []
     for item in items:
-        view, number = (served, int(item)) if isinstance(served, BaseView) else _part(served, int(item))
-        place = view[number].row
-        files = getattr(view.dataset, "notes", {}).get("files", [])
-        name = files[place.source]["name"] if place.source < len(files) else f"source {place.source}"
-        found.append(f"{name} row {place.row}")
+        member, _ = served.place(int(item))
+        place = served[int(item)].row
+        found.append(f"{served.members[member].view.dataset.source_name(place.source)} row {place.row}")
     return found
-
-
-def _part(mixture: BaseMixture, item: int) -> tuple[BaseView, int]:
-    name, number = mixture.place(item)
-    return mixture.shares[name].view, number

@@ -25,10 +25,10 @@ from penstock.errors import NonFiniteError, UnsupportedError, UsageError
 from penstock.load.collate import Batch, Counts
 from penstock.load.loader import Loader
 from penstock.load.options import Collate
-from penstock.store.dataset import StoredDataset
+from penstock.load.view import Served
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.config import OptimConfig, ReferenceMode, Schedule, TrainConfig
-from penstock.train.data import Data, Served, source_rows, views_of
+from penstock.train.data import Data, source_rows
 from penstock.train.kto import Kto
 from penstock.train.metrics import EvalReport, MetricsWriter, Report, StepReport, Tracking
 from penstock.train.model import add_adapters, check_fits, dtypes_of, embeddings, load_model, weights_digest
@@ -415,8 +415,7 @@ def _check_packing(policy: Policy) -> None:
 
 
 def _vocabulary(served: Served) -> int:
-    dataset = views_of(served)[0].dataset
-    return dataset.vocabulary.size if isinstance(dataset, StoredDataset) else 0
+    return served.views[0].dataset.vocabulary.size
 
 
 def _longest(served: Served | None) -> int:

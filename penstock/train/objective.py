@@ -20,10 +20,9 @@ from penstock.load.collate import Batch
 from penstock.load.example import IGNORED
 from penstock.load.gather import Gatherer
 from penstock.load.options import LossPolicy
-from penstock.load.view import BaseMixture
+from penstock.load.view import Served
 from penstock.prepare.chat.conversation import Role
 from penstock.train.config import Mean
-from penstock.train.data import Served, views_of
 from penstock.train.model import forward_inputs
 
 # ---- loss ------------------------------------------------------------------------------------------------------------
@@ -122,11 +121,11 @@ class Groups:
     """The groups of a view or mixture."""
 
     def __init__(self, served: Served) -> None:
-        views = views_of(served)
+        views = served.views
         self._gather = Gatherer(served)
-        self._by_part = isinstance(served, BaseMixture) and len(served.shares) > 1
+        self._by_member = len(served.members) > 1
         self._bounds = np.cumsum([len(view) for view in views])
-        names = list(served.shares) if isinstance(served, BaseMixture) and self._by_part else _files(served)
+        names = served.source_names
         self._sources = [f"loss_by_source/{name}" for name in names] if len(names) > 1 else []
         self._has_roles = any(view.settings.policy not in ONE_ROLE for view in views)
         roles = list(ROLES.values()) if self._has_roles and not served.is_preference else []
@@ -152,18 +151,9 @@ class Groups:
         return found
 
     def _source_of(self, batch: Batch) -> Int64:
-        if self._by_part:
+        if self._by_member:
             return np.searchsorted(self._bounds, batch.items, side="right")
         return batch.places[:, 0]
-
-
-def _files(served: Served) -> list[str]:
-    """The files of a dataset, where that is known."""
-    if isinstance(served, BaseMixture):
-        return []
-    notes: Mapping[str, object] = getattr(served.dataset, "notes", {})
-    files = notes.get("files")
-    return [str(file["name"]) for file in files] if isinstance(files, list) else []
 
 
 def _sums(losses: Tensor, weights: Tensor, numbers: Int64, names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:

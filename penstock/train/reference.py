@@ -32,9 +32,7 @@ from penstock.load.gather import Gatherer
 from penstock.load.policy import Float32
 from penstock.load.prefetch import Prefetcher
 from penstock.load.torch_tensors import TensorConverter
-from penstock.load.view import BaseView
-from penstock.store.dataset import StoredDataset
-from penstock.train.data import Served, views_of
+from penstock.load.view import Served, View
 from penstock.train.metrics import write_whole
 from penstock.train.objective import Policy, pair_log_probs
 
@@ -142,7 +140,7 @@ class ReferenceStore:
 
     def values(self, served: Served, items: Int64) -> Float32:
         """The values [all items, 2] of a view or mixture: known ones and those of `items`, NaN elsewhere."""
-        parts = [self._part(number, view) for number, view in enumerate(views_of(served))]
+        parts = [self._part(number, view) for number, view in enumerate(served.views)]
         values = np.full((len(served), 2), np.nan, np.float32)
         if self._accelerator.is_main_process:
             values = np.concatenate([part.known() for part in parts])
@@ -156,7 +154,7 @@ class ReferenceStore:
                 part.keep(own)
         return values
 
-    def _part(self, number: int, view: BaseView) -> _Part:
+    def _part(self, number: int, view: View) -> _Part:
         name = digest(VERSION, self._name.encode(), view.digest.encode())
         return _Part(view, self._folder / f"{number}-{name}.npy", f"{name}.npy")
 
@@ -199,7 +197,7 @@ class _Batches:
         items = self._chosen[number]
         if self._gather.download_bytes:
             for part in self._gather.shards(items):
-                part.dataset.fetch(part.shards)
+                part.dataset.shards.fetch(part.shards)
         found = self._gather(items)
         arrays, counts = pairs(found, 0 if len(items) else 1, self._padding)
         return Batch(number, 0, 0, 1, self._convert(arrays), items, found.places, counts, float(len(items)))
@@ -208,15 +206,15 @@ class _Batches:
 class _Part(NamedTuple):
     """The values of one view on disk: those that this run uses, and those that runs share beside the dataset."""
 
-    view: BaseView
+    view: View
     own: Path
     name: str
 
     @property
-    def shared(self) -> Path | None:
-        """The file beside the dataset, if it has a folder."""
+    def shared(self) -> Path:
+        """The file beside the dataset."""
         dataset = self.view.dataset
-        return dataset.path / "reference" / self.name if isinstance(dataset, StoredDataset) else None
+        return dataset.path / "reference" / self.name
 
     def known(self) -> Float32:
         """The values this run used before, else those of the dataset; NaN where there are none."""
@@ -230,8 +228,7 @@ class _Part(NamedTuple):
                 self.own.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self.own, _bytes(values))
             shared, before = self.shared, _read(self.shared, len(self.view))
-            if shared is not None and _adds(values, before):
-                assert isinstance(self.view.dataset, StoredDataset)
+            if _adds(values, before):
                 merged = np.where(np.isnan(before), values, before)
                 files = self.view.dataset.cache.files
                 files.write(files.relative(shared), _bytes(merged), "reference")
@@ -239,11 +236,11 @@ class _Part(NamedTuple):
             log.warning("reference log-probabilities could not be stored: %s", error)
 
 
-def _read(path: Path | None, pairs: int) -> Float32:
+def _read(path: Path, pairs: int) -> Float32:
     """Stored values; NaN if they are missing or damaged."""
     nothing: Float32 = np.full((pairs, 2), np.nan, np.float32)
     try:
-        found: Float32 = nothing if path is None else np.load(path, allow_pickle=False)
+        found: Float32 = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return nothing
     return found if found.shape == nothing.shape and found.dtype == nothing.dtype else nothing

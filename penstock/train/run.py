@@ -7,7 +7,7 @@ validate the configuration → prepare the data → load the model → check tha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,12 @@ from penstock.build.progress import OnProgress
 from penstock.errors import TrainError, UnsupportedError
 from penstock.load.loader import Loader, open_loader
 from penstock.load.options import Collate, Framework, Tail
+from penstock.load.view import Served
 from penstock.train.config import ConfigSource, TrainConfig, read_config
-from penstock.train.data import Data, OnStatus, Served, has_fractional_weights, open_data
+from penstock.train.data import Data, OnStatus, has_fractional_weights, open_data
 from penstock.train.metrics import MetricsWriter, Report, StepReport
 from penstock.train.run_process import Signals, output_lock
-from penstock.train.validation import Method, check_config
+from penstock.train.validation import Method, check_config, method_named
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -53,45 +54,35 @@ class TrainResult:
         }
 
 
-def train_sft(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
-    """Runs supervised fine-tuning from a YAML file, a mapping or a `TrainConfig`, with overrides like `optim.lr=1e-5`.
-
-    Callbacks: `on_progress` is called while data is prepared, `on_scored` while the reference model scores pairs,
-    `on_report` after every step and evaluation.
-    """
-    return train(Method.SFT, config, overrides, **callbacks)
-
-
-def train_dpo(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
-    """Runs direct preference optimisation; takes the arguments of `train_sft`."""
-    return train(Method.DPO, config, overrides, **callbacks)
-
-
-def train_kto(config: ConfigSource, *overrides: str, **callbacks: Any) -> TrainResult:
-    """Runs KTO on answers labelled as good or bad; takes the arguments of `train_sft`."""
-    return train(Method.KTO, config, overrides, **callbacks)
-
-
 def train(
-    method: Method,
+    method: str,
     config: ConfigSource,
-    overrides: Iterable[str] = (),
-    *,
+    *overrides: str,
     on_progress: OnProgress | None = None,
     on_report: OnReport | None = None,
-    on_status: OnStatus = lambda _: None,
-    on_scored: OnScored = lambda _: None,
+    on_status: OnStatus | None = None,
+    on_scored: OnScored | None = None,
 ) -> TrainResult:
-    """Trains with the given method; called by `train_sft`, `train_dpo` and `train_kto`."""
+    """Train with `sft`, `dpo` or `kto`, as a YAML file, a mapping or a `TrainConfig` says.
+
+    Overrides are written as on the command line: `"optim.lr=1e-5"`. `on_progress` is called while data is prepared,
+    `on_scored` while the reference model scores pairs, `on_report` after every step and evaluation, `on_status` with
+    what happens before the first step.
+    """
+    objective, say = method_named(method), on_status or _silent
     chosen = read_config(config, overrides)
-    check_config(chosen, method)
+    check_config(chosen, objective)
     signals = Signals()
     with signals.handled(), output_lock(chosen.output):
         _check_output(chosen.output)
-        data = open_data(chosen, on_progress, on_status)
-        _check_data(chosen, method, data)
-        on_status(f"model: loading {chosen.model.path or chosen.model.init}")
-        return _trained(method, chosen, data, signals, on_report, on_status, on_scored)
+        data = open_data(chosen, on_progress, say)
+        _check_data(chosen, objective, data)
+        say(f"model: loading {chosen.model.path or chosen.model.init}")
+        return _trained(objective, chosen, data, signals, on_report, say, on_scored or _silent)
+
+
+def _silent(_: object) -> None:
+    """Nobody listens."""
 
 
 def _check_output(output: Path) -> None:

@@ -38,6 +38,13 @@ class Method(StrEnum):
         return {"sft": "single conversations", "dpo": "preference pairs", "kto": "labelled answers (KTO)"}[self.value]
 
 
+def method_named(name: str) -> Method:
+    """The method with this name."""
+    if name not in [*Method]:
+        raise UsageError(f"{name!r:.60} is not a training method. Use 'sft', 'dpo' or 'kto'.")
+    return Method(name)
+
+
 def check_config(config: TrainConfig, method: Method) -> None:
     """Raises an error for contradictions and impossible values, independent of model and data."""
     _check_model(config)

@@ -86,8 +86,8 @@ def test_quarantine_keeps_good_rows_and_stores_bad_ones(
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": picky, "cache": tmp_path / "c"}
     ds = ps.prepare(source, **options, on_bad_row="quarantine", quarantine_file=tmp_path / "aside.jsonl")
     assert len(ds) == 2
-    assert ds.ledger["rows"] == 2 + len(BAD) == ds.ledger["kept"] + sum(ds.ledger["rejected"].values())
-    assert ds.ledger["rejected"] == Counter(kind for _, kind, _ in BAD.values())
+    assert ds.ledger.rows == 2 + len(BAD) == ds.ledger.kept + sum(ds.ledger.rejected.values())
+    assert ds.ledger.rejected == Counter(kind for _, kind, _ in BAD.values())
     aside = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
     assert [entry["where"] for entry in aside] == [f"{source}:{n}" for n in range(2, 2 + len(BAD))]
     assert aside[0]["data"] == '{"messages": ['
@@ -115,7 +115,7 @@ def test_tool_calls_that_the_template_drops(write_rows: Rows, tokenizer: Path, p
     with pytest.raises(RowError, match=r"rows\.jsonl:1: the chat template drops the tool calls"):
         ps.prepare(write_rows([row]), **options)
     ds = ps.prepare(write_rows([row]), **options, dropped_tool_calls="keep")
-    assert ds.ledger["notes"]["tool_calls_dropped"] == 1
+    assert ds.ledger.notes["tool_calls_dropped"] == 1
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_rows_of_lists_are_measured_before_they_are_decoded(tmp_path: Path, toke
         max_row_bytes=100_000,
         on_bad_row="quarantine",
     )
-    assert ds.ledger["rejected"] == {"row_too_large": 1} and len(ds) == 2
+    assert ds.ledger.rejected == {"row_too_large": 1} and len(ds) == 2
 
 
 def test_a_column_that_decompresses_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_panic_rejects_only_its_row(
     source = write_rows([{"text": "a b"}, {"text": " " * 12_000_000 + "x"}, {"text": "c"}])
     options: dict[str, Any] = {"tokenizer": tmp_path / "tokenizer.json", "cache": tmp_path / "c", "workers": 1}
     ds = ps.prepare(source, on_bad_row="quarantine", fast=False, **options)
-    assert len(ds) == 2 and ds.ledger["rejected"] == {"encoder_panic": 1}
+    assert len(ds) == 2 and ds.ledger.rejected == {"encoder_panic": 1}
     with pytest.raises(RowError, match=r"rows\.jsonl:2: tokenizers panics: Onig: Regex search error"):
         ps.prepare(source, fast=False, **options)
 

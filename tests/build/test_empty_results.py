@@ -59,7 +59,7 @@ def test_an_empty_view(
         dataset.view(**options)
     assert expected in str(caught.value)
     with pytest.raises(ViewError, match="part 'a' of the mixture: "):
-        ps.mix({"a": (dataset, 1.0)}).view(**options)
+        ps.mix({"a": (dataset, 1.0)}).with_options(**options)
 
 
 def test_commands_that_have_nothing_to_show(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:

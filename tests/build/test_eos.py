@@ -33,7 +33,7 @@ def test_text_ends_as_the_option_says(
     dataset = ps.prepare(write_rows([{"text": text}]), tokenizer=tokenizer, eos=eos, cache=tmp_path / "cache")
     assert trained_texts(dataset) == [trained]
     appended = int(trained != text)
-    assert dataset.ledger["notes"] == ({"eos_appended": 1} if appended else {}) | (
+    assert dataset.ledger.notes == ({"eos_appended": 1} if appended else {}) | (
         {"special_tokens_in_text": 1} if END in text else {}
     )
 
@@ -55,7 +55,7 @@ def test_without_an_end_token(tokenizer: Path, write_rows: Callable[..., Path], 
     rows = write_rows([{"text": "Plain."}])
     dataset = ps.prepare(rows, tokenizer=tmp_path / "bare", cache=tmp_path / "cache")
     assert trained_texts(dataset) == ["Plain."]
-    assert dataset.ledger["notes"] == {"no_eos": 1}
+    assert dataset.ledger.notes == {"no_eos": 1}
     with pytest.raises(UsageError, match="names no end-of-sequence token"):
         ps.prepare(rows, tokenizer=tmp_path / "bare", eos="always", cache=tmp_path / "cache")
 

@@ -99,7 +99,7 @@ def test_turns_equal_transformers(prepare: Callable[..., ps.Dataset], oracle: An
     result = check(ds, Truth(oracle, template))
     assert result.wrong == []
     noted = sum(count for note, count in result.notes.items() if note.startswith("turn_"))
-    assert result.turns == result.trained or noted or ds.ledger["regions_unknown"]
+    assert result.turns == result.trained or noted or ds.ledger.regions_unknown
 
 
 def test_long_prompts_without_markers_are_cut_between_characters(
@@ -117,7 +117,7 @@ def test_rewritten_turns_get_chains(prepare: Callable[..., ps.Dataset]) -> None:
     whole = b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(1)).decode()
     assert len(ds) == 2
     assert text.endswith("<think>\ntwo and two\n</think>4<|im_end|>") and "two and two" not in whole
-    columns = ds.columns(0)
+    columns = ds.shards.columns(0)
     assert columns.prefixes is not None
     assert columns.prefixes.tolist()[1] == 0 < columns.prefixes.tolist()[0]
     assert len(columns.ids) < ds.tokens == sum(sizes(columns))
@@ -192,9 +192,9 @@ def test_an_answer_follows_a_block_that_the_prompt_closes(
     )
     ds = prepare([[user("2+2?"), says("4"), user("3+3?"), says("6")]], template)
     view = ds.view()
-    assert "turn_unsettled" not in ds.ledger["notes"]
+    assert "turn_unsettled" not in ds.ledger.notes
     trained = set()
-    for i in range(ds.examples):
+    for i in range(ds.shards.total):
         example = view.example(i)
         pieces = [ds.vocabulary.token_bytes[t] for t in example.input_ids.tolist()]
         trained.add(b"".join(p for p, mask in zip(pieces, example.loss_mask.tolist(), strict=True) if mask).decode())
@@ -209,7 +209,7 @@ def test_text_that_ends_every_render_is_not_trained(prepare: Callable[..., ps.Da
     )
     ds = prepare([[user("2+2?"), says("4"), user("3+3?"), says("6")]], template)
     view, pieces = ds.view(), ds.vocabulary.token_bytes
-    for example in map(view.example, range(ds.examples)):
+    for example in map(view.example, range(ds.shards.total)):
         trained = [pieces[t] for t, mask in zip(example.input_ids, example.loss_mask, strict=True) if mask]
         assert b"think" not in b"".join(trained) and b"".join(trained).endswith(b"<|im_end|>")
 
@@ -223,18 +223,18 @@ def test_no_turn_goes_on_with_a_chain_that_has_the_server_s_prompt(
     ds = prepare([chat], template, regions="structure", dropped_tool_calls="keep")
     result = check(ds, Truth(oracle, template))
     assert (result.turns, result.trained, result.wrong) == (3, 3, [])
-    assert [view_messages(ds, item) for item in range(ds.examples)] == [[1], [3], [5]]
+    assert [view_messages(ds, item) for item in range(ds.shards.total)] == [[1], [3], [5]]
 
 
 def test_an_answer_is_encoded_apart_from_the_server_s_prompt(prepare: Callable[..., ps.Dataset], oracle: Any) -> None:
     ds = prepare([[user("a"), says("\n\nb"), user("c"), says("d")]], SPLICED)
     result = check(ds, Truth(oracle, SPLICED))
-    assert (result.turns, result.trained, result.wrong, ds.ledger["notes"]) == (2, 2, [], {})
+    assert (result.turns, result.trained, result.wrong, ds.ledger.notes) == (2, 2, [], {})
 
 
 def test_an_answer_with_an_undetermined_start_is_context(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare(CHATS[:2], SPLICED.replace("\n\n</think>\n\n", "\n"))
-    assert ds.ledger["notes"]["turn_unsettled"] == 2
+    assert ds.ledger.notes["turn_unsettled"] == 2
     assert ds.view(train_on="all_tokens").ledger.trained > 0
     with pytest.raises(ViewError, match="no token"):
         ds.view()
@@ -242,12 +242,12 @@ def test_an_answer_with_an_undetermined_start_is_context(prepare: Callable[..., 
 
 def test_messages_after_the_last_answer_may_be_left_out(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare([[user("a"), says("b", "c"), user("d")]], QWEN)
-    assert ds.ledger["notes"] == {"trailing_messages": 1} and len(ds) == 1
+    assert ds.ledger.notes == {"trailing_messages": 1} and len(ds) == 1
 
 
 def test_an_opening_assistant_message_has_no_prompt(prepare: Callable[..., ps.Dataset]) -> None:
     ds = prepare([[says("hello"), user("a"), says("b")]], QWEN)
-    assert ds.ledger["notes"]["turn_refused"] == 1
+    assert ds.ledger.notes["turn_refused"] == 1
     assert view_messages(ds, 0) == [2]
 
 
@@ -440,4 +440,4 @@ def test_prompts_that_end_inside_a_header(deepseek: Path, write_rows: Write, tmp
     dataset = prepared(turns="faithful")
     trained = ["".join(trained_texts(dataset, k)).strip() for k in range(len(dataset.view(max_length=None)))]
     assert trained == ["two<|im_end|>", "b<|im_end|>", "d<|im_end|>"]
-    assert not dataset.ledger["notes"].keys() - {"reasoning_dropped", "no_stop"}
+    assert not dataset.ledger.notes.keys() - {"reasoning_dropped", "no_stop"}

@@ -130,7 +130,7 @@ def test_shards_are_small_and_mapped(
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ds = ps.prepare(path, tokenizer=tokenizer, cache=tmp_path / "c")
-    columns = ds.columns(0)
+    columns = ds.shards.columns(0)
     assert columns.ids.dtype == np.uint16
     assert not columns.ids.flags.owndata
     assert not columns.ids.flags.writeable

@@ -34,7 +34,7 @@ def rows(examples: Path) -> Rows:
 
 
 def ids(dataset: ps.Dataset) -> list[list[int]]:
-    return [dataset.input_ids(number).tolist() for number in range(dataset.examples)]
+    return [dataset.input_ids(number).tolist() for number in range(dataset.shards.total)]
 
 
 def hit(dataset: ps.Dataset, *sources: Any, **options: Any) -> bool:

@@ -35,7 +35,7 @@ def test_reasoning_that_the_template_drops(fast: bool, write_rows: Any, tokenize
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
-    assert ds.ledger["notes"] == {"reasoning_dropped": 2}
+    assert ds.ledger.notes == {"reasoning_dropped": 2}
     assert describe_note("reasoning_dropped", 2, ds.recipe).endswith("; use one that prints it (--template)")
 
 
@@ -56,11 +56,11 @@ def test_faithful_turns_are_recommended_only_where_they_help() -> None:
 def test_labels_of_kto(fast: bool, write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "fast": fast}
     rows = [chat(label=False), chat(label=True), chat(label=False, unusual=1), chat(label=0), chat()]
-    assert ps.prepare(write_rows(rows), **options).ledger["notes"] == {"label_false": 3}
+    assert ps.prepare(write_rows(rows), **options).ledger.notes == {"label_false": 3}
     plain = [{"prompt": "p", "completion": "c", "label": label} for label in (True, False, None)]
-    assert ps.prepare(write_rows(plain), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 3}
+    assert ps.prepare(write_rows(plain), **options).ledger.notes == {"label_false": 1, "eos_appended": 3}
     pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "label": False}]
-    assert ps.prepare(write_rows(pairs), **options).ledger["notes"] == {"label_false": 1, "eos_appended": 1}
+    assert ps.prepare(write_rows(pairs), **options).ledger.notes == {"label_false": 1, "eos_appended": 1}
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -68,14 +68,14 @@ def test_pairs_with_equal_sides(fast: bool, write_rows: Any, tokenizer: Path, tm
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "fast": fast}
     rows = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in ["ab", "aa", "bc", "cc"]]
     ds = ps.prepare(write_rows(rows), **options)
-    assert ds.ledger["notes"] == {"eos_appended": 4, "sides_equal": 2}
-    assert ds.noted("sides_equal").tolist() == [1, 3]
+    assert ds.ledger.notes == {"eos_appended": 4, "sides_equal": 2}
+    assert ds.rows_with("sides_equal").tolist() == [1, 3]
     sides = [[{"role": "assistant", "content": "a", "reasoning_content": text}] for text in ("good", "bad")]
     template = tmp_path / "t.jinja"
     template.write_text(PLAIN)
     asked = {"prompt": [{"role": "user", "content": "q"}], "chosen": sides[0], "rejected": sides[1]}
     ds = ps.prepare(write_rows([asked]), template=template, **options)  # which drops what differs
-    assert ds.ledger["notes"] == {"reasoning_dropped": 1, "sides_equal": 1}
+    assert ds.ledger.notes == {"reasoning_dropped": 1, "sides_equal": 1}
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "masked"])
@@ -175,10 +175,10 @@ def test_notes_have_rows(case: str, fast: bool, write_rows: Any, tokenizer: Path
     template = tmp_path / "t.jinja"
     template.write_text(text)
     ds = ps.prepare(write_rows(ROWS), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
-    found = {note: ds.noted(note).tolist() for note in ds.ledger["notes"] if note != "no_stop"}
+    found = {note: ds.rows_with(note).tolist() for note in ds.ledger.notes if note != "no_stop"}
     assert found == wanted
-    assert {note: ds.ledger["notes"][note] for note in wanted} == {note: len(rows) for note, rows in wanted.items()}
-    assert ds.ledger["first_noted"]["column_unused"] == [0, 10]
+    assert {note: ds.ledger.notes[note] for note in wanted} == {note: len(rows) for note, rows in wanted.items()}
+    assert ds.ledger.first_noted["column_unused"] == [0, 10]
 
 
 DROPS = (
@@ -202,7 +202,7 @@ def test_notes_on_dropped_parts_have_rows(fast: bool, write_rows: Any, tokenizer
     template = tmp_path / "t.jinja"
     template.write_text(DROPS)
     ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, template=template, cache=tmp_path / "c", fast=fast)
-    assert {note: ds.noted(note).tolist() for note in ds.ledger["notes"]} == {
+    assert {note: ds.rows_with(note).tolist() for note in ds.ledger.notes} == {
         "system_dropped": [1, 4],
         "reasoning_dropped": [2, 4, 6],
         "content_dropped": [3, 6],
@@ -224,7 +224,7 @@ def test_a_template_without_a_branch_for_a_role(
     template.write_text(DROPS.replace("!= 'system'", "in ('user', 'assistant')"))
     options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast, "turns": turns}
     ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, **options)
-    assert {note: ds.noted(note).tolist() for note in ds.ledger["notes"]} == {"message_dropped": [1, 2]}
+    assert {note: ds.rows_with(note).tolist() for note in ds.ledger.notes} == {"message_dropped": [1, 2]}
     with pytest.raises(RowError, match=r"rows.jsonl:2: the template drops a message of another role. Use one that"):
         ps.prepare(write_rows(rows), tokenizer=tokenizer, **options, on_dropped="error")
 
@@ -280,7 +280,7 @@ def test_text_that_does_not_appear_is_noted_whatever_else_appears(
     template.write_text(SEPARATES)
     options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast, "turns": turns}
     ds = ps.prepare(write_rows([row for _, row in LOST]), tokenizer=tokenizer, **options)
-    rows = {note: set(ds.columns(0).rows[ds.noted(note)].tolist()) for note in ds.ledger["notes"]}
+    rows = {note: set(ds.shards.columns(0).rows[ds.rows_with(note)].tolist()) for note in ds.ledger.notes}
     found = [" ".join(sorted(note for note in rows if row in rows[note])) for row in range(len(LOST))]
     assert found == [notes for notes, _ in LOST]
 
@@ -297,7 +297,7 @@ def test_messages_are_found_in_rows_without_regions(
     rows = [saying(("system", "Be brief."), ASK, answer('ü\n"x"')), saying(ASK, answer())]
     options: dict[str, Any] = {"template": template, "cache": tmp_path / "c", "fast": fast}
     ds = ps.prepare(write_rows(rows), tokenizer=tokenizer, **options)
-    assert ds.noted("system_dropped").tolist() == [0] and "message_dropped" not in ds.ledger["notes"]
+    assert ds.rows_with("system_dropped").tolist() == [0] and "message_dropped" not in ds.ledger.notes
 
 
 # ---- answers after a prompt that inference never shows
@@ -337,10 +337,10 @@ def test_answers_after_another_prompt_than_at_inference(
     (tmp_path / "t.jinja").write_text(template)
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": tmp_path / "t.jinja", "fast": fast}
     ds = ps.prepare(write_rows(rows), cache=tmp_path / "c", **options)
-    assert ds.ledger["notes"].get("prompt_differs", 0) == len(expected)
-    assert not expected or ds.noted("prompt_differs").tolist() == expected
+    assert ds.ledger.notes.get("prompt_differs", 0) == len(expected)
+    assert not expected or ds.rows_with("prompt_differs").tolist() == expected
     faithful = ps.prepare(write_rows(rows), cache=tmp_path / "c", turns="faithful", **options)
-    assert "prompt_differs" not in faithful.ledger["notes"]
+    assert "prompt_differs" not in faithful.ledger.notes
 
 
 def test_only_the_last_answers_of_pairs_and_labelled_rows_are_meant(
@@ -353,9 +353,9 @@ def test_only_the_last_answers_of_pairs_and_labelled_rows_are_meant(
     sides = [(REASONED, other), (PLAIN_ANSWER, other), (REASONED, PLAIN_ANSWER)]
     pairs = [{"prompt": prompt, "chosen": [chosen], "rejected": [rejected]} for chosen, rejected in sides]
     ds = ps.prepare(write_rows(pairs), **options)
-    assert ds.ledger["notes"] == {"prompt_differs": 2} and ds.noted("prompt_differs").tolist() == [1, 2]
+    assert ds.ledger.notes == {"prompt_differs": 2} and ds.rows_with("prompt_differs").tolist() == [1, 2]
     labelled = [{"prompt": prompt, "completion": [answer], "label": True} for answer in (REASONED, PLAIN_ANSWER)]
-    assert ps.prepare(write_rows(labelled), format="kto", **options).ledger["notes"] == {"prompt_differs": 1}
+    assert ps.prepare(write_rows(labelled), format="kto", **options).ledger.notes == {"prompt_differs": 1}
 
 
 def test_the_summary_counts_rows_after_another_prompt(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_notes_do_not_depend_on_the_engine(write_rows: Any, tokenizer: Path, tmp
     shards = []
     for name, options in {"fast": {}, "slow": {"fast": False}, "two": {"workers": 2}}.items():
         ds = ps.prepare(source, tokenizer=tokenizer, template=template, cache=tmp_path / name, **options)
-        shards.append(([ds.cache.shard_path(s).read_bytes() for s in ds.shards], ds.manifest.to_bytes()))
+        shards.append(([ds.cache.shard_path(s).read_bytes() for s in ds.shards.names], ds.manifest.to_bytes()))
     assert shards[0] == shards[1] == shards[2]
 
 
@@ -430,7 +430,7 @@ def test_arguments_as_given(write_rows: Any, tokenizer: Path, tmp_path: Path) ->
     for fast in (True, False):
         parsed = ps.prepare(source, **options, cache=tmp_path / f"auto{fast}", fast=fast)
         given = ps.prepare(source, **options, cache=tmp_path / f"given{fast}", fast=fast, arguments="as-given")
-        assert parsed.noted("arguments_parsed").tolist() == [0] and "arguments_parsed" not in given.ledger["notes"]
+        assert parsed.rows_with("arguments_parsed").tolist() == [0] and "arguments_parsed" not in given.ledger.notes
         assert parsed.key != given.key
         texts = [b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)) for ds in (parsed, given)]
         assert b'<call>f{"b": 1}</call>' in texts[0] and b"<call>f?</call>" in texts[1]
@@ -456,7 +456,7 @@ def test_arguments_as_given_are_those_of_the_raw_row(write_rows: Any, tokenizer:
         ]
         assert [ds[0].input_ids(k).tolist() == raw[k] for k in range(3)] == [False, True, False]
         assert [ds[1].input_ids(k).tolist() for k in range(3)] == raw
-        assert ds[0].noted("arguments_parsed").tolist() == [0, 2]
+        assert ds[0].rows_with("arguments_parsed").tolist() == [0, 2]
 
 
 def test_rows_with_a_note_are_listed_and_shown(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
@@ -474,11 +474,11 @@ def test_rows_with_a_note_are_listed_and_shown(write_rows: Any, tokenizer: Path,
 def test_notes_of_pairs_and_quarantined_rows(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
     pairs = [{"prompt": "p", "chosen": "c", "rejected": "r", "weight": k % 2 or None} for k in range(5)]
     ds = ps.prepare(write_rows(pairs), tokenizer=tokenizer, cache=tmp_path / "c")
-    assert ds.noted("column_unused").tolist() == [1, 3] and len(ds) == 5
+    assert ds.rows_with("column_unused").tolist() == [1, 3] and len(ds) == 5
     bad = [{"messages": [], "functions": [1]}, chat(functions=[1])]
     options: dict[str, Any] = {"tokenizer": tokenizer, "cache": tmp_path / "c", "on_bad_row": "quarantine"}
     ds = ps.prepare(write_rows(bad, name="bad.jsonl"), **options)
-    assert ds.ledger["notes"] == {"column_unused": 1} and ds.noted("column_unused").tolist() == [0]
+    assert ds.ledger.notes == {"column_unused": 1} and ds.rows_with("column_unused").tolist() == [0]
 
 
 def test_notes_of_parquet_equal_those_of_json_lines(write_rows: Any, tokenizer: Path, tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_notes_of_parquet_equal_those_of_json_lines(write_rows: Any, tokenizer: 
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for source in (write_rows(rows), tmp_path / "rows.parquet"):
         ds = ps.prepare(source, tokenizer=tokenizer, cache=tmp_path / "c")
-        assert ds.noted("column_unused").tolist() == [0, 2]
+        assert ds.rows_with("column_unused").tolist() == [0, 2]
 
 
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted))

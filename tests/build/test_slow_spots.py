@@ -77,7 +77,7 @@ def test_many_turns_that_drop_their_reasoning(tmp_path: Path, tokenizer: Path) -
         file.write(json.dumps({"messages": turns}) + "\n")
     with within(3):  # 7 once
         long = ps.prepare(path, **options)
-    assert long.ledger["notes"]["reasoning_dropped"] == 2
+    assert long.ledger.notes["reasoning_dropped"] == 2
     assert "on the first 1 rows" in run("stats", long.path).stdout
 
 

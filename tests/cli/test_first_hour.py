@@ -170,7 +170,7 @@ def test_stats_report_what_a_length_limit_cuts(examples: Path, tokenizer: Path, 
     assert counted.cut_rows == sum(length > 60 for length in lengths) > 0
     assert counted.cut_tokens == sum(max(0, length - 60) for length in lengths)
     whole = stats(ds).lengths
-    assert dict(ds.ledger["lengths"]) == {"p50": whole.p50, "p90": whole.p90, "p99": whole.p99, "max": whole.max}
+    assert dict(ds.ledger.lengths) == {"p50": whole.p50, "p90": whole.p90, "p99": whole.p99, "max": whole.max}
     done = command("stats", "latest", "--cache", tmp_path, "--max-length", 60)
     assert f"{counted.cut_rows:,} rows, {counted.cut_tokens:,} tokens cut" in done.stdout
 

@@ -22,10 +22,10 @@ from penstock.exchange.formats import format_names
 from penstock.load.example import Example, Pair
 from penstock.load.options import PlanOptions
 from penstock.load.plan import Plan
-from penstock.load.view import BaseMixture, BaseView, Count, mix
+from penstock.load.view import Count, Served, mix
 from tests.exchange.readers import READERS, Row, read
 from tests.support import view_rows as made
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def _last(mask: list[bool]) -> int:
     return max(place for place, trained in enumerate(mask) if trained) + 1
 
 
-def check(to: str, served: BaseView | BaseMixture, capacity: int | None = None, **options: Any) -> None:
+def check(to: str, served: Served, capacity: int | None = None, **options: Any) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         exported = export(served, to, Path(folder) / "out", capacity=capacity, weights="mask", **options)
         found = read(to, Path(folder) / "out")
@@ -96,7 +96,7 @@ TABLES = st.lists(made.rows(), min_size=1, max_size=12)
 def test_singles(
     to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, shard_rows: int, wide: bool
 ) -> None:
-    view = MemoryExamples.of(high(rows) if wide else rows, shard_rows=shard_rows).view(**options)
+    view = MemoryDataset.of(high(rows) if wide else rows, shard_rows=shard_rows).view(**options)
     if not len(view) or (to.startswith("skyrl") and view.lengths.min() < 2):  # refused; see test_refusals.py
         return
     check(to, view, part_tokens=part_tokens, workers=2)
@@ -106,7 +106,7 @@ def test_singles(
 @settings(deadline=None, max_examples=25)
 @given(rows=TABLES, options=OPTIONS, part_tokens=st.integers(1, 40), more=st.integers(0, 9))
 def test_packed(to: str, rows: list[list[Piece]], options: ViewArguments, part_tokens: int, more: int) -> None:
-    view = MemoryExamples.of(rows, shard_rows=3).view(**options)
+    view = MemoryDataset.of(rows, shard_rows=3).view(**options)
     if len(view):
         check(to, view, int(view.lengths.max()) + more, part_tokens=part_tokens)
 
@@ -116,7 +116,7 @@ def test_packed(to: str, rows: list[list[Piece]], options: ViewArguments, part_t
 @given(pairs=st.lists(made.pairs(), min_size=1, max_size=8), options=OPTIONS, part_tokens=st.integers(1, 40))
 def test_pairs(to: str, pairs: list[list[list[Piece]]], options: ViewArguments, part_tokens: int) -> None:
     chosen: ViewArguments = {**options, "overlong": "truncate_left"}
-    view = MemoryExamples.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(**chosen)
+    view = MemoryDataset.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(**chosen)
     if len(view):
         check(to, view, part_tokens=part_tokens)
 
@@ -126,7 +126,7 @@ def test_pairs(to: str, pairs: list[list[list[Piece]]], options: ViewArguments, 
 @given(left=TABLES, right=TABLES, passes=st.sampled_from([0.4, 1.0, 2.3]), epoch=st.integers(0, 2))
 def test_mixtures(to: str, left: list[list[Piece]], right: list[list[Piece]], passes: float, epoch: int) -> None:
     views = [
-        MemoryExamples.of(rows, shard_rows=3).view(train_on=policy, regions_unknown="drop")
+        MemoryDataset.of(rows, shard_rows=3).view(train_on=policy, regions_unknown="drop")
         for rows, policy in ((left, "all_tokens"), (right, "all_assistant_messages"))
     ]
     if min(map(len, views)) < 1 or round(passes * len(views[0])) < 1:
@@ -146,7 +146,7 @@ def test_mixtures(to: str, left: list[list[Piece]], right: list[list[Piece]], pa
 )
 def test_mixtures_of_pairs(to: str, left: Any, right: Any, passes: float, epoch: int) -> None:
     views = [
-        MemoryExamples.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(
+        MemoryDataset.of([side for pair in pairs for side in pair], shard_rows=4, pairs=True).view(
             train_on="all_tokens", max_length=7, overlong="truncate_left", regions_unknown="drop"
         )
         for pairs in (left, right)

@@ -16,10 +16,10 @@ import yaml
 import penstock as ps
 from benchmarks.prepared import PreparedRows
 from penstock.exchange.export import export
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.chat.conversation import Role
 from tests.exchange.conftest import EXITS, ROOT, Ask
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 from tests.support.view_rows import chat
 
 pytestmark = pytest.mark.slow
@@ -30,12 +30,12 @@ def listed(view: Any) -> list[dict[str, list[int]]]:
     return [{"ids": item.input_ids.tolist(), "mask": item.loss_mask.tolist()} for item in items]
 
 
-def wide(count: int = 23) -> BaseView:
+def wide(count: int = 23) -> View:
     """A view with ids above 65,535."""
     rng = np.random.default_rng(5)
     sizes = rng.integers(1, 30, (count, 2)).tolist()
     made = [chat((Role.USER, u), (Role.ASSISTANT, a), first_id=65_500 + 7 * n) for n, (u, a) in enumerate(sizes)]
-    return MemoryExamples.of(made, shard_rows=5).view()
+    return MemoryDataset.of(made, shard_rows=5).view()
 
 
 def section(title: str) -> str:

@@ -17,7 +17,7 @@ from penstock.exchange.export import export
 from penstock.prepare.chat.conversation import Part, Role
 from tests.store.conftest import Forks
 from tests.support.feed_data import pair_view, view
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_packed_pairs(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_prediction_for_skyrl(tmp_path: Path) -> None:
-    rows = MemoryExamples.of([chat((Role.ASSISTANT, 1)), chat((Role.USER, 2), (Role.ASSISTANT, 3))])
+    rows = MemoryDataset.of([chat((Role.ASSISTANT, 1)), chat((Role.USER, 2), (Role.ASSISTANT, 3))])
     text = "2 rows have a single token, .* SkyRL requires at least one prediction per row. Raise max_length"
     for to in ("skyrl", "skyrl_cache"):
         refused(UsageError, text, tmp_path, rows.view(train_on="all_tokens", max_length=1), to)
@@ -70,14 +70,14 @@ def test_pairs_with_untrained_tokens_for_trl(tmp_path: Path) -> None:
         chat((Role.USER, 2), (Role.ASSISTANT, 2), (Role.USER, 2), (Role.ASSISTANT, 2), first_id=first)
         for first in (10, 40)
     ]
-    pairs = MemoryExamples.of([*sides, *sides], pairs=True)
+    pairs = MemoryDataset.of([*sides, *sides], pairs=True)
     text = "2 of 2 pairs have untrained tokens inside an answer, and TRL's DPO scores every .* --to hf"
     refused(UsageError, text, tmp_path, pairs.view(), "trl")
     export(pairs.view(), "hf", tmp_path / "out")
 
 
 def test_unknown_regions(tmp_path: Path, forks: Forks, dataset: ps.Dataset) -> None:
-    examples = MemoryExamples.of([chat((Role.USER, 2), (Role.ASSISTANT, 2)), UNKNOWN])
+    examples = MemoryDataset.of([chat((Role.USER, 2), (Role.ASSISTANT, 2)), UNKNOWN])
     with pytest.raises(RegionsUnknown, match="regions_unknown='drop', or use train_on='all_tokens'"):
         export(examples.view(), "olmo", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -85,7 +85,7 @@ def test_unknown_regions(tmp_path: Path, forks: Forks, dataset: ps.Dataset) -> N
 
 
 def test_empty_view(tmp_path: Path) -> None:
-    examples = MemoryExamples.of([chat((Role.USER, 2))])
+    examples = MemoryDataset.of([chat((Role.USER, 2))])
     refused(ViewError, "nothing to export. See its ledger", tmp_path, examples.view(), "hf")
 
 

@@ -8,22 +8,22 @@ from types import SimpleNamespace
 
 from penstock.load.view import Count, mix
 from penstock.prepare.chat.conversation import Part, Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat, tool_chat
 
 PAGE = Path(__file__).parents[2] / "docs" / "views.md"
 SHORT = chat((Role.USER, 3), (Role.ASSISTANT, 2))
 
 
-def _preferences() -> MemoryExamples:
+def _preferences() -> MemoryDataset:
     prompt = [Piece(0, Role.USER, Part.BODY, (10, 11, 12)), Piece(1, Role.ASSISTANT, Part.HEADER, (7, 8))]
     stop = Piece(1, Role.ASSISTANT, Part.STOP, (9,))
     sides = [[*prompt, Piece(1, Role.ASSISTANT, Part.BODY, ids), stop] for ids in ((50, 51), (50, 60, 61))]
-    return MemoryExamples.of(sides, pairs=True)
+    return MemoryDataset.of(sides, pairs=True)
 
 
-def _numbered(rows: int, first: int) -> MemoryExamples:
-    return MemoryExamples.of(
+def _numbered(rows: int, first: int) -> MemoryDataset:
+    return MemoryDataset.of(
         [chat((Role.USER, 1), (Role.ASSISTANT, 1), first_id=first + 10 * row) for row in range(rows)]
     )
 
@@ -31,9 +31,9 @@ def _numbered(rows: int, first: int) -> MemoryExamples:
 def test_the_examples_of_the_page_run() -> None:
     names = {
         "ps": SimpleNamespace(mix=mix, Count=Count),
-        "ds": MemoryExamples.of([tool_chat(), SHORT]),
-        "weighted": MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1), weights={0: 2.0, 1: 0.5})]),
-        "uncertain": MemoryExamples.of([tool_chat(), SHORT, [Piece(-1, Role.NONE, Part.GLUE, (1, 2))]]),
+        "ds": MemoryDataset.of([tool_chat(), SHORT]),
+        "weighted": MemoryDataset.of([chat((Role.USER, 1), (Role.ASSISTANT, 1), weights={0: 2.0, 1: 0.5})]),
+        "uncertain": MemoryDataset.of([tool_chat(), SHORT, [Piece(-1, Role.NONE, Part.GLUE, (1, 2))]]),
         "preferences": _preferences(),
         "many": _numbered(400, 0),
         "others": _numbered(100, 5),

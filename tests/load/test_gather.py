@@ -13,7 +13,7 @@ from penstock.load.options import LossPolicy
 from penstock.load.view import Served
 from penstock.store.dataset import RowLocation
 from tests.support.feed_data import mixture, pair_view, rows, view
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 from tests.support.view_rows import pairs as some_pairs
 from tests.support.view_rows import rows as some_rows
 
@@ -50,7 +50,7 @@ def assert_same(found: Gathered, sequences: list[Example]) -> None:
 def test_gather_equals_view(drawn: list, policy: LossPolicy, overlong: str, limit: int, data: st.DataObject) -> None:  # type: ignore[type-arg]
     if policy is LossPolicy.CUSTOMIZED:
         policy = LossPolicy.ALL_TOKENS  # needs weights, which not every draw has
-    served = MemoryExamples.of(drawn, shard_rows=5).view(
+    served = MemoryDataset.of(drawn, shard_rows=5).view(
         train_on=policy, overlong=overlong, max_length=limit, regions_unknown="drop"
     )
     if len(served):
@@ -61,7 +61,7 @@ def test_gather_equals_view(drawn: list, policy: LossPolicy, overlong: str, limi
 @given(drawn=st.lists(some_pairs(), min_size=1, max_size=6), limit=st.integers(1, 20))
 def test_gather_equals_view_of_pairs(drawn: list, limit: int) -> None:  # type: ignore[type-arg]
     sides = [side for pair in drawn for side in pair]
-    served = MemoryExamples.of(sides, shard_rows=4, pairs=True).view(max_length=limit, regions_unknown="drop")
+    served = MemoryDataset.of(sides, shard_rows=4, pairs=True).view(max_length=limit, regions_unknown="drop")
     if len(served):
         check(served, list(range(len(served)))[::-1])
 
@@ -78,7 +78,7 @@ def test_items_are_gathered_in_any_order(served: Served) -> None:
     check(served, [order[0], order[0]])
 
 
-class Sliced(MemoryExamples):
+class Sliced(MemoryDataset):
     """Rows numbered inside their shard, as in a cache: shard s holds rows 100·s onwards of source s."""
 
     def locate(self, example: int) -> RowLocation:
@@ -87,8 +87,8 @@ class Sliced(MemoryExamples):
 
 
 def test_places_come_from_row_numbers_in_the_shard() -> None:
-    held = MemoryExamples.of(rows(25), shard_rows=10)
-    shards = tuple(shard._replace(rows=shard.rows - shard.rows[0]) for shard in held.shards)
+    held = MemoryDataset.of(rows(25), shard_rows=10)
+    shards = tuple(shard._replace(rows=shard.rows - shard.rows[0]) for shard in map(held.shards.columns, range(3)))
     check(Sliced(shards, held.key).view(), [24, 0, 11, 9, 10, 20])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import ViewError
 from penstock.load.index import keyed_hashes, keyed_permutation, splitmix64
 from penstock.prepare.chat.conversation import Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat
 
 
@@ -19,7 +19,7 @@ def row(content: int) -> list[Piece]:
 
 
 def part(contents: list[int], name: str, holdout: float | int, seed: int = 0, shard_rows: int = 7) -> list[int]:
-    view = MemoryExamples.of([row(content) for content in contents], shard_rows=shard_rows).view(
+    view = MemoryDataset.of([row(content) for content in contents], shard_rows=shard_rows).view(
         holdout=holdout, holdout_side=name, holdout_seed=seed
     )
     assert view.ledger.adds_up and view.ledger.rows + view.ledger.other_part == len(contents)
@@ -50,7 +50,7 @@ def test_a_count_holds_out_the_smallest_hashes_and_ties(
     held_out, train = (part(contents, name, count) for name in ("held_out", "train"))
     assert sorted(held_out + train) == sorted(contents)
     assert not set(held_out) & set(train)
-    hashes = MemoryExamples.of([row(content) for content in contents]).columns(0).row_hashes
+    hashes = MemoryDataset.of([row(content) for content in contents]).shards.columns(0).row_hashes
     keyed = keyed_hashes(hashes, 0).tolist()
     last = sorted(keyed)[count - 1]
     assert held_out == [content for content, key in zip(contents, keyed, strict=True) if key <= last]
@@ -76,7 +76,7 @@ def test_holding_everything_out_is_refused() -> None:
 
 def test_pairs_are_held_out_whole() -> None:
     sides = [side for content in range(0, 200, 5) for side in (row(content), row(content + 1))]
-    dataset = MemoryExamples.of(sides, pairs=True)
+    dataset = MemoryDataset.of(sides, pairs=True)
     train, held_out = (dataset.view(holdout=10, holdout_side=name) for name in ("train", "held_out"))
     assert (train.ledger.rows, held_out.ledger.rows) == (30, 10)
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import UsageError, ViewError
 from penstock.load.options import view_options
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.chat.conversation import Part, Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat
 
 ROW = chat((Role.USER, 3), (Role.ASSISTANT, 4))  # user 10-12, header 13-14, body 15-18, stop 19, tail 20
@@ -28,7 +28,7 @@ def pair(prompt: int, chosen: tuple[int, ...], rejected: tuple[int, ...]) -> lis
 
 
 def test_truncate_keeps_the_head() -> None:
-    view = MemoryExamples.of([ROW]).view(max_length=7)
+    view = MemoryDataset.of([ROW]).view(max_length=7)
     example = view.example(0)
     assert example.input_ids.tolist() == [10, 11, 12, 13, 14, 15, 16]
     assert example.labels.tolist() == [-100, -100, -100, -100, -100, 15, 16]
@@ -37,25 +37,25 @@ def test_truncate_keeps_the_head() -> None:
 
 
 def test_truncate_left_keeps_the_tail() -> None:
-    example = MemoryExamples.of([ROW]).view(max_length=4, overlong="truncate_left").example(0)
+    example = MemoryDataset.of([ROW]).view(max_length=4, overlong="truncate_left").example(0)
     assert (example.input_ids.tolist(), example.start) == ([17, 18, 19, 20], 7)
     assert example.loss_mask.tolist() == [True, True, True, False]
 
 
 def test_rows_without_trained_tokens_after_truncation_are_dropped() -> None:
-    view = MemoryExamples.of([ROW]).view(max_length=5)
+    view = MemoryDataset.of([ROW]).view(max_length=5)
     assert (len(view), view.ledger.dropped_rows, view.ledger.dropped) == (0, {"no_trained_token": 1}, 11)
 
 
 def test_split_drops_chunks_that_train_nothing() -> None:
-    view = MemoryExamples.of([ROW]).view(max_length=4, overlong="split")
+    view = MemoryDataset.of([ROW]).view(max_length=4, overlong="split")
     assert [view.example(index).input_ids.tolist() for index in range(2)] == [[14, 15, 16, 17], [18, 19, 20]]
     assert (view.ledger.rows, view.ledger.kept, view.ledger.examples) == (1, 1, 2)
     assert view.ledger.dropped_tokens == {"chunk_without_trained_token": 4}
 
 
 def test_drop_counts_rows_and_error_names_them() -> None:
-    dataset = MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1)), ROW])
+    dataset = MemoryDataset.of([chat((Role.USER, 1), (Role.ASSISTANT, 1)), ROW])
     view = dataset.view(max_length=10, overlong="drop")
     assert (len(view), view.ledger.dropped_rows, view.ledger.dropped) == (1, {"overlong": 1}, 11)
     with pytest.raises(ViewError, match=r"row 1 of source 0 has 11 tokens, more than max_length=10\. Raise"):
@@ -64,7 +64,7 @@ def test_drop_counts_rows_and_error_names_them() -> None:
 
 
 def test_the_common_prompt_ends_where_the_answers_begin() -> None:
-    view = MemoryExamples.of(pair(3, (1, 2, 3), (1, 2, 4)), pairs=True).view()
+    view = MemoryDataset.of(pair(3, (1, 2, 3), (1, 2, 4)), pairs=True).view()
     assert len(view) == 1
     item = view.pair(0)
     assert item.prompt_length == 5  # "1 2" is common too, but the answer is one message
@@ -75,13 +75,13 @@ def test_the_common_prompt_ends_where_the_answers_begin() -> None:
 def test_an_equal_earlier_answer_is_part_of_the_prompt() -> None:
     opening = chat((Role.USER, 2), (Role.ASSISTANT, 2), (Role.USER, 1))
     sides = [[*opening, *(piece._replace(message=piece.message + 3) for piece in side)] for side in pair(1, (1,), (2,))]
-    item = MemoryExamples.of(sides, pairs=True).view().pair(0)
+    item = MemoryDataset.of(sides, pairs=True).view().pair(0)
     assert item.prompt_length == sum(len(piece.ids) for piece in opening) + 3
     assert item.chosen.loss_mask.sum() == item.rejected.loss_mask.sum() == 2
 
 
 def test_pairs_are_truncated_together() -> None:
-    dataset = MemoryExamples.of(pair(4, (1, 2, 3, 4), (5,)), pairs=True)  # 11 and 8 tokens, prompt 6
+    dataset = MemoryDataset.of(pair(4, (1, 2, 3, 4), (5,)), pairs=True)  # 11 and 8 tokens, prompt 6
     head = dataset.view(max_length=8).pair(0)
     assert (head.chosen.input_ids.tolist()[6:], head.rejected.input_ids.tolist()[6:]) == ([1, 2], [5, 9])
     tail = dataset.view(max_length=8, overlong="truncate_left").pair(0)
@@ -95,29 +95,29 @@ def test_pairs_are_truncated_together() -> None:
 
 
 def test_pairs_are_never_split() -> None:
-    dataset = MemoryExamples.of(pair(4, (1,), (5,)), pairs=True)
+    dataset = MemoryDataset.of(pair(4, (1,), (5,)), pairs=True)
     with pytest.raises(UsageError, match="would split pairs"):
         dataset.view(overlong="split")
 
 
 def test_long_common_prompts_are_compared_to_their_end() -> None:
     for length in (1, 31, 32, 33, 300, 70_000):
-        assert MemoryExamples.of(pair(length, (1,), (2,)), pairs=True).view().pair(0).prompt_length == length + 2
+        assert MemoryDataset.of(pair(length, (1,), (2,)), pairs=True).view().pair(0).prompt_length == length + 2
 
 
 def test_a_view_pickles_without_its_index() -> None:
-    view = MemoryExamples.of([ROW] * 50).view(max_length=8)
+    view = MemoryDataset.of([ROW] * 50).view(max_length=8)
     copy = pickle.loads(pickle.dumps(view))
-    assert isinstance(copy, BaseView) and "_index" not in vars(copy)
+    assert isinstance(copy, View) and "index" not in vars(copy)
     assert (copy.settings, copy.digest, copy.ledger) == (view.settings, view.digest, view.ledger)
     assert np.array_equal(copy.example(3).input_ids, view.example(3).input_ids)
 
 
 def test_the_digest_follows_the_settings_and_the_content() -> None:
-    dataset = MemoryExamples.of([ROW])
+    dataset = MemoryDataset.of([ROW])
     view = dataset.view(max_length=8)
     assert view.digest == dataset.view(max_length=8).digest
-    others = [dataset.view(max_length=9), dataset.view(max_length=8, holdout=0.5), MemoryExamples.of([ROW] * 2).view()]
+    others = [dataset.view(max_length=9), dataset.view(max_length=8, holdout=0.5), MemoryDataset.of([ROW] * 2).view()]
     assert len({view.digest, *(other.digest for other in others)}) == 4
     assert view.digest.startswith("b3-")
 
@@ -141,7 +141,7 @@ def test_the_bytes_of_a_digest_are_pinned() -> None:
 
 
 def test_indexing_behaves_like_a_list() -> None:
-    view = MemoryExamples.of([ROW] * 3).view()
+    view = MemoryDataset.of([ROW] * 3).view()
     assert view.example(-1).row.row == 2
     assert view.example(np.int64(1)).row.row == 1
     assert [item.row.row for item in view] == [0, 1, 2]
@@ -152,5 +152,5 @@ def test_indexing_behaves_like_a_list() -> None:
 
 def test_an_empty_dataset_has_an_empty_view() -> None:
     for pairs in (False, True):
-        view = MemoryExamples.of([], pairs=pairs).view()
+        view = MemoryDataset.of([], pairs=pairs).view()
         assert (len(view), view.ledger.adds_up, view.ledger.rows) == (0, True, 0)

@@ -208,7 +208,7 @@ def test_a_run_resumes_with_another_world_size_and_prefetch_depth() -> None:
 def test_states_of_other_runs_are_refused() -> None:
     served = view()
     state = Loader(served, batch_size=4).state_dict()
-    with pytest.raises(FeedError, match=r"belongs to another dataset\. Open the loader"):
+    with pytest.raises(FeedError, match=r"belongs to another dataset \(b3-\w+\)\. Open the loader"):
         Loader(view(36), batch_size=4).load_state_dict(state)
     with pytest.raises(FeedError) as caught:
         Loader(view(max_length=30, train_on="all_tokens"), batch_size=4).load_state_dict(state)

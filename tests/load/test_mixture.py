@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import RegionsUnknown, UsageError, ViewError
-from penstock.load.view import BaseMixture, Count, mix
+from penstock.load.view import Count, Mixture, mix
 from penstock.prepare.chat.conversation import Role
 from tests.load.test_policies import UNKNOWN
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 from tests.support.view_rows import chat
 
 
-def dataset(rows: int, first_id: int = 0) -> MemoryExamples:
-    return MemoryExamples.of(
+def dataset(rows: int, first_id: int = 0) -> MemoryDataset:
+    return MemoryDataset.of(
         [chat((Role.USER, 1), (Role.ASSISTANT, 1), first_id=first_id + 10 * row) for row in range(rows)]
     )
 
@@ -83,20 +82,20 @@ def test_items_come_from_their_part() -> None:
 
 
 def test_a_mixture_is_viewed_like_a_dataset() -> None:
-    odd = MemoryExamples.of([UNKNOWN, *[chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 3])
+    odd = MemoryDataset.of([UNKNOWN, *[chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 3])
     mixture = mix({"odd": (odd, 1.0), "even": (dataset(3), 1.0)})  # nothing is scanned yet, so nothing is refused
     with pytest.raises(RegionsUnknown):
-        mixture.view(max_length=5)
-    view = mixture.view(max_length=5, regions_unknown="drop")
+        mixture.with_options(max_length=5)
+    view = mixture.with_options(max_length=5, regions_unknown="drop")
     assert (len(view), view.ledger.dropped_rows) == (6, {"regions_unknown": 1})
     assert view.digest != mixture.digest
 
 
 def test_a_mixture_pickles_and_has_a_stable_digest() -> None:
-    parts: dict[str, tuple[MemoryExamples, float | Count]] = {"a": (dataset(5), 0.5), "b": (dataset(7), Count(3))}
+    parts: dict[str, tuple[MemoryDataset, float | Count]] = {"a": (dataset(5), 0.5), "b": (dataset(7), Count(3))}
     mixture = mix(parts, seed=4)
     copy = pickle.loads(pickle.dumps(mixture))
-    assert isinstance(copy, BaseMixture) and copy.digest == mixture.digest
+    assert isinstance(copy, Mixture) and copy.digest == mixture.digest
     assert np.array_equal(copy.epoch_indices(2), mixture.epoch_indices(2))
     others = [mix(parts, seed=5), mix({**parts, "b": (dataset(7), 3.0)}, seed=4), mix({"a": parts["a"]}, seed=4)]
     assert len({mixture.digest, *(other.digest for other in others)}) == 4
@@ -121,8 +120,8 @@ def test_invalid_amounts_are_refused(amount: Any, message: str) -> None:
 def test_incompatible_parts_are_refused() -> None:
     first = dataset(3)
     with pytest.raises(UsageError, match="'b' and 'a' have different tokenizers"):
-        mix({"a": (first, 1.0), "b": (replace(first, tokenizer="other"), 1.0)})
-    pairs = MemoryExamples.of([chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 2, pairs=True)
+        mix({"a": (first, 1.0), "b": (MemoryDataset((), "b3-other", tokenizer="other"), 1.0)})
+    pairs = MemoryDataset.of([chat((Role.USER, 1), (Role.ASSISTANT, 1))] * 2, pairs=True)
     with pytest.raises(UsageError, match="holds preference pairs"):
         mix({"a": (first, 1.0), "b": (pairs, 1.0)})
     for wrong in ([first, first], first.view()):
@@ -133,7 +132,7 @@ def test_incompatible_parts_are_refused() -> None:
     with pytest.raises(UsageError, match="mixture is empty"):
         mix({})
     with pytest.raises(
-        UsageError, match=r"part 'a': expected \(dataset or view, passes per epoch\), found a MemoryExamples"
+        UsageError, match=r"part 'a': expected \(dataset or view, passes per epoch\), found a MemoryDataset"
     ):
         mix({"a": first})  # type: ignore[dict-item]
     with pytest.raises(ViewError, match=r"part 'a' of the mixture gives no example: its view has 3"):

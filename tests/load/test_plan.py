@@ -13,10 +13,10 @@ from penstock.arrays import Int32
 from penstock.errors import UsageError, ViewError
 from penstock.load.options import PlanOptions, Tail
 from penstock.load.plan import Plan
-from penstock.load.view import BaseMixture, mix
+from penstock.load.view import Mixture, mix
 from penstock.prepare.chat.conversation import Role
 from tests.support.lengths import Lengths, chat_like, reasoning_like
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 from tests.support.view_rows import chat
 
 
@@ -116,10 +116,10 @@ def test_mean_length_of_a_step_is_as_even_as_in_a_random_partition(
     assert abs(trend) < 4 / np.sqrt(len(errors)), "steps are not sorted by length"
 
 
-def mixture(amounts: tuple[float, float]) -> BaseMixture:
+def mixture(amounts: tuple[float, float]) -> Mixture:
     rng = np.random.default_rng(0)
     parts = [
-        MemoryExamples.of(
+        MemoryDataset.of(
             [chat((Role.USER, int(size)), (Role.ASSISTANT, 2), first_id=7 * part) for size in rng.integers(1, 60, 80)]
         )
         for part in range(2)

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import RegionsUnknown, UsageError, ViewError
 from penstock.load.options import LossPolicy
 from penstock.prepare.chat.conversation import Part, Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat, tool_chat
 
 UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3))]
@@ -16,7 +16,7 @@ UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3))]
 
 def trained(row: list[Piece], policy: str) -> dict[int, float]:
     """Weight by message; also checks that exactly the body and stop of assistant messages are trained."""
-    example = MemoryExamples.of([row]).view(train_on=policy).example(0)
+    example = MemoryDataset.of([row]).view(train_on=policy).example(0)
     weights: dict[int, float] = {}
     ends = example.runs.ends.tolist()
     for start, end, piece in zip([0, *ends], ends, row, strict=False):
@@ -45,7 +45,7 @@ def test_which_messages_are_trained(policy: str, messages: set[int]) -> None:
 
 
 def test_all_tokens_trains_every_token() -> None:
-    example = MemoryExamples.of([tool_chat()]).view(train_on="all_tokens").example(0)
+    example = MemoryDataset.of([tool_chat()]).view(train_on="all_tokens").example(0)
     assert example.loss_mask.all()
     assert np.array_equal(example.labels, example.input_ids)
 
@@ -65,11 +65,11 @@ def test_weights_in_rows(policy: str, weights: dict[int, float]) -> None:
 
 def test_customized_without_any_weight_is_refused() -> None:
     with pytest.raises(ViewError, match=r"needs per-message weights, but none of the 1 rows has any\. Give"):
-        MemoryExamples.of([tool_chat()]).view(train_on="customized")
+        MemoryDataset.of([tool_chat()]).view(train_on="customized")
 
 
 def test_unknown_regions_are_refused_by_name() -> None:
-    dataset = MemoryExamples.of([tool_chat(), UNKNOWN, *[UNKNOWN] * 6], shard_rows=3)
+    dataset = MemoryDataset.of([tool_chat(), UNKNOWN, *[UNKNOWN] * 6], shard_rows=3)
     with pytest.raises(RegionsUnknown) as caught:
         dataset.view()
     assert str(caught.value) == (
@@ -80,7 +80,7 @@ def test_unknown_regions_are_refused_by_name() -> None:
 
 
 def test_unknown_regions_can_be_dropped_or_trained_whole() -> None:
-    dataset = MemoryExamples.of([tool_chat(), UNKNOWN])
+    dataset = MemoryDataset.of([tool_chat(), UNKNOWN])
     dropped = dataset.view(regions_unknown="drop")
     assert len(dropped) == 1
     assert (dropped.ledger.dropped_rows, dropped.ledger.dropped) == ({"regions_unknown": 1}, 3)
@@ -89,14 +89,14 @@ def test_unknown_regions_can_be_dropped_or_trained_whole() -> None:
 
 def test_a_row_that_ends_with_the_user_has_no_last_turn() -> None:
     row = chat((Role.USER, 2), (Role.ASSISTANT, 2), (Role.USER, 2))
-    view = MemoryExamples.of([row]).view(train_on="last_assistant_turn")
+    view = MemoryDataset.of([row]).view(train_on="last_assistant_turn")
     assert (len(view), view.ledger.dropped_rows) == (0, {"no_trained_token": 1})
     assert trained(row, "last_assistant_message") == {1: 1.0}
 
 
 def test_every_policy_has_a_view() -> None:
     for policy in LossPolicy:
-        assert len(MemoryExamples.of([tool_chat({2: 1.0})]).view(train_on=policy)) == 1
+        assert len(MemoryDataset.of([tool_chat({2: 1.0})]).view(train_on=policy)) == 1
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_every_policy_has_a_view() -> None:
 )
 def test_errors_for_invalid_options_name_the_valid_ones(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        MemoryExamples.of([tool_chat()]).view(**options)  # type: ignore[arg-type]
+        MemoryDataset.of([tool_chat()]).view(**options)  # type: ignore[arg-type]
     assert message in str(caught.value)

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.load.loader import Loader
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from tests.support.feed_data import mixture, pair_view, plains, view
 
 torch = pytest.importorskip("torch")
@@ -137,7 +137,7 @@ def test_accelerate() -> None:
     assert steps == load.steps
 
 
-def gradients(served: BaseView, world_size: int = 1, **options: Any) -> torch.Tensor:
+def gradients(served: View, world_size: int = 1, **options: Any) -> torch.Tensor:
     """The gradient of the first step by the loop in the docs, summed over ranks."""
     model = tiny_model()
     for rank in range(world_size):

@@ -13,7 +13,7 @@ from penstock.load.windows import Ledger
 from penstock.prepare.chat.conversation import Role
 from tests.load import reference
 from tests.load.reference import Outcome, Token
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat, pairs, rows
 
 LIMITS = st.one_of(st.none(), st.integers(1, 12))
@@ -60,7 +60,7 @@ def test_a_view_serves_what_the_reference_serves(
     policy: LossPolicy, overlong: str, sample: list[list[Piece]], shard_rows: int, limit: int | None
 ) -> None:
     sample = with_a_weight(policy, sample)
-    dataset = MemoryExamples.of(sample, shard_rows=shard_rows)
+    dataset = MemoryDataset.of(sample, shard_rows=shard_rows)
     view = dataset.view(train_on=policy, overlong=overlong, max_length=limit, regions_unknown="drop")
     expected = reference.serve(sample, policy, overlong, limit)
     assert_equal_ledger(view.ledger, expected, len(sample))
@@ -82,7 +82,7 @@ def test_a_view_of_pairs_serves_what_the_reference_serves(
     if policy is LossPolicy.CUSTOMIZED:
         sample = [*sample, [with_a_weight(policy, [])[0], with_a_weight(policy, [])[0]]]
     flat = [side for pair in sample for side in pair]
-    dataset = MemoryExamples.of(flat, shard_rows=2 * shard_rows, pairs=True)
+    dataset = MemoryDataset.of(flat, shard_rows=2 * shard_rows, pairs=True)
     view = dataset.view(train_on=policy, overlong=overlong, max_length=limit, regions_unknown="drop")
     expected = reference.serve_pairs(sample, policy, overlong, limit)
     assert_equal_ledger(view.ledger, expected, len(sample))
@@ -104,7 +104,7 @@ def test_a_view_of_pairs_serves_what_the_reference_serves(
 @settings(max_examples=60, deadline=None)
 @given(sample=st.lists(rows(), max_size=8), limit=st.integers(1, 6))
 def test_chunks_of_a_split_row_partition_it(sample: list[list[Piece]], limit: int) -> None:
-    dataset = MemoryExamples.of(sample, shard_rows=3)
+    dataset = MemoryDataset.of(sample, shard_rows=3)
     view = dataset.view(train_on="all_tokens", overlong="split", max_length=limit)
     joined: dict[int, list[int]] = {}
     for index in range(len(view)):
@@ -125,7 +125,7 @@ def test_chunks_of_a_split_row_partition_it(sample: list[list[Piece]], limit: in
 def test_sharding_does_not_change_a_view(sample: list[list[Piece]], limit: int | None, data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from([policy for policy in LossPolicy if policy is not LossPolicy.CUSTOMIZED]))
     views = [
-        MemoryExamples.of(sample, shard_rows=size).view(train_on=policy, max_length=limit, regions_unknown="drop")
+        MemoryDataset.of(sample, shard_rows=size).view(train_on=policy, max_length=limit, regions_unknown="drop")
         for size in (1, 3, 100)
     ]
     for view in views[1:]:

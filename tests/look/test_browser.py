@@ -119,7 +119,7 @@ def test_masks_follow_the_policy(tabs: Browser, viewer: str, dataset: ps.Dataset
     for policy in ("last_assistant_message", "all_tokens", "all_user_and_system_messages"):
         tab.page.locator(f"input[value={policy}]").check()
         view = dataset.view(train_on=policy)
-        expected = int(view[view.numbers.tolist().index(row)].loss_mask.sum())  # type: ignore[union-attr]
+        expected = int(view[view.index.rows.tolist().index(row)].loss_mask.sum())  # type: ignore[union-attr]
         assert tab.page.locator(".run.trained i").count() == expected
         assert tab.page.locator("[data-trained-total]").inner_text() == f"{expected:,}"
         assert tab.page.url.endswith(f"train_on={policy}")

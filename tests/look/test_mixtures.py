@@ -50,7 +50,7 @@ def test_statistics_of_a_mixture_are_those_of_its_members(
 
 
 def test_a_report_on_a_mixture_names_members(mixture: ps.Mixture) -> None:
-    text = report(mixture.view(max_length=64))
+    text = report(mixture.with_options(max_length=64))
     assert "<h1>Mixture of chat, other</h1>" in text and "other, row 3" in text and "3 of 6 items per epoch" in text
 
 

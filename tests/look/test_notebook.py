@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 
 import penstock as ps
 from penstock.look.notebook import html_of
 from tests.look.conftest import HOSTILE
-from tests.support.memory_dataset import MemoryExamples
+from tests.support.memory_dataset import MemoryDataset
 from tests.support.view_rows import chat
 
 
@@ -51,7 +52,7 @@ def test_pickles_do_not_contain_the_dataset(dataset: ps.Dataset) -> None:
 def test_without_a_tokenizer_ids_are_shown() -> None:
     from penstock.prepare.chat.conversation import Role
 
-    view = MemoryExamples.of([chat((Role.USER, 3), (Role.ASSISTANT, 2))]).view()
-    page = html_of(view[0])
+    view = MemoryDataset.of([chat((Role.USER, 3), (Role.ASSISTANT, 2))]).view()
+    page = html_of(replace(view[0], dataset=None))
     assert page is not None and "⟨10⟩" in page
     assert html_of(object()) is None

@@ -83,7 +83,7 @@ def test_the_flow_adds_up_to_the_ledger(dataset: ps.Dataset) -> None:
                 else:
                     left -= step.amount
             assert left == stage.steps[-1].amount
-        assert rows.steps[0].amount == dataset.ledger["rows"]
+        assert rows.steps[0].amount == dataset.ledger.rows
         assert rows.steps[-1].amount == stats.rows == stats.ledger.kept
         assert tokens.steps[0].amount == stats.ledger.tokens
         assert tokens.steps[-1].amount == stats.trained == stats.ledger.trained

@@ -11,7 +11,7 @@ from rich.console import Console
 from penstock.look.terminal import show, stretches
 from penstock.look.tokens import visible_lines
 from penstock.prepare.chat.conversation import Part, Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import rows
 
 TEXT = {1: b"Be brief.\n", 2: b"Hi \x1b[31mred\x1b[0m", 3: b"<|assistant|>\n", 4: b"Hello", 5: b"<|end|>", 6: b"\n"}
@@ -25,14 +25,14 @@ ROW = [
 ]
 
 
-def printed(dataset: MemoryExamples, **console: object) -> str:
+def printed(dataset: MemoryDataset, **console: object) -> str:
     out = io.StringIO()
     show(dataset.view(), 0, TEXT.__getitem__, Console(file=out, **console))  # type: ignore[arg-type]
     return out.getvalue()
 
 
 def test_without_colours_the_gutter_marks_trained_text() -> None:
-    assert printed(MemoryExamples.of([ROW])) == (
+    assert printed(MemoryDataset.of([ROW])) == (
         "row 0 of source 0 · 8 tokens, 4 trained (50%)\n"
         "   #  role       part     tokens  weight\n"
         "   0  system     body          1           │ Be brief.↵\n"
@@ -46,24 +46,24 @@ def test_without_colours_the_gutter_marks_trained_text() -> None:
 
 
 def test_every_part_fits_its_column() -> None:
-    out = printed(MemoryExamples.of([[Piece(0, Role.ASSISTANT, Part.CONTEXT, (3,)), *ROW]]))
+    out = printed(MemoryDataset.of([[Piece(0, Role.ASSISTANT, Part.CONTEXT, (3,)), *ROW]]))
     assert len({line.index("│") for line in out.splitlines()[2:]}) == 1
 
 
 def test_with_colours_trained_text_is_green() -> None:
-    out = printed(MemoryExamples.of([ROW]), force_terminal=True, color_system="standard", no_color=False)
+    out = printed(MemoryDataset.of([ROW]), force_terminal=True, color_system="standard", no_color=False)
     assert "\x1b[32mHelloHello\x1b[0m" in out
     assert "\x1b[31m" not in out, "a colour in the data does not act"
 
 
 def test_text_of_the_template_is_named_as_in_reports() -> None:
-    out = printed(MemoryExamples.of([[Piece(-1, Role.NONE, Part.GLUE, (3,)), *ROW]]))
+    out = printed(MemoryDataset.of([[Piece(-1, Role.NONE, Part.GLUE, (3,)), *ROW]]))
     assert out.splitlines()[2] == "      template                 1           │ <|assistant|>↵"
 
 
 def test_both_sides_of_a_pair_are_shown() -> None:
     other = [*ROW[:3], Piece(2, Role.ASSISTANT, Part.BODY, (1,)), *ROW[4:]]
-    out = printed(MemoryExamples.of([ROW, other], pairs=True))
+    out = printed(MemoryDataset.of([ROW, other], pairs=True))
     assert "chosen (after a common prompt of 3 tokens) · row 0 of source 0 · 8 tokens, 4 trained" in out
     assert "rejected (after a common prompt of 3 tokens) · row 0 of source 0 · 6 tokens, 2 trained" in out
 
@@ -83,7 +83,7 @@ def test_unusual_characters_are_escaped() -> None:
 
 @given(rows(unknown=False))
 def test_stretches_hold_every_token_once(row: list[Piece]) -> None:
-    view = MemoryExamples.of([row]).view(train_on="all_tokens")
+    view = MemoryDataset.of([row]).view(train_on="all_tokens")
     for index in range(len(view)):
         example = view.example(index)
         some = list(stretches(example))

@@ -19,14 +19,14 @@ from penstock.look.packing_fill import Fill, Limit
 from penstock.look.statistics import Bin, Copies, Flagged, Named, SourceCounts, Spread, stats
 from penstock.look.terminal import stats_table
 from penstock.prepare.chat.conversation import Part, Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat, pairs, rows
 
 SHORT = chat((Role.USER, 3), (Role.ASSISTANT, 2))  # 3 + 2 + 2 + 1 + 1 = 9
 LONG = chat((Role.SYSTEM, 4), (Role.USER, 6), (Role.ASSISTANT, 16))  # 30
 SILENT = chat((Role.USER, 2))
 UNKNOWN = [Piece(-1, Role.NONE, Part.GLUE, (1, 2, 3, 4))]
-DATASET = MemoryExamples.of([SHORT, LONG, SHORT, SILENT, UNKNOWN], shard_rows=2)
+DATASET = MemoryDataset.of([SHORT, LONG, SHORT, SILENT, UNKNOWN], shard_rows=2)
 
 
 def test_all_rows_of_a_dataset_are_counted() -> None:
@@ -51,7 +51,7 @@ def test_all_rows_of_a_dataset_are_counted() -> None:
 
 def test_rows_with_problems_are_flagged() -> None:
     bare = [Piece(0, Role.USER, Part.BODY, (1, 2)), Piece(1, Role.ASSISTANT, Part.BODY, (3, 4, 5))]
-    dataset = MemoryExamples.of([SHORT, bare, LONG], shard_rows=2)
+    dataset = MemoryDataset.of([SHORT, bare, LONG], shard_rows=2)
     assert stats(dataset).flags == {"no_stop": Flagged(1, (1,))}
     cut = stats(dataset.view(max_length=14)).flags
     assert cut == {"no_stop": Flagged(1, (1,)), "cut_answer": Flagged(1, (2,))}
@@ -74,7 +74,7 @@ def test_statistics_agree_with_the_ledger(
     singles: list[list[Piece]], paired: list[list[list[Piece]]], limit: int
 ) -> None:
     flat = [side for pair in paired for side in pair]
-    for dataset in (MemoryExamples.of(singles, shard_rows=2), MemoryExamples.of(flat, shard_rows=2, pairs=True)):
+    for dataset in (MemoryDataset.of(singles, shard_rows=2), MemoryDataset.of(flat, shard_rows=2, pairs=True)):
         view = dataset.view(max_length=limit, regions_unknown="drop")
         seen = stats(view)
         assert (seen.rows, seen.tokens) == (view.ledger.kept, view.ledger.trained + view.ledger.masked)
@@ -102,7 +102,7 @@ def test_json_and_table() -> None:
 
 
 def test_an_empty_dataset_has_statistics() -> None:
-    seen = stats(MemoryExamples.of([]))
+    seen = stats(MemoryDataset.of([]))
     assert (seen.rows, seen.tokens, seen.trained_share, seen.histogram) == (0, 0, 0.0, ())
     Console(file=io.StringIO()).print(stats_table(seen))
 
@@ -133,9 +133,9 @@ def test_stats_show_both_modes_of_turns(tokenizer: Path, tmp_path: Path, turns: 
     counted = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["turns"]
     assert counted["rows"] == 3
     for mode, ds in found.items():
-        stored = sum(int(ds.columns(shard).id_offsets[-1]) for shard in range(len(ds.shards)))
+        stored = sum(int(ds.shards.columns(shard).id_offsets[-1]) for shard in range(len(ds.shards)))
         trained = ds.view().ledger.trained
-        assert counted[mode] == {"examples": ds.examples, "tokens": ds.tokens, "stored": stored, "trained": trained}
+        assert counted[mode] == {"examples": ds.shards.total, "tokens": ds.tokens, "stored": stored, "trained": trained}
     assert counted["faithful"]["trained"] > counted["conversation"]["trained"]
     shown = CliRunner().invoke(app, command, env={"COLUMNS": "120"}).stdout
     assert "--turns, on the first 3 rows" in shown and f"{counted['faithful']['trained']:,}" in shown

@@ -66,7 +66,7 @@ def test_pages(viewer: str, dataset: ps.Dataset) -> None:
 
 def test_filters_agree_with_a_plain_loop(viewer: str, dataset: ps.Dataset) -> None:
     view = dataset.view()
-    tools = {int(n) for n, ex in zip(view.numbers, view, strict=True) if (ex.runs.roles == Role.TOOL.value).any()}
+    tools = {int(n) for n, ex in zip(view.index.rows, view, strict=True) if (ex.runs.roles == Role.TOOL.value).any()}
     assert f"of {len(tools)} rows that pass" in ask(viewer, "/?role=tool")[1]
     long = sum(length >= 100 for length in view.lengths.tolist())
     assert f"of {long} rows that pass" in ask(viewer, "/?min=100")[1]

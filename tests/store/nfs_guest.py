@@ -50,7 +50,7 @@ def summed(columns):
     return [int(shard.ids.astype("int64").sum()) for shard in columns]
 
 
-columns = [dataset.columns(number) for number in range(len(dataset.shards))]
+columns = [dataset.shards.columns(number) for number in range(len(dataset.shards))]
 sums = summed(columns)
 print("mapped", flush=True)
 passes = 0

@@ -40,7 +40,7 @@ def test_a_damaged_memo_is_ignored(prepare: Prepare, data: Path, cache: Path) ->
 
 def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
-    name = dataset.shards[0]
+    name = dataset.shards.names[0]
     note = Cache(cache).root / shard_at(name, "json")
     note.write_bytes(note.read_bytes().replace(b'"rejected":0', b'"rejected":1'))
     assert read_record(Cache(cache).files, name) is None
@@ -53,8 +53,8 @@ def test_a_damaged_note_is_ignored(prepare: Prepare, data: Path, cache: Path) ->
 def test_a_shard_with_invalid_offsets_is_rejected_when_opened(prepare: Prepare, data: Path) -> None:
     """One flipped bit in a segment's end took all memory when the shard was viewed."""
     dataset = prepare(data).dataset
-    path = dataset.cache.shard_path(dataset.shards[0])
-    ends = dataset.columns(0).segment_ends
+    path = dataset.cache.shard_path(dataset.shards.names[0])
+    ends = dataset.shards.columns(0).segment_ends
     place = path.read_bytes().index(ends.tobytes())
     damaged = bytearray(path.read_bytes())
     damaged[place + 3] ^= 0x40  # a billion tokens

@@ -39,12 +39,12 @@ def test_a_flipped_bit_is_reported_and_its_slice_rebuilt(prepare: Prepare, data:
     whole = result(cache)
     assert verify_cache(Cache(cache)).findings == []
     number = 5
-    shard = dataset.cache.shard_path(dataset.shards[number])
+    shard = dataset.cache.shard_path(dataset.shards.names[number])
     flip(shard, shard.stat().st_size // 2)
     (finding,) = verify_cache(Cache(cache)).findings
     table = dataset.manifest.shards
     first = table.first_rows[number]
-    assert (finding.shard, finding.slice) == (dataset.shards[number], number)
+    assert (finding.shard, finding.slice) == (dataset.shards.names[number], number)
     assert finding.rows == (first, first + table.rows[number] - 1)
     assert str(finding) == (
         f"{shard} (slice 5: {data}, rows {first} to {first + table.rows[number] - 1}): its bytes have changed. "
@@ -61,16 +61,16 @@ def test_a_flipped_bit_is_reported_and_its_slice_rebuilt(prepare: Prepare, data:
 def test_a_bit_flipped_before_the_manifest_is_found(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     (dataset.path / "manifest.json").unlink()
-    shard = dataset.cache.shard_path(dataset.shards[3])
+    shard = dataset.cache.shard_path(dataset.shards.names[3])
     flip(shard, shard.stat().st_size // 2)
     (finding,) = verify_cache(Cache(cache)).findings
-    assert finding.shard == dataset.shards[3]
+    assert finding.shard == dataset.shards.names[3]
     assert prepare(data).progress.slices_done == 1
 
 
 def test_a_shard_deleted_under_a_reader(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
-    shard = dataset.cache.shard_path(dataset.shards[0])
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
     shard.unlink()
     opened = ps.open(dataset.path)
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_shard_deleted_under_a_reader(prepare: Prepare, data: Path, cache: Pat
 def test_a_truncated_shard_is_rebuilt(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
-    shard = dataset.cache.shard_path(dataset.shards[2])
+    shard = dataset.cache.shard_path(dataset.shards.names[2])
     shard.write_bytes(shard.read_bytes()[:100])
     (dataset.path / "manifest.json").unlink()
     assert prepare(data).progress.slices_done == 1
@@ -248,7 +248,7 @@ def test_a_copy_where_a_shard_is_something_else(
 ) -> None:
     dataset, target = prepare(data).dataset, Cache(tmp_path / "target")
     target.prepare_root()
-    path = (dataset.cache if side == "source" else target).shard_path(dataset.shards[1])
+    path = (dataset.cache if side == "source" else target).shard_path(dataset.shards.names[1])
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = tmp_path / "kept"
     if side == "source":

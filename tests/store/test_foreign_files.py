@@ -150,7 +150,7 @@ def test_an_invalid_claim_does_not_stop_the_build(
 ) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
-    name = dataset.shards[0]
+    name = dataset.shards.names[0]
     dataset.cache.shard_path(name).unlink()
     outside = tmp_path / "outside"
     outside.write_text("mine")

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from penstock.api import Dataset
 from penstock.digests import digest
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.sources.slices import Slice
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.files import writer_name
 from tests.store.conftest import Prepare
 
@@ -24,7 +23,7 @@ NAME = re.compile(r"b3-[0-9a-f]{64}")
 
 
 @pytest.fixture
-def dataset(prepare: Prepare, data: Path) -> StoredDataset:
+def dataset(prepare: Prepare, data: Path) -> Dataset:
     return prepare(data).dataset
 
 
@@ -39,32 +38,32 @@ def as_json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
-def test_names(dataset: StoredDataset) -> None:
+def test_names(dataset: Dataset) -> None:
     assert digest(b"a", b"bc") == parts_digest(b"a", b"bc")
     recipe = parts_digest(b"recipe", as_json(dataset.recipe))
-    slices = [Slice.from_json(entry) for entry in dataset.notes["slices"]]
-    assert dataset.shards == [parts_digest(b"shard", recipe.encode(), part.digest.encode()) for part in slices]
+    slices = [Slice.from_json(entry) for entry in dataset.origins["slices"]]
+    assert dataset.shards.names == [parts_digest(b"shard", recipe.encode(), part.digest.encode()) for part in slices]
     order = as_json([[part.file, part.first_row, part.digest] for part in slices])
     assert dataset.key == parts_digest(b"dataset", recipe.encode(), order)
 
 
-def test_paths_on_disk(dataset: StoredDataset) -> None:
+def test_paths_on_disk(dataset: Dataset) -> None:
     root = dataset.cache.root
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     expected = {f"datasets/{dataset.key}/{name}" for name in ("manifest.json", "notes.json", "used")}
-    expected |= {f"shards/{name[3:5]}/{name}.{suffix}" for name in dataset.shards for suffix in ("arrow", "json")}
+    expected |= {f"shards/{name[3:5]}/{name}.{suffix}" for name in dataset.shards.names for suffix in ("arrow", "json")}
     expected |= {"penstock-cache.json", f"tokenizers/{dataset.recipe['tokenizer']}.json"}
     memos = {name for name in found if re.fullmatch(r"memo/[0-9a-f]{2}/b3-[0-9a-f]{64}\.json", name)}
     assert found - memos == expected
     assert re.fullmatch(r"\w+-[0-9a-f]{8}\.\d+\.\d+", writer_name())
 
 
-def test_the_marker(dataset: StoredDataset) -> None:
+def test_the_marker(dataset: Dataset) -> None:
     assert (dataset.cache.root / "penstock-cache.json").read_bytes() == b'{"format":1}'
 
 
-def test_a_shard(dataset: StoredDataset, data: Path) -> None:
-    path = dataset.cache.shard_path(dataset.shards[1])
+def test_a_shard(dataset: Dataset, data: Path) -> None:
+    path = dataset.cache.shard_path(dataset.shards.names[1])
     reader = pa.ipc.open_file(path)
     assert reader.num_record_batches == 1
     assert [(field.name, str(field.type)) for field in reader.schema] == [
@@ -92,7 +91,7 @@ def test_a_shard(dataset: StoredDataset, data: Path) -> None:
     assert [ends[-1] for ends in batch["segment_ends"]] == [len(ids) for ids in batch["input_ids"]]
 
 
-def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: StoredDataset) -> None:
+def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Dataset) -> None:
     """Nothing here is ours but the text of the page: numbers of roles and parts come from its table."""
     page = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
     table = re.findall(r"^\| (\d) \| (\w+).*? \| (\d) \| (\w+) \|$", page, re.MULTILINE)
@@ -101,7 +100,7 @@ def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Sto
     assert roles | {"any": 5} == {role.name.lower(): int(role) for role in Role if role is not Role.OTHER} | {"any": 5}
     assert parts == {part.name.lower(): int(part) for part in Part}
     view, item = Dataset(dataset.cache, dataset.manifest).view(), 0
-    for name in dataset.shards:
+    for name in dataset.shards.names:
         columns = pa.ipc.open_file(dataset.cache.shard_path(name)).get_batch(0).to_pydict()
         for k, ids in enumerate(columns["input_ids"]):
             mask: list[bool] = []
@@ -116,9 +115,9 @@ def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Sto
     assert item == len(view) == 400
 
 
-def test_the_note_of_a_shard(dataset: StoredDataset) -> None:
-    shard = dataset.cache.shard_path(dataset.shards[0])
-    note = orjson.loads(dataset.cache.shard_path(dataset.shards[0]).with_suffix(".json").read_bytes())
+def test_the_note_of_a_shard(dataset: Dataset) -> None:
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
+    note = orjson.loads(dataset.cache.shard_path(dataset.shards.names[0]).with_suffix(".json").read_bytes())
     names = {
         "bytes",
         "checked",
@@ -137,7 +136,7 @@ def test_the_note_of_a_shard(dataset: StoredDataset) -> None:
     assert note["digest"] == "b3-" + blake3.blake3(shard.read_bytes()).hexdigest()
 
 
-def test_the_manifest(dataset: StoredDataset) -> None:
+def test_the_manifest(dataset: Dataset) -> None:
     data = (dataset.path / "manifest.json").read_bytes()
     value = orjson.loads(data)
     assert data == as_json(value)
@@ -151,14 +150,14 @@ def test_the_manifest(dataset: StoredDataset) -> None:
     assert str(dataset.cache.root).encode() not in data
 
 
-def test_a_tokenizer(dataset: StoredDataset) -> None:
+def test_a_tokenizer(dataset: Dataset) -> None:
     path = dataset.cache.tokenizer_path(dataset.recipe["tokenizer"])
     assert path.stem == "b3-" + blake3.blake3(path.read_bytes()).hexdigest()
 
 
-def test_the_format_page_documents_every_column_and_key(dataset: StoredDataset) -> None:
+def test_the_format_page_documents_every_column_and_key(dataset: Dataset) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
-    reader = pa.ipc.open_file(dataset.cache.shard_path(dataset.shards[0]))
+    reader = pa.ipc.open_file(dataset.cache.shard_path(dataset.shards.names[0]))
     manifest = orjson.loads((dataset.path / "manifest.json").read_bytes())
     for name in (*reader.schema.names, *manifest["shards"]):
         assert f"`{name}`" in page

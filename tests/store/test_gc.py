@@ -52,8 +52,10 @@ def test_old_unreferenced_files_are_deleted(prepare: Prepare, data: Path, cache:
     found = collect_garbage(Cache(cache), older_than=0)
     assert found.shards == len(other.shards)
     assert found.bytes > 0
-    assert result(cache) == {n: b for n, b in before.items() if Path(n).stem in dataset.shards or dataset.key in n}
-    assert not any(cache.glob(f"shards/*/{other.shards[0]}*"))
+    assert result(cache) == {
+        n: b for n, b in before.items() if Path(n).stem in dataset.shards.names or dataset.key in n
+    }
+    assert not any(cache.glob(f"shards/*/{other.shards.names[0]}*"))
     assert leftovers(cache) == []
     assert prepare(data).hit
 
@@ -186,7 +188,7 @@ def test_a_build_with_stale_listings_commits_no_missing_shards(
     dataset = prepare(data).dataset
     before = result(cache)
     (dataset.path / "manifest.json").unlink()
-    gone = dataset.shards[:3]
+    gone = dataset.shards.names[:3]
     has_shard, listing, close, remembered = Cache.has_shard, LocalStorage.names, Sharing.close, set(gone)
 
     def names(storage: LocalStorage, folder: str = "") -> list[str]:
@@ -244,7 +246,7 @@ def test_cache_commands(prepare: Prepare, data: Path, cache: Path) -> None:
     listed = run.invoke(app, ["cache", "ls", "--cache", str(cache)])
     assert dataset.key[:11] in listed.output
     assert run.invoke(app, ["cache", "verify", "--cache", str(cache)]).exit_code == 0
-    shard = dataset.cache.shard_path(dataset.shards[0])
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
     shard.write_bytes(shard.read_bytes()[:-1])
     checked = run.invoke(app, ["cache", "verify", str(dataset.path), "--json"])
     assert checked.exit_code == 1

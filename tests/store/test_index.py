@@ -17,7 +17,7 @@ from penstock.errors import CorruptError
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.store.shard import ShardMeta, encode_index, encode_shard, parse_index, read_shard
 from penstock.store.trust import user_key
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 
 NAME = "b3-" + "0a" * 32
 PIECES = (Piece(0, Role.USER, Part.BODY, (1, 2, 3)), Piece(1, Role.ASSISTANT, Part.BODY, (4, 5)))
@@ -26,7 +26,7 @@ META = ShardMeta({"rows": 3, "kept": 3}, [], {"rows": [0]}, {"tools_dropped": [0
 
 @pytest.fixture(scope="module")
 def shard() -> pa.Buffer:
-    columns = MemoryExamples.of([PIECES, PIECES[:1], PIECES]).shards[0]
+    columns = MemoryDataset.of([PIECES, PIECES[:1], PIECES]).shards.columns(0)
     return encode_shard(columns, META)
 
 

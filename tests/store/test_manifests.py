@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.errors import CorruptError
 from penstock.store.cache import Cache
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 from penstock.store.listing import list_datasets
 from penstock.store.manifest import dataset_key, recipe_digest, seal_manifest, shard_name
 from penstock.store.verify import verify_cache
@@ -28,13 +28,13 @@ WRONG: tuple[Any, ...] = (None, True, -1, 2**63, 1e300, "", "b3-", [], [None], {
 
 
 @pytest.fixture
-def dataset(prepare: Prepare, data: Path) -> StoredDataset:
+def dataset(prepare: Prepare, data: Path) -> Dataset:
     """A dataset next to another one, which must stay usable."""
     prepare(data, template_vars={"x": 1})
     return prepare(data).dataset
 
 
-def content(dataset: StoredDataset) -> dict[str, Any]:
+def content(dataset: Dataset) -> dict[str, Any]:
     value: dict[str, Any] = orjson.loads((dataset.path / "manifest.json").read_bytes())
     del value["digest"]
     return value
@@ -72,7 +72,7 @@ def rename_key(value: dict[str, Any]) -> None:
 @pytest.mark.parametrize("change", [swap, leave_out, change_template, move_rows, move_source, rename_key])
 @pytest.mark.parametrize("resealed", [False, True])
 def test_a_changed_manifest_is_not_a_hit(
-    prepare: Prepare, data: Path, cache: Path, dataset: StoredDataset, change: Callable[[Any], None], resealed: bool
+    prepare: Prepare, data: Path, cache: Path, dataset: Dataset, change: Callable[[Any], None], resealed: bool
 ) -> None:
     whole = result(cache)
     path = dataset.path / "manifest.json"
@@ -87,7 +87,7 @@ def test_a_changed_manifest_is_not_a_hit(
     assert result(cache) == whole
 
 
-def test_verify_finds_counts_that_differ_from_the_shards(cache: Path, dataset: StoredDataset) -> None:
+def test_verify_finds_counts_that_differ_from_the_shards(cache: Path, dataset: Dataset) -> None:
     """Even with a new digest and consistent sums, because `verify` counts."""
     value = content(dataset)
     value["shards"]["tokens"][0] += 1
@@ -106,7 +106,7 @@ def test_moved_slices_make_a_different_dataset(prepare: Prepare, data: Path, tmp
     part = prepare(data, split="train[380:400]").dataset
     assert part.locate(0).row == 380
     assert alone.locate(0).row == 0
-    assert part.shards[-1] == alone.shards[-1]
+    assert part.shards.names[-1] == alone.shards.names[-1]
     assert part.key != alone.key
 
 
@@ -131,7 +131,7 @@ def consistent(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def test_wrong_types_crash_neither_ls_nor_verify(cache: Path, dataset: StoredDataset) -> None:
+def test_wrong_types_crash_neither_ls_nor_verify(cache: Path, dataset: Dataset) -> None:
     path = dataset.path / "manifest.json"
     original, tried = content(dataset), 0
     for place in paths(original):
@@ -154,7 +154,7 @@ def test_wrong_types_crash_neither_ls_nor_verify(cache: Path, dataset: StoredDat
 @pytest.mark.parametrize(
     "notes", [b"[]", b'{"files": 7}', b'{"files": [7]}', b'{"files": [{"name": []}], "tokenizer": {}}']
 )
-def test_invalid_notes_are_ignored(cache: Path, dataset: StoredDataset, notes: bytes) -> None:
+def test_invalid_notes_are_ignored(cache: Path, dataset: Dataset, notes: bytes) -> None:
     (dataset.path / "notes.json").write_bytes(notes)
     assert len(list_datasets(Cache(cache))) == 2
     assert verify_cache(Cache(cache)).findings == []
@@ -162,9 +162,9 @@ def test_invalid_notes_are_ignored(cache: Path, dataset: StoredDataset, notes: b
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "loop", "folder"])
 @pytest.mark.parametrize("which", ["manifest.json", "notes.json", "used", "shard", "note", "tokenizer", "dataset"])
-def test_pipes_do_not_block(cache: Path, dataset: StoredDataset, tmp_path: Path, which: str, kind: str) -> None:
+def test_pipes_do_not_block(cache: Path, dataset: Dataset, tmp_path: Path, which: str, kind: str) -> None:
     """Pipes, links and folders in place of files: `ls` and `verify` finish and report the problem."""
-    shard = dataset.cache.shard_path(dataset.shards[0])
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
     place = {
         "shard": shard,
         "note": shard.with_suffix(".json"),

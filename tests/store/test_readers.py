@@ -45,7 +45,7 @@ def test_concurrent_forced_builds_share_the_work(forks: Forks, chats: Path, toke
 def test_work_done_twice_keeps_the_first_shard(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
     before = inodes(cache)
-    name = dataset.shards[0]
+    name = dataset.shards.names[0]
     note = dataset.cache.shard_record(name)
     dataset.cache.commit_shard(name, dataset.cache.shard_path(name).read_bytes(), note)
     assert inodes(cache) == before
@@ -79,7 +79,7 @@ def test_a_damaged_shard_is_replaced_and_its_readers_survive(
 ) -> None:
     dataset = prepare(data).dataset
     whole = result(cache)
-    shard = dataset.cache.shard_path(dataset.shards[0])
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
     with shard.open("r+b") as file:
         file.seek(shard.stat().st_size // 2)
         file.write(b"\xff\xfe")
@@ -101,7 +101,7 @@ def test_a_damaged_shard_is_replaced_and_its_readers_survive(
 
 def test_an_obstacle_at_a_shards_path_is_reported(prepare: Prepare, data: Path, cache: Path) -> None:
     dataset = prepare(data).dataset
-    shard = dataset.cache.shard_path(dataset.shards[0])
+    shard = dataset.cache.shard_path(dataset.shards.names[0])
     shard.unlink()
     os.mkfifo(shard)
     with pytest.raises(

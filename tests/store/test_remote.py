@@ -213,21 +213,21 @@ def test_the_local_tier_keeps_its_size(build: Built, tmp_path: Path, monkeypatch
     limit = 4 * max(sizes)
     monkeypatch.setenv("PENSTOCK_LOCAL_CACHE_BYTES", str(limit))
     ds = open_dataset(built.address, None, tmp_path / "small")
-    first = ds.columns(0)
+    first = ds.shards.columns(0)
     assert built.input_ids(0).tolist() == ds.input_ids(0).tolist()
     for _ in range(2):
-        for example in range(0, ds.examples, 3):
+        for example in range(0, ds.shards.total, 3):
             assert ds.input_ids(example).tolist() == built.input_ids(example).tolist()
             held = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*.arrow"))
             assert held <= limit + max(sizes)
-    assert first.ids.sum() == built.columns(0).ids.sum()  # mapped, though its file may be gone
+    assert first.ids.sum() == built.shards.columns(0).ids.sum()  # mapped, though its file may be gone
     assert ds.cache.access.downloaded > sum(sizes)
 
 
 def test_processes_share_a_download(build: Built, s3: Proxy, tmp_path: Path) -> None:
     built = build().dataset
     caches = [open_cache(remote_url(built), local=tmp_path / "shared") for _ in range(4)]
-    name, digest = built.shards[0], built.manifest.shards.digests[0]
+    name, digest = built.shards.names[0], built.manifest.shards.digests[0]
     s3.clear()
     s3.latency = 0.05
     threads = [threading.Thread(target=cache.shard_file, args=(name, digest)) for cache in caches for _ in range(3)]
@@ -364,7 +364,7 @@ def test_copies_carry_no_trust(
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "index"])
 def test_damaged_objects_are_never_served(damage: str, build: Built, url: str, tmp_path: Path) -> None:
     built = build()
-    home, name, whole = remote(built), built.dataset.shards[2], objects(url)
+    home, name, whole = remote(built), built.dataset.shards.names[2], objects(url)
     path = shard_at(name)
     good = home.storage.read(path) or b""
     match damage:
@@ -389,7 +389,7 @@ def test_damaged_objects_are_never_served(damage: str, build: Built, url: str, t
     assert objects(url) == whole
     assert verify_cache(open_cache(url, local=tmp_path / "verifier")).findings == []
     reader = open_dataset(built.dataset.address, None, tmp_path / "reader")
-    assert reader.columns(2).ids.tolist() == built.dataset.columns(2).ids.tolist()
+    assert reader.columns(2).ids.tolist() == built.dataset.shards.columns(2).ids.tolist()
 
 
 def test_faults_in_passing_are_retried(
@@ -462,7 +462,7 @@ def test_gc_deletes_what_no_dataset_needs(build: Built, data: Path, url: str, tm
     whole = objects(url)
     data.write_bytes(b"".join(data.read_bytes().splitlines(keepends=True)[3:60]))
     dropped = build().dataset
-    extra = set(dropped.shards) - set(kept.shards)
+    extra = set(dropped.shards.names) - set(kept.shards.names)
     home = open_cache(url, local=tmp_path / "gc")
     assert len(list_datasets(home)) == 2
     home.storage.delete(f"datasets/{dropped.key}/manifest.json")
@@ -507,13 +507,13 @@ def test_a_build_waits_for_a_gc_that_deletes_its_shards(
     built = build().dataset
     home = open_cache(url, local=tmp_path / "gc")
     home.storage.delete(f"datasets/{built.key}/manifest.json")
-    home.storage.write("collections/elsewhere-00000000.1.1.000000000000", built.shards[0].encode(), "x")
+    home.storage.write("collections/elsewhere-00000000.1.1.000000000000", built.shards.names[0].encode(), "x")
     waits: list[float] = []
 
     def pause(seconds: float) -> None:
         waits.append(seconds)
         if seconds == cache_module.COLLECTION_WAIT:
-            home.storage.delete(shard_at(built.shards[0]))
+            home.storage.delete(shard_at(built.shards.names[0]))
             home.storage.delete("collections/elsewhere-00000000.1.1.000000000000")
 
     monkeypatch.setattr(cache_module.time, "sleep", pause)

@@ -60,7 +60,7 @@ def test_the_same_content_hits(
     assert why(copy) == ["hit"]
     outcome = prepare(copy)
     assert outcome.hit
-    assert outcome.dataset.notes["files"][0]["path"] == str(copy)
+    assert outcome.dataset.origins["files"][0]["path"] == str(copy)
 
 
 def test_changed_content_of_the_same_size_and_time_misses(prepare: Prepare, data: Path) -> None:

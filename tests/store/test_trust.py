@@ -21,7 +21,7 @@ from penstock.digests import bytes_digest, seal, unseal
 from penstock.errors import CorruptError
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.sources.slices import identity
-from penstock.store.dataset import StoredDataset, open_dataset
+from penstock.store.dataset import Dataset, open_dataset
 from penstock.store.manifest import seal_manifest
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
 from tests.store.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
@@ -50,7 +50,7 @@ class Shared:
         assert code == 0, output
         return orjson.loads(output[output.index("\n{") + 1 :])
 
-    def dataset(self) -> StoredDataset:
+    def dataset(self) -> Dataset:
         (folder,) = (self.cache / "datasets").iterdir()
         return open_dataset(folder)
 
@@ -127,8 +127,8 @@ def changed_bytes(path: Path, change: Callable[[Columns], Columns]) -> bytes:
     return bytes(encode_shard(change(copied), ShardMeta(meta.ledger, meta.rejected, meta.proof, meta.noted)))
 
 
-def replace_shard(dataset: StoredDataset, number: int, change: Callable[[Columns], Columns]) -> None:
-    path = dataset.cache.shard_path(dataset.shards[number])
+def replace_shard(dataset: Dataset, number: int, change: Callable[[Columns], Columns]) -> None:
+    path = dataset.cache.shard_path(dataset.shards.names[number])
     data = changed_bytes(path, change)
     path.write_bytes(data)
     note = unseal(b"note", path.with_suffix(".json").read_bytes())
@@ -194,7 +194,7 @@ def test_what_was_checked_is_not_checked_again(shared: Shared) -> None:
 def test_a_checked_shard_changed_through_a_mapping_is_not_served(shared: Shared) -> None:
     """Writing through a mapping changes neither the inode, nor the size, nor the times of a file."""
     dataset = shared.dataset()
-    paths = [dataset.cache.shard_path(name) for name in dataset.shards[:3]]
+    paths = [dataset.cache.shard_path(name) for name in dataset.shards.names[:3]]
     for path in paths:
         path.read_bytes()
     mapped = [Mapped(path, WRITER) for path in paths]
@@ -360,7 +360,7 @@ DAMAGES: dict[str, Callable[[Columns], Columns]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_inconsistent_columns_are_rejected(prepare: Prepare, data: Path, damage: str) -> None:
     dataset = prepare(data).dataset
-    columns = dataset.columns(0)
+    columns = dataset.shards.columns(0)
     check_columns(columns)
     with pytest.raises(CorruptError):
         check_columns(DAMAGES[damage](columns))

@@ -9,9 +9,9 @@ import numpy as np
 
 from penstock.arguments import ViewArguments
 from penstock.load.collate import Batch
-from penstock.load.view import BaseMixture, BaseView, mix
+from penstock.load.view import Mixture, View, mix
 from penstock.prepare.chat.conversation import Role
-from tests.support.memory_dataset import MemoryExamples, Piece
+from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat
 
 
@@ -31,13 +31,13 @@ def rows(count: int, seed: int = 0) -> list[list[Piece]]:
     ]
 
 
-def view(count: int = 37, seed: int = 0, **options: Any) -> BaseView:
+def view(count: int = 37, seed: int = 0, **options: Any) -> View:
     """A view in several shards."""
     chosen: ViewArguments = {"max_length": 64, **options}
-    return MemoryExamples.of(rows(count, seed), shard_rows=10).view(**chosen)
+    return MemoryDataset.of(rows(count, seed), shard_rows=10).view(**chosen)
 
 
-def pair_view(count: int = 11, **options: Any) -> BaseView:
+def pair_view(count: int = 11, **options: Any) -> View:
     """Preference data whose pairs share their first message."""
     rng = np.random.default_rng(1)
     sides = []
@@ -48,13 +48,13 @@ def pair_view(count: int = 11, **options: Any) -> BaseView:
         body = second[2]
         second[2] = body._replace(ids=tuple(token + 500 for token in body.ids))
         sides += [first, second]
-    return MemoryExamples.of(sides, shard_rows=6, pairs=True).view(**{"max_length": 16, **options})
+    return MemoryDataset.of(sides, shard_rows=6, pairs=True).view(**{"max_length": 16, **options})
 
 
-def mixture() -> BaseMixture:
+def mixture() -> Mixture:
     """Two views with different policies and a fraction."""
     left = view(20, seed=2)
-    right = MemoryExamples.of(rows(15, seed=3), shard_rows=4).view(max_length=40, train_on="all_tokens")
+    right = MemoryDataset.of(rows(15, seed=3), shard_rows=4).view(max_length=40, train_on="all_tokens")
     return mix({"left": (left, 1.0), "right": (right, 0.6)}, seed=9)
 
 

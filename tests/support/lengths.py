@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64
-from penstock.load.example import Example, Pair
-from penstock.load.windows import Ledger
 
 
 class Lengths:
-    """Implements as much of `Served` as a plan uses."""
+    """The `Items` of a plan."""
 
-    is_preference = False
-    digest = "b3-lengths"
-    ledger = Ledger()
+    varies, in_order = False, True
 
     def __init__(self, lengths: npt.ArrayLike) -> None:
         self.lengths: Int32 = np.asarray(lengths, np.int32)
@@ -28,9 +23,6 @@ class Lengths:
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    def __getitem__(self, index: SupportsIndex) -> Example | Pair:
-        raise AssertionError("a plan reads no example")
 
 
 def chat_like(count: int, seed: int = 0) -> Int32:

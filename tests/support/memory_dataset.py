@@ -1,24 +1,24 @@
-"""A dataset in memory, for tests and for trying out views without a cache.
-
-`MemoryExamples` is built from rows given as lists of `Piece`. It implements `Examples` and can be pickled.
-"""
+"""A dataset in memory, built from rows given as lists of `Piece`, for tests of views without a cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+import orjson
 from blake3 import blake3
 
 from penstock.arguments import ViewArguments
 from penstock.arrays import Int64
+from penstock.errors import StoreError
 from penstock.load.options import view_options
-from penstock.load.view import BaseView
+from penstock.load.view import View
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
-from penstock.store.dataset import RowLocation
+from penstock.store.dataset import Dataset, RowLocation, Shards
+from penstock.store.manifest import BuildLedger
 
 
 class Piece(NamedTuple):
@@ -34,17 +34,48 @@ class Piece(NamedTuple):
 Row = Sequence[Piece]
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryExamples:
-    """Rows stored as columns: single examples, or alternating chosen and rejected sides."""
+class MemoryShards(Shards):
+    """Columns in memory."""
 
-    shards: tuple[Columns, ...]
-    key: str
-    is_preference: bool = False
-    tokenizer: str = "memory"
+    def __init__(self, shards: tuple[Columns, ...]) -> None:
+        self._held = shards
+
+    @property
+    def examples(self) -> Int64:
+        return np.array([shard.examples for shard in self._held], np.int64)
+
+    @property
+    def total(self) -> int:
+        return int(self.examples.sum())
+
+    def columns(self, shard: int) -> Columns:
+        return self._held[shard]
+
+    structure = read = columns
+    download_bytes = 0
+
+    @property
+    def bytes(self) -> list[int]:
+        return [shard.ids.nbytes for shard in self._held]
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Nothing to do."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class MemoryDataset(Dataset):
+    """A dataset of given rows: single examples, or alternating chosen and rejected sides."""
+
+    shards: MemoryShards
+
+    def __init__(self, shards: tuple[Columns, ...], key: str, is_preference: bool = False, tokenizer: str = "") -> None:
+        self._arguments = shards, key, is_preference, tokenizer
+        self.shards = MemoryShards(shards)
 
     @classmethod
-    def of(cls, rows: Sequence[Row], *, shard_rows: int = 1000, pairs: bool = False) -> MemoryExamples:
+    def of(cls, rows: Sequence[Row], *, shard_rows: int = 1000, pairs: bool = False) -> MemoryDataset:
         """Cut rows into shards of `shard_rows` sequences (an even number of them for pairs)."""
         cuts = range(0, max(len(rows), 1), shard_rows)
         shards = tuple(_columns(rows[cut : cut + shard_rows], cut, pairs) for cut in cuts)
@@ -52,39 +83,52 @@ class MemoryExamples:
         return cls(shards, f"b3-{content}", pairs)
 
     @property
-    def shard_examples(self) -> Int64:
-        """Token sequences per shard."""
-        return np.array([shard.examples for shard in self.shards], np.int64)
+    def key(self) -> str:
+        return self._arguments[1]
 
-    def columns(self, shard: int) -> Columns:
-        """The columns of one shard."""
-        return self.shards[shard]
-
-    structure = columns
-    download_bytes = 0
-
-    def fetch(self, shards: Iterable[int]) -> None:
-        """Nothing to do."""
-
-    def shard_bytes(self, shard: int) -> int:
-        """The size of the tokens."""
-        return self.shards[shard].ids.nbytes
+    @property
+    def is_preference(self) -> bool:
+        return self._arguments[2]
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """A recipe with just a tokenizer name."""
-        return {"tokenizer": self.tokenizer}
+        return {"tokenizer": self._arguments[3], "special_tokens": {}, "templates": {}}
+
+    @property
+    def cache(self) -> Any:
+        raise StoreError("a dataset in memory is in no cache")
+
+    @cache.setter
+    def cache(self, value: object) -> None: ...
+
+    @property
+    def ledger(self) -> BuildLedger:
+        sequences = self.shards.total
+        tokens = sum(len(self.shards.columns(shard).ids) for shard in range(len(self.shards)))
+        return BuildLedger(len(self), len(self), {}, {}, sequences, tokens, 0, {}, {}, [])
+
+    origins: Mapping[str, Any] = {}
 
     def locate(self, example: int) -> RowLocation:
         """The row's number in source 0, the only one."""
         return RowLocation(0, example // 2 if self.is_preference else example)
 
-    def view(self, **options: Unpack[ViewArguments]) -> BaseView:
-        """A view of these examples."""
-        return BaseView(self, view_options(options)).scanned()
+    @cached_property
+    def tokenizer_json(self) -> bytes:
+        """One token per id."""
+        ids = [self.shards.columns(shard).ids.max(initial=0) for shard in range(len(self.shards))]
+        words = {f"<{number}>": number for number in range(int(max(ids, default=0)) + 1)}
+        model = {"type": "WordLevel", "vocab": words, "unk_token": "<0>"}
+        return orjson.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
-    def __len__(self) -> int:
-        return int(self.shard_examples.sum()) // (2 if self.is_preference else 1)
+    def view(self, **options: Unpack[ViewArguments]) -> View:
+        """A view of these examples, scanned, which may be empty."""
+        view = View(self, view_options(options))
+        _ = view.index
+        return view
+
+    def __reduce__(self) -> Any:
+        return type(self), self._arguments
 
 
 def _columns(rows: Sequence[Row], before: int, pairs: bool) -> Columns:

@@ -19,7 +19,7 @@ import torch
 from penstock.errors import TrainError, UnsupportedError
 from penstock.store.files import host_id, writer_name
 from penstock.train.checkpoint import Checkpoint, newest_valid, seed_new_rank
-from penstock.train.run import train_sft
+from penstock.train.run import train
 from penstock.train.run_process import output_lock
 from tests.train.runs import Config, environment, losses
 
@@ -72,7 +72,7 @@ def test_damaged_checkpoint_is_set_aside(
 ) -> None:
     values = config(**STEPS)
     if "copy" not in whole:
-        train_sft(values)
+        train("sft", values)
         whole["copy"] = {p.relative_to(checkpoints(values)): p.read_bytes() for p in checkpoints(values).rglob("*.*")}
     for path, data in whole["copy"].items():
         (checkpoints(values) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -87,14 +87,14 @@ def test_damaged_checkpoint_is_set_aside(
 
 def test_resumed_run_equals_an_uninterrupted_one(config: Config) -> None:
     uninterrupted, values = config(name="uninterrupted", **STEPS), config(**STEPS)
-    train_sft(uninterrupted)
-    train_sft(values)
+    train("sft", uninterrupted)
+    train("sft", values)
     flip(checkpoints(values) / "step-00000004" / "model.safetensors")
     (checkpoints(values) / ".DS_Store").write_bytes(b"x")
     (checkpoints(values) / "step-notes.txt").write_text("mine")
     metrics = Path(values["output"]) / "metrics.jsonl"
     metrics.write_bytes(b'{not json\n[1]\n\xff\n{"step": 1, "loss": "x"}\n' + metrics.read_bytes())
-    assert train_sft(values).steps == 4
+    assert train("sft", values).steps == 4
     assert losses(values) == losses(uninterrupted) and len(losses(values)) == 4
     names = {path.name for path in checkpoints(values).iterdir()}
     kept = {"step-00000002", "step-00000004"}
@@ -102,7 +102,7 @@ def test_resumed_run_equals_an_uninterrupted_one(config: Config) -> None:
     for path in checkpoints(values).glob("step-0*"):
         flip(path / "optimizer.bin")
     with pytest.raises(TrainError, match=r"no usable checkpoint in .*: .*; .*optimizer.bin is damaged"):
-        train_sft(values)
+        train("sft", values)
 
 
 def test_new_ranks_are_seeded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,11 +129,11 @@ def test_existing_folder_is_replaced_by_the_checkpoint(config: Config) -> None:
     stale.mkdir(parents=True)
     (stale / "run.json").write_text("{}")
     with pytest.raises(TrainError, match="no usable checkpoint"):
-        train_sft(values)
+        train("sft", values)
     (stale / "run.json").unlink()
     stale.rmdir()
     (checkpoints(values) / "step-00000004").write_text("a file")
-    train_sft(values)
+    train("sft", values)
     saved = newest_valid(checkpoints(values))
     assert saved is not None and saved.step == 4
     assert {path.name for path in checkpoints(values).iterdir()} == {"step-00000002", "step-00000004"}
@@ -151,7 +151,7 @@ main()
 
 def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> None:
     values = config(**STEPS)
-    train_sft(values, "loader.steps=1", "output=" + str(tmp_path / "first"))  # prepares the data
+    train("sft", values, "loader.steps=1", "output=" + str(tmp_path / "first"))  # prepares the data
     path = tmp_path / "run.json"
     path.write_text(json.dumps(values))
     child = subprocess.run(
@@ -161,7 +161,7 @@ def test_checkpoint_that_can_not_be_written(config: Config, tmp_path: Path) -> N
     assert "step-00000002 can't be written: " in child.stderr.replace("\n", "")
     assert "Traceback" not in child.stderr
     assert not list(checkpoints(values).iterdir())
-    assert train_sft(values).steps == 4
+    assert train("sft", values).steps == 4
 
 
 @pytest.fixture
@@ -191,10 +191,10 @@ def test_full_disk(size: int, what: str, config: Config, small_disk: Callable[[i
     disk = small_disk(size)
     values = {**config(loader={"steps": 2}, checkpoint={"every": 1}), "output": str(disk / "run")}
     with pytest.raises(TrainError, match=rf"{what} can't be written: the disk is full\. Once this is fixed"):
-        train_sft(values)
+        train("sft", values)
     assert not [path for path in disk.rglob("*") if "writing" in path.name or "removing" in path.name]
     subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-    assert train_sft(values).steps == 2
+    assert train("sft", values).steps == 2
     assert len(losses(values)) == 2
 
 
@@ -218,10 +218,10 @@ def test_second_process_is_refused(config: Config) -> None:
     ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
         with pytest.raises(TrainError, match=rf"is in use by process {holder.pid} on this host"):
-            train_sft(values)
+            train("sft", values)
         holder.send_signal(signal.SIGKILL)
     assert (output / "run.lock").exists()
-    assert train_sft(values).steps == 1  # taken over
+    assert train("sft", values).steps == 1  # taken over
     assert not [path.name for path in output.iterdir() if "lock" in path.name]
 
 
@@ -273,5 +273,5 @@ def test_code_in_a_model_folder_is_never_run(config: Config, tmp_path: Path, mon
         values = config(name=place)
         values["model"] = {place: str(folder), "tokenizer": values["model"]["tokenizer"]}
         with pytest.raises(UnsupportedError, match="rejected by transformers"):
-            train_sft(values)
+            train("sft", values)
     assert not mark.exists()

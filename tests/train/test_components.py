@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 from penstock.train.config import LogConfig, OptimConfig, Schedule
 from penstock.train.loop import learning_rate, warmup_steps
 from penstock.train.metrics import EvalReport, MetricsWriter, StepReport, loss_plot, read_metrics
-from penstock.train.run import train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, losses
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_metrics_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 def test_tensorboard(config: Config) -> None:
     pytest.importorskip("tensorboard")
     values = config(loader={"steps": 2}, log={"tensorboard": True})
-    train_sft(values)
+    train("sft", values)
     assert len(losses(values)) == 2
     assert list(Path(values["output"], "tensorboard").glob("events*"))
 

@@ -18,7 +18,7 @@ from penstock.load.loader import Loader
 from penstock.train.config import Mean, read_config
 from penstock.train.data import open_data
 from penstock.train.objective import Policy, Sft
-from penstock.train.run import train_dpo, train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, environment, losses
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def test_prefetching_is_bit_identical(config: Config, method: str) -> None:
     found = []
     for prefetch in (0, 1, 4):
         values = config(method, f"prefetch-{prefetch}", loader={"prefetch": prefetch, "micro_batch": 3})
-        (train_sft if method == "sft" else train_dpo)(values)
+        train(method, values)
         found.append(losses(values))
     assert found[0] == found[1] == found[2]
 
@@ -39,7 +39,7 @@ def test_gradient_accumulation(config: Config, method: str) -> None:
     found = []
     for micro in (1, 2, 8, 3):
         values = config(method, f"micro-{micro}", loader={"micro_batch": micro})
-        (train_sft if method == "sft" else train_dpo)(values)
+        train(method, values)
         found.append(losses(values))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)
@@ -81,7 +81,7 @@ def test_message_weights(config: Config, examples: Path, write_rows: Any) -> Non
         for number, message in enumerate(row["messages"]):
             message["weight"] = [0.5, 2.0, 1.0][number % 3]
     values = config(loader={"steps": 1, "micro_batch": 2}, data={"sources": [str(write_rows(rows))]})
-    train_sft(values)
+    train("sft", values)
     view = open_data(read_config(values)).train
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(values["model"]["init"]))
@@ -109,7 +109,7 @@ def test_two_processes(config: Config, tmp_path: Path, method: str) -> None:
         for values in (alone, together):
             values["loader"] = {**loader, "collate": "packed", "capacity": 128}
             values["view"] = {**values["view"], "holdout": 10}
-    (train_sft if method == "sft" else train_dpo)(alone)
+    train(method, alone)
     path = tmp_path / "together.json"
     path.write_text(json.dumps(together))
     done = subprocess.run([*LAUNCH, method, str(path)], env=environment(), capture_output=True, text=True, check=False)
@@ -118,5 +118,5 @@ def test_two_processes(config: Config, tmp_path: Path, method: str) -> None:
     assert (Path(together["output"]) / "model" / "model.safetensors").is_file()
     # A checkpoint written by two processes resumes with one.
     more = {**together, "loader": {**together["loader"], "steps": 6}, "checkpoint": {"resume": "anyway"}}
-    (train_sft if method == "sft" else train_dpo)(more)
+    train(method, more)
     assert len(losses(more)) == 6

@@ -20,7 +20,7 @@ from penstock.train.config import KtoConfig
 from penstock.train.kto import Kto
 from penstock.train.objective import Policy
 from penstock.train.reference import FrozenReference
-from penstock.train.run import train_kto, train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, losses, metrics
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_labels_are_kept(form: str, tokenizer: Path, tmp_path: Path) -> None:
                 writer.writerows(ROWS)
     ds = ps.prepare(rows, tokenizer=tokenizer, cache=tmp_path / "c", **options)
     assert "labelled" in repr(ds)
-    assert "label_false" not in ds.ledger["notes"]
+    assert "label_false" not in ds.ledger.notes
     view = ds.view(**VIEW)
     wanted = [row["label"] for row in ROWS]
     assert [example.desirable for example in view] == wanted
@@ -185,7 +185,7 @@ def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
     data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
     more = {"view": VIEW, "lora": {"rank": rank}, "optim": {"lr": 1e-2}}
     values = config("kto", data=data, loader={"batch_size": 8, "steps": 12}, **more)
-    train_kto(values)
+    train("kto", values)
     assert losses(values)[0] == pytest.approx(0.5, abs=1e-3)
     assert losses(values)[-1] < 0.45
     assert {"kl", "reward_desirable", "reward_undesirable", "desirable"} <= metrics(values)[-1].keys()
@@ -194,21 +194,21 @@ def test_a_run(rank: int, config: Config, labelled: Path, cache: Path) -> None:
 def test_the_labelled_answer_is_trained_by_default(config: Config, labelled: Path, cache: Path) -> None:
     data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
     values = config("kto", data=data, loader={"batch_size": 8, "steps": 1})
-    train_kto(values)
+    train("kto", values)
     assert len(losses(values)) == 1
 
 
 def test_what_can_not_be(config: Config, labelled: Path, cache: Path) -> None:
     data = {"sources": [str(labelled)], "prepare": {"cache": str(cache)}}
     with pytest.raises(UsageError, match="a label judges the last answer alone"):
-        train_kto(config("kto", data=data, view={"train_on": "all_assistant_messages"}))
+        train("kto", config("kto", data=data, view={"train_on": "all_assistant_messages"}))
     with pytest.raises(UsageError, match="micro_batch must be 2 or more"):
-        train_kto(config("kto", data=data, loader={"micro_batch": 1}))
+        train("kto", config("kto", data=data, loader={"micro_batch": 1}))
     with pytest.raises(
         UnsupportedError, match="consists of labelled answers .KTO.. Use `penstock train kto`. To ignore"
     ):
-        train_sft(config(data=data))
+        train("sft", config(data=data))
     with pytest.raises(UsageError, match="kto is set, and this is `penstock train sft`"):
-        train_sft(config(data=data, kto={"beta": 0.5}))
+        train("sft", config(data=data, kto={"beta": 0.5}))
     with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
-        train_kto(config("sft", view=VIEW))
+        train("kto", config("sft", view=VIEW))

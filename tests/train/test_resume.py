@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import TrainError
 from penstock.train.checkpoint import _state_digest
-from penstock.train.run import train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, environment, losses, metrics
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def settings(config: Config) -> Any:
 
 def test_killed_at_random_steps(settings: Any) -> None:
     uninterrupted, killed = settings("uninterrupted"), settings("killed")
-    train_sft(uninterrupted)
+    train("sft", uninterrupted)
     chance = random.Random(7)
     step, kinds = 0, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -71,7 +71,7 @@ def test_killed_at_random_steps(settings: Any) -> None:
         wait_for_step(killed, step, process)
         os.kill(process.pid, kind)
         assert process.wait() == codes[kind], stderr(killed)
-    train_sft(killed)
+    train("sft", killed)
     assert losses(killed) == losses(uninterrupted)
     timeless = [{k: v for k, v in line.items() if "second" not in k and k != "data_wait"} for line in metrics(killed)]
     expected = [
@@ -88,23 +88,23 @@ def test_killed_while_saving(settings: Any, point: str) -> None:
     values = {**settings("saving"), "loader": {"batch_size": 8, "steps": 6}, "checkpoint": {"every": 2}}
     process = start(values, PENSTOCK_FAULT=point)
     assert process.wait() == -signal.SIGKILL
-    train_sft(values)
+    train("sft", values)
     assert len(losses(values)) == 6
     assert not list((Path(values["output"]) / "checkpoints").glob(".*"))
 
 
 def test_finished_run_is_not_repeated(config: Config) -> None:
     values = config(loader={"steps": 2})
-    train_sft(values)
+    train("sft", values)
     before = final_weights(values)
-    outcome = train_sft(values)
+    outcome = train("sft", values)
     assert (outcome.steps, outcome.first) == (2, None)
     assert final_weights(values) == before
 
 
 def test_checkpoints_hold_keys_at_their_earlier_place(config: Config) -> None:
     values = config(loader={"steps": 2, "micro_batch": 4}, view={"holdout": 10})
-    train_sft(values)
+    train("sft", values)
     for path in Path(values["output"]).glob("checkpoints/*/run.json"):
         state = json.loads(path.read_text())
         del state["digest"]
@@ -114,17 +114,17 @@ def test_checkpoints_hold_keys_at_their_earlier_place(config: Config) -> None:
         names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps", "tail")
         state["config"]["feed"] = {**{name: loader[name] for name in names}, "ahead": loader["prefetch"]}
         path.write_text(json.dumps({**state, "digest": _state_digest(state)}))
-    train_sft(values, "loader.prefetch=0")
+    train("sft", values, "loader.prefetch=0")
     with pytest.raises(TrainError, match=r"view\.max_length was 128 and is 64"):
-        train_sft(values, "view.max_length=64")
+        train("sft", values, "view.max_length=64")
 
 
 def test_changed_settings_are_refused(config: Config) -> None:
     values = config(loader={"steps": 2})
-    train_sft(values)
+    train("sft", values)
     with pytest.raises(TrainError, match=r"optim\.lr was 0\.003 and is 0\.5.*checkpoint\.resume=anyway"):
-        train_sft(values, "optim.lr=0.5")
+        train("sft", values, "optim.lr=0.5")
     with pytest.raises(TrainError, match="'never'"):
-        train_sft(values, "checkpoint.resume=never")
-    train_sft(values, "loader.prefetch=0", "checkpoint.keep=1")  # these may change
-    assert train_sft(values, "loader.steps=3", "checkpoint.resume=anyway").steps == 3
+        train("sft", values, "checkpoint.resume=never")
+    train("sft", values, "loader.prefetch=0", "checkpoint.keep=1")  # these may change
+    assert train("sft", values, "loader.steps=3", "checkpoint.resume=anyway").steps == 3

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.train.reference import Scored
-from penstock.train.run import train_dpo, train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, losses, metrics
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def test_loss_halves(config: Config, examples: Path) -> None:
     values = config(
         loader={"collate": "packed", "capacity": 128, "steps": 60}, optim={"lr": 1e-2}, view={"holdout": 20}
     )
-    outcome = train_sft(values)
+    outcome = train("sft", values)
     assert outcome.signal == 0
     assert outcome.steps == 60
     found = losses(values)
@@ -32,7 +32,7 @@ def test_loss_halves(config: Config, examples: Path) -> None:
 
 
 def test_final_model_loads_in_transformers(config: Config, examples: Path) -> None:
-    outcome = train_sft(config(loader={"steps": 2}))
+    outcome = train("sft", config(loader={"steps": 2}))
     assert outcome.model is not None
     model = AutoModelForCausalLM.from_pretrained(outcome.model)
     tokenizer = AutoTokenizer.from_pretrained(outcome.model)
@@ -51,7 +51,7 @@ def test_tokenizer_json_alone(config: Config, examples: Path, tmp_path: Path) ->
     for name in ("alone", "alone/tokenizer.json"):
         values = config(name=name.replace("/", "-"), loader={"steps": 1})
         values["model"]["tokenizer"] = str(tmp_path / name)
-        outcome = train_sft(values)
+        outcome = train("sft", values)
         assert outcome.model is not None
         assert (
             AutoTokenizer.from_pretrained(outcome.model).chat_template == (folder / "chat_template.jinja").read_text()
@@ -61,7 +61,7 @@ def test_tokenizer_json_alone(config: Config, examples: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("reference", ["cached", "live"])
 def test_preferences_are_learned(config: Config, reference: str) -> None:
     values = config("dpo", loader={"steps": 12}, dpo={"reference": reference})
-    train_dpo(values)
+    train("dpo", values)
     lines = metrics(values)
     assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert lines[-1]["reward_accuracy"] > 0.9 > lines[0]["reward_accuracy"]
@@ -71,14 +71,14 @@ def test_preferences_are_learned(config: Config, reference: str) -> None:
 def test_cached_references_equal_live_ones_and_are_reused(config: Config, cache: Path) -> None:
     live, cached = config("dpo", "live", dpo={"reference": "live"}), config("dpo", "cached", view={"max_length": 96})
     live["view"]["max_length"] = 96
-    train_dpo(live)
-    train_dpo(cached)
+    train("dpo", live)
+    train("dpo", cached)
     np.testing.assert_allclose(losses(live), losses(cached), atol=1e-6)
     kept = {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
     assert kept
-    train_dpo(config("dpo", "again", view={"max_length": 96}, optim={"lr": 1e-4}))
+    train("dpo", config("dpo", "again", view={"max_length": 96}, optim={"lr": 1e-4}))
     assert kept == {path: path.stat().st_mtime_ns for path in cache.glob("datasets/*/reference/*.npy")}
-    train_dpo(config("dpo", "other", view={"max_length": 96}, seed=1, loader={"steps": 1}))  # other random weights
+    train("dpo", config("dpo", "other", view={"max_length": 96}, seed=1, loader={"steps": 1}))  # other random weights
     assert len(list(cache.glob("datasets/*/reference/*.npy"))) == len(kept) + 1
 
 
@@ -91,14 +91,14 @@ def test_only_visited_pairs_are_scored(config: Config, tmp_path: Path) -> None:
     own = {"prepare": {"cache": str(tmp_path / "cache")}}
     seen: list[Scored] = []
     short = config("dpo", "short", data=own, loader={"batch_size": 4, "steps": 3})
-    train_dpo(short, on_scored=seen.append)
+    train("dpo", short, on_scored=seen.append)
     assert (seen[0].pairs, seen[-1].pairs, seen[-1].total) == (0, 12, 12)
     (shared,) = scored_pairs(tmp_path / "cache" / "datasets")
     (kept,) = scored_pairs(tmp_path / "short" / "reference")
     assert shared.sum() == kept.sum() == 12 < len(shared)
     before = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
     whole = config("dpo", "whole", data=own, loader={"batch_size": 16, "steps": None, "epochs": 1})
-    train_dpo(whole, on_scored=seen.append)
+    train("dpo", whole, on_scored=seen.append)
     assert (seen[-1].pairs, seen[-1].total) == (len(shared) - 12,) * 2  # those that the first run has not scored
     after = np.load(next((tmp_path / "cache" / "datasets").rglob("*.npy")))
     assert not np.isnan(after).any()
@@ -114,16 +114,16 @@ def test_references_of_a_resumed_run_are_those_it_began_with(config: Config, tmp
         if report.step == 5:
             raise KeyboardInterrupt
 
-    train_dpo(values("uninterrupted"))
+    train("dpo", values("uninterrupted"))
     with pytest.raises(KeyboardInterrupt):
-        train_dpo(values("resumed"), on_report=fail)
+        train("dpo", values("resumed"), on_report=fail)
     (stored,) = (tmp_path / "cache-resumed" / "datasets").rglob("*.npy")
     np.save(stored, np.load(stored) * np.float32(1.0001))  # as if another run had stored others meanwhile
     seen: list[Scored] = []
-    train_dpo(values("resumed"), on_scored=seen.append)
+    train("dpo", values("resumed"), on_scored=seen.append)
     assert not seen
     assert losses(values("resumed")) == losses(values("uninterrupted"))
-    train_dpo(values("resumed"), "checkpoint.resume=anyway", "loader.steps=7", on_scored=seen.append)
+    train("dpo", values("resumed"), "checkpoint.resume=anyway", "loader.steps=7", on_scored=seen.append)
     assert 0 < seen[-1].total <= 6  # the pairs of the additional step
 
 
@@ -132,7 +132,7 @@ def test_adapters(config: Config, method: str, models: Path) -> None:
     values = config(method, lora={"rank": 4, "dropout": 0.1}, loader={"steps": 8}, optim={"lr": 2e-2})
     if method == "dpo":
         values["dpo"] = {"reference": "live"}
-    outcome = (train_sft if method == "sft" else train_dpo)(values)
+    outcome = train(method, values)
     assert losses(values)[-1] < losses(values)[0]
     assert outcome.model is not None
     assert (outcome.model / "adapter_model.safetensors").is_file()
@@ -141,7 +141,7 @@ def test_adapters(config: Config, method: str, models: Path) -> None:
 
 
 def test_merged_adapters(config: Config) -> None:
-    outcome = train_sft(config(lora={"rank": 4, "merge": True}, loader={"steps": 2}))
+    outcome = train("sft", config(lora={"rank": 4, "merge": True}, loader={"steps": 2}))
     assert outcome.model is not None
     assert not (outcome.model / "adapter_config.json").exists()
     AutoModelForCausalLM.from_pretrained(outcome.model)
@@ -154,7 +154,7 @@ def test_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
         {"path": chats, "examples": 20, "prepare": {"split": "train[:50]"}},
     ]
     values = config(data={"sources": sources}, loader={"batch_size": 8, "steps": None, "epochs": 2})
-    outcome = train_sft(values)
+    outcome = train("sft", values)
     assert outcome.steps == 2 * 15  # 100 + 20 examples per epoch
     assert sum(line["sequences"] for line in metrics(values)) == 240
 
@@ -162,12 +162,12 @@ def test_mixture_by_weights_and_counts(config: Config, examples: Path) -> None:
 def test_model_options(config: Config) -> None:
     plain, saving = config(name="plain"), config(name="saving", model="qwen3")
     saving["model"] = {**plain["model"], "gradient_checkpointing": True, "attention": "eager"}
-    train_sft(plain)
-    train_sft(saving)
+    train("sft", plain)
+    train("sft", saving)
     np.testing.assert_allclose(losses(plain), losses(saving), atol=1e-5)
     mixed = config(name="mixed")
     mixed["model"]["precision"] = "bf16-mixed"
-    train_sft(mixed)
+    train("sft", mixed)
     np.testing.assert_allclose(losses(plain), losses(mixed), atol=0.05)
     assert losses(plain) != losses(mixed)
 
@@ -178,6 +178,6 @@ def test_example_mean(config: Config) -> None:
     for values in (padded, packed):
         values["data"]["prepare"] = {**values["data"]["prepare"], "split": "train[:100]"}
     padded["loader"], packed["loader"] = {**rows, "micro_batch": 20}, {**rows, "collate": "packed", "capacity": 128}
-    train_sft(padded)
-    train_sft(packed)
+    train("sft", padded)
+    train("sft", packed)
     np.testing.assert_allclose(losses(padded), losses(packed), atol=1e-5)

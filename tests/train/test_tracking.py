@@ -18,7 +18,7 @@ from penstock.errors import UnsupportedError, UsageError
 from penstock.load.options import Collate
 from penstock.train.config import Mean
 from penstock.train.objective import Groups, Policy, Sft
-from penstock.train.run import train_dpo, train_sft
+from penstock.train.run import train
 from tests.train.runs import Config, environment, metrics
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_losses_by_source_and_role_are_exact(collate: Collate, examples: Path, m
 
 def test_named_evaluation_sets_and_sources_of_a_run(config: Config, examples: Path, cache: Path) -> None:
     values = two_sources(config, examples, cache, loader={"batch_size": 8, "steps": 6, "micro_batch": 4})
-    train_sft(values)
+    train("sft", values)
     lines = metrics(values)
     steps, evaluations = [x for x in lines if "loss" in x], [x for x in lines if "eval_loss" in x]
     assert any(set(SOURCES) <= line.keys() for line in steps)
@@ -85,7 +85,7 @@ def test_named_evaluation_sets_and_sources_of_a_run(config: Config, examples: Pa
     assert len(evaluations) == 2
     assert {"eval_loss_by_source/easy", "eval_loss_by_source/hard"} <= evaluations[0].keys()
     pairs = two_sources(config, examples, cache, "dpo", name="dpo", loader={"batch_size": 8, "steps": 3})
-    train_dpo(pairs)
+    train("dpo", pairs)
     assert {"eval_loss_by_source/easy", "eval_loss_by_source/hard"} <= metrics(pairs)[-1].keys()
 
 
@@ -122,6 +122,6 @@ def test_mlflow_in_a_folder(config: Config, examples: Path, cache: Path, tmp_pat
 
 def test_trackers_that_can_not_be(config: Config) -> None:
     with pytest.raises(UsageError, match="log.trackers: 'wanbd' is unknown; expected wandb, tensorboard, mlflow"):
-        train_sft(config(log={"trackers": ["wanbd"]}))
+        train("sft", config(log={"trackers": ["wanbd"]}))
     with pytest.raises(UnsupportedError, match="log.trackers: clearml is not installed. pip install clearml"):
-        train_sft(config(log={"trackers": ["clearml"]}))
+        train("sft", config(log={"trackers": ["clearml"]}))

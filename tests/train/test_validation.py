@@ -12,7 +12,7 @@ import torch
 from penstock.errors import NonFiniteError, PenstockError, UnsupportedError, UsageError
 from penstock.train import objective
 from penstock.train.objective import sft_terms
-from penstock.train.run import train_dpo, train_sft
+from penstock.train.run import train
 from tests.train.runs import Config
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_rejected_for_sft(config: Config, override: str, reason: str, models: Pa
     (models / "short" / "config.json").write_text(json.dumps(short))
     values = config(model="short")
     with pytest.raises(PenstockError, match=reason):
-        train_sft(values, override)
+        train("sft", values, override)
     assert not Path(values["output"], "metrics.jsonl").exists()
 
 
@@ -66,14 +66,14 @@ def test_rejected_for_sft(config: Config, override: str, reason: str, models: Pa
 )
 def test_rejected_for_dpo(config: Config, override: str, reason: str) -> None:
     with pytest.raises(PenstockError, match=reason):
-        train_dpo(config("dpo"), override)
+        train("dpo", config("dpo"), override)
 
 
 def test_wrong_kind_of_data(config: Config) -> None:
     with pytest.raises(UnsupportedError, match="single conversations. Use `penstock train sft`"):
-        train_dpo(config("sft"))
+        train("dpo", config("sft"))
     with pytest.raises(UnsupportedError, match="preference pairs. Use `penstock train dpo`"):
-        train_sft(config("dpo"))
+        train("sft", config("dpo"))
 
 
 def test_vocabulary_larger_than_the_model(config: Config, models: Path) -> None:
@@ -81,7 +81,7 @@ def test_vocabulary_larger_than_the_model(config: Config, models: Path) -> None:
     (models / "small").mkdir(exist_ok=True)
     (models / "small" / "config.json").write_text(json.dumps(small))
     with pytest.raises(UnsupportedError, match="588 tokens but the model only 100 embeddings"):
-        train_sft(config(model="small"))
+        train("sft", config(model="small"))
 
 
 def test_leaky_packing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +93,13 @@ def test_leaky_packing(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         return {"input_ids": inputs["input_ids"]}
 
     packed = {"collate": "packed", "capacity": 128, "steps": 2}
-    train_sft(config(name="fine", loader=packed))
+    train("sft", config(name="fine", loader=packed))
     monkeypatch.setattr(objective, "forward_inputs", leaking)
     values = config(name="leaks", loader=packed)
     with pytest.raises(
         UnsupportedError, match="packed sequences of this model attend to each other.*loader.collate=padded"
     ):
-        train_sft(values)
+        train("sft", values)
     assert not Path(values["output"]).exists()
 
 
@@ -109,7 +109,7 @@ def test_packing_with_a_model_that_cannot_isolate(config: Config, models: Path) 
     settings = {"model_type": "mamba", "vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
     (models / "mamba" / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UnsupportedError, match="packed sequences of this model attend to each other"):
-        train_sft(config(model="mamba", loader={"collate": "packed", "capacity": 128}))
+        train("sft", config(model="mamba", loader={"collate": "packed", "capacity": 128}))
 
 
 def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_non_finite_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(objective, "sft_terms", poisoned)
     values = config(loader={"batch_size": 4, "micro_batch": 2, "steps": 9})
     with pytest.raises(NonFiniteError, match=r"step 4: the loss is nan") as caught:
-        train_sft(values)
+        train("sft", values)
     assert str(caught.value).count("chats.jsonl row ") == 2
 
 
@@ -135,14 +135,14 @@ def test_non_finite_gradient(config: Config, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(objective, "sft_terms", poisoned)
     with pytest.raises(NonFiniteError, match="norm of its gradient is nan"):
-        train_sft(config())
+        train("sft", config())
 
 
 def test_fused_loss_rejects_fractional_weights(config: Config, write_rows: Any, examples: Path) -> None:
     row = json.loads((examples / "data" / "chats.jsonl").read_text().splitlines()[1])
     row["messages"][-1]["weight"] = 0.5
     with pytest.raises(UnsupportedError, match="only supports message weights of 0 and 1"):
-        train_sft(config(data={"sources": [str(write_rows([row]))]}), "liger.enabled=true")
+        train("sft", config(data={"sources": [str(write_rows([row]))]}), "liger.enabled=true")
 
 
 def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
@@ -152,8 +152,8 @@ def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
     plain = config("dpo", "plain", dpo={"reference": "live"}, loader={"batch_size": 7, "micro_batch": 3, "steps": 4})
     kernels = {"enabled": True, "rms_norm": False, "rope": False, "mlp": False, "fused_loss": True}
     fused = {**plain, "output": plain["output"] + "-fused", "liger": kernels}
-    train_dpo(plain)
-    train_dpo(fused)
+    train("dpo", plain)
+    train("dpo", fused)
     for one, other in zip(metrics(plain), metrics(fused), strict=True):
         for name in ("loss", "reward_accuracy", "reward_margin", "grad_norm"):
             assert one[name] == pytest.approx(other[name], abs=1e-5), name
@@ -161,4 +161,4 @@ def test_fused_dpo_loss_equals_the_unfused_one(config: Config) -> None:
 
 def test_usage_error(config: Config) -> None:
     with pytest.raises(UsageError):
-        train_sft(config(), "loader.batch_size=0")
+        train("sft", config(), "loader.batch_size=0")

@@ -132,7 +132,7 @@ def _rows(session: Session, items: Any, counts: Any, capacity: int | None) -> li
     for count in counts.tolist():
         own, before = [], 0
         for item, tokens in zip(items[at : at + count].tolist(), totals[at : at + count].tolist(), strict=True):
-            row = int(view.numbers[item])
+            row = int(view.index.rows[item])
             place = place_of(session.dataset, row)
             name = f"{session.sources.get(place.source, place.source)}, row {place.row:,}"
             own.append(PlacedSequence(item, row, name, tokens, before / width, tokens / width))

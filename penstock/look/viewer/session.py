@@ -15,22 +15,21 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from penstock.api import Dataset, View
 from penstock.arrays import Bool, Int64, UInt8
 from penstock.errors import PenstockError
 from penstock.load.example import Example, place_of, resolved_view
 from penstock.load.options import LossPolicy, Overlong, PlanOptions, UnknownRegions, ViewOptions
 from penstock.load.plan import Plan
+from penstock.load.view import View
 from penstock.load.windows import Rows, row_hashes
 from penstock.look.compare import DatasetDiff, compare
 from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
-from penstock.look.statistics import source_names, start_token
-from penstock.look.survey import Extents, Flag, columns_of, repeated, survey, whole
+from penstock.look.survey import Extents, Flag, repeated, survey, whole
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of, visible_text
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.encode.columns import Columns
-from penstock.store.dataset import StoredDataset
+from penstock.store.dataset import Dataset
 
 # ---- searching -------------------------------------------------------------------------------------------------------
 # Text search over all rows, shard by shard: one vectorised gather turns ids into bytes, which are then scanned.
@@ -62,10 +61,10 @@ class Scanned(NamedTuple):
 class Searcher:
     """Searches one dataset."""
 
-    def __init__(self, dataset: StoredDataset) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._sides = 2 if dataset.is_preference else 1
-        self._bounds = np.concatenate(([0], np.cumsum(dataset.shard_examples // self._sides)))
+        self._bounds = np.concatenate(([0], np.cumsum(dataset.shards.examples // self._sides)))
 
     def scan(self, text: str, first: int = 0, among: Bool | None = None) -> Iterator[Scanned]:
         """Yield hits from row `first` onwards, shard by shard; `among` restricts the rows."""
@@ -75,7 +74,7 @@ class Searcher:
             if among is not None and not among[start:end].any():
                 yield Scanned(end, [])
                 continue
-            columns = columns_of(self._dataset, shard)
+            columns = self._dataset.shards.read(shard)
             hits = [
                 hit
                 for hit in self._hits(columns, needle, start)
@@ -175,14 +174,14 @@ SORTS = {"": "row number", "longest": "longest first", "shortest": "shortest fir
 class Catalog:
     """Lengths, trained tokens, roles and flags of all rows under one loss policy."""
 
-    def __init__(self, dataset: StoredDataset, settings: ViewOptions) -> None:
+    def __init__(self, dataset: Dataset, settings: ViewOptions) -> None:
         self._dataset, self._settings = dataset, settings
         self._sides = 2 if dataset.is_preference else 1
         self._ready = threading.Event()
         self._error: PenstockError | None = None
         self.done = 0
         self.shards = len(dataset.shards)
-        self.bounds = np.concatenate(([0], np.cumsum(dataset.shard_examples // self._sides)))
+        self.bounds = np.concatenate(([0], np.cumsum(dataset.shards.examples // self._sides)))
         rows = int(self.bounds[-1])
         self._lengths, self._trained = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self._roles, self._flags = np.zeros(rows, np.uint8), np.zeros(rows, np.uint8)
@@ -262,12 +261,14 @@ class Catalog:
             self._ready.set()
 
     def _shard(self, shard: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        rows = Rows.of(columns_of(self._dataset, shard))
+        rows = Rows.of(self._dataset.shards.read(shard))
         own, limit = slice(int(self.bounds[shard]), int(self.bounds[shard + 1])), self._settings.max_length
         extents = whole(rows)
         if limit is not None and self._settings.overlong is Overlong.TRUNCATE:
             extents = Extents(*extents[:2], np.minimum(extents.ends, limit), extents.trained_from)
-        seen = survey(rows, extents, self._settings.policy, self._settings.overlong, start_token(self._dataset))
+        seen = survey(
+            rows, extents, self._settings.policy, self._settings.overlong, self._dataset.token_id("bos_token")
+        )
         sizes = rows.sizes.reshape(-1, self._sides)
         self._lengths[own] = sizes.sum(axis=1)
         self._trained[own] = seen.trained.reshape(-1, self._sides).sum(axis=1)
@@ -314,21 +315,19 @@ class Session:
         self._lock = threading.RLock()
         self._origin_lock = threading.Lock()
         self._plans: dict[PlanOptions, Plan] = {}
-        dataset.keep_open = SHARDS_OPEN
+        dataset.shards.keep_open = SHARDS_OPEN
         self.catalog = Catalog(dataset, self.settings)
 
     @cached_property
     def name(self) -> str:
         """The name of the source, or the number of sources."""
-        names = source_names(self.dataset)
+        names = self.dataset.source_names
         return names[0] if len(names) == 1 else f"{len(names)} sources" if names else self.dataset.key[:15]
 
     @cached_property
     def sources(self) -> dict[int, str]:
         """Names of the sources that have rows."""
-        names = source_names(self.dataset)
-        numbers = sorted(set(self.dataset.manifest.shards.sources))
-        return {number: names.get(number, f"source {number}") for number in numbers}
+        return {source: self.dataset.source_name(source) for source in sorted({*self.dataset.manifest.shards.sources})}
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -379,9 +378,9 @@ class Session:
     def _prompt(self, row: int) -> int:
         """The common prompt of one pair."""
         drop = ViewOptions(train_on=LossPolicy.ALL_TOKENS, regions_unknown=UnknownRegions.DROP)
-        whole = self._once("pairs", lambda: View(self.dataset, drop).scanned())
-        at = int(np.searchsorted(whole.numbers, row))
-        return int(whole.prompts[at]) if at < len(whole) and int(whole.numbers[at]) == row else 0
+        whole = self._once("pairs", lambda: View(self.dataset, drop))
+        at = int(np.searchsorted(whole.index.rows, row))
+        return int(whole.index.prompts[at]) if at < len(whole) and int(whole.index.rows[at]) == row else 0
 
     def listing(self, row: int) -> Listing:
         """A row for the list."""
@@ -421,7 +420,7 @@ class Session:
         """The source row as indented JSON, and the error if it can't be read."""
         try:
             with self._origin_lock:
-                raw = self.dataset.origin.source_row(row)
+                raw = self.dataset.conversations.source_row(row)
         except (PenstockError, OSError) as error:
             return "", str(error)
         try:

@@ -349,7 +349,7 @@ def _is_closed(prompt: bytes) -> bool:
 
 
 class ChainSegments(NamedTuple):
-    """Examples to encode. Each text begins where the example departs from the last one of its row, the root."""
+    """Dataset to encode. Each text begins where the example departs from the last one of its row, the root."""
 
     texts: list[bytes]
     segments: Segments

@@ -1,4 +1,4 @@
-"""Examples that begin like another one: reading shards in which a prefix is stored once.
+"""Dataset that begin like another one: reading shards in which a prefix is stored once.
 
 The examples of a row are adjacent, and its last one is the root, which is stored whole. An example with a prefix is the
 first tokens of its root and what is stored of itself. Prefixes end where a segment of the root ends, so segments are

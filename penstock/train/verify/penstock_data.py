@@ -19,8 +19,9 @@ from penstock.build.options import prepare_options
 from penstock.load.example import Pair
 from penstock.load.loader import Loader, open_loader
 from penstock.load.options import Collate
+from penstock.load.view import Served
 from penstock.train.config import TrainConfig
-from penstock.train.data import Served, open_data, tokenizer_of, views_of
+from penstock.train.data import open_data, tokenizer_of
 from penstock.train.verify.observations import DataFacts
 
 SAMPLE = 200  # items whose masks are examined
@@ -133,8 +134,8 @@ def _stop_tokens(served: Served) -> set[int]:
     from penstock.prepare.chat.conversation import Part
 
     found: set[int] = set()
-    for view in views_of(served):
-        columns = view.dataset.columns(0)
+    for view in served.views:
+        columns = view.dataset.shards.columns(0)
         chosen = np.flatnonzero(columns.segment_parts == Part.STOP)[:2000]
         owner = np.searchsorted(columns.segment_offsets, chosen, side="right") - 1
         ends = columns.segment_ends[chosen].astype(np.int64) + columns.id_offsets[owner]

@@ -167,9 +167,9 @@ def test_uncertain_forms_are_unknown(
         write_rows(given), tokenizer=str(tokenizer), template=tmp_path / "template.jinja", cache=tmp_path / "cache",
         fast=fast, workers=1,
     )  # fmt: skip
-    unknown = dataset.noted("header_unknown").tolist() if "header_unknown" in dataset.ledger["notes"] else []
+    unknown = dataset.rows_with("header_unknown").tolist() if "header_unknown" in dataset.ledger.notes else []
     assert unknown == [number for number, texts in enumerate(trained) if texts is None]
     if len(unknown) < len(rows):
         view = dataset.view(max_length=None, regions_unknown="drop")
-        found = {int(number): trained_spans(dataset, view[k]) for k, number in enumerate(view.numbers)}
+        found = {int(number): trained_spans(dataset, view[k]) for k, number in enumerate(view.index.rows)}
         assert found == {number: texts for number, texts in enumerate(trained) if texts is not None}

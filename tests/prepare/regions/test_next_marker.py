@@ -68,7 +68,7 @@ def test_append_ends_the_last_answer_of_a_row(
         assert trained_texts(ds, number) == ["Ho <|user|> no<|user|>", "Bye<|user|>"]
     assert [ds.input_ids(k).tolist() == plain.input_ids(k).tolist() for k in range(3)] == [False, True, True]
     assert ds.input_ids(0)[:-1].tolist() == plain.input_ids(0).tolist()
-    assert ds.ledger["notes"]["stop_appended"] == 1 and ds.noted("stop_appended").tolist() == [0]
+    assert ds.ledger.notes["stop_appended"] == 1 and ds.rows_with("stop_appended").tolist() == [0]
     assert ds.key != plain.key
     with pytest.raises(UsageError, match="turns='faithful' and stop='append' exclude each other"):
         ps.prepare(rows, stop="append", turns="faithful", **options)
@@ -79,8 +79,8 @@ def test_append_says_that_there_is_nothing_to_append(
 ) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
     ds = ps.prepare(write_rows([ROW]), tokenizer=str(model), stop="append", cache=tmp_path / "cache")
-    assert any("none is appended" in warning for warning in ds.ledger["warnings"])
-    assert "stop_appended" not in ds.ledger["notes"]
+    assert any("none is appended" in warning for warning in ds.ledger.warnings)
+    assert "stop_appended" not in ds.ledger.notes
 
 
 def test_next_marker_requires_the_models_end_ids(model: Path, write_rows: Callable[..., Path], tmp_path: Path) -> None:

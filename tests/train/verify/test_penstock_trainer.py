@@ -67,14 +67,13 @@ def test_fused_dpo_loss(supervisor: Supervisor, examples: Path, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore")
 def test_first_steps_are_certified(examples: Path, tmp_path: Path) -> None:
     from penstock.train.run import train
-    from penstock.train.validation import Method
     from penstock.train.verify.first_steps import first_steps
 
     loader = {"collate": "packed", "capacity": 64, "batch_size": 2, "steps": 3}
     config = configuration(examples, tmp_path, "chats.jsonl", loader=loader)
     overrides = ["view.max_length=64"]
     with first_steps("sft", config, overrides):
-        train(Method.SFT, config, overrides)
+        train("sft", config, *overrides)
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
     verdicts = {finding["promise"]: finding["verdict"] for finding in certificate["findings"]}
     assert verdicts["loss.finite"] == verdicts["packing.isolated"] == verdicts["attention"] == "engaged"
