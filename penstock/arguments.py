@@ -55,7 +55,7 @@ class PrepareArguments(TypedDict, total=False):
     content_key: str | None
     weight_keys: Sequence[str]
     roles: Mapping[str, str]
-    tokenizer: str | os.PathLike[str]
+    tokenizer: Required[str | os.PathLike[str]]
     template: str | os.PathLike[str] | None
     tokenizer_as: TokenizerAs | str | None
     max_row_bytes: int
@@ -146,7 +146,7 @@ class ExportArguments(TypedDict, total=False):
 class AdoptArguments(TypedDict, total=False):
     """Keyword arguments of `ps.adopt(…)`."""
 
-    tokenizer: str | os.PathLike[str]
+    tokenizer: Required[str | os.PathLike[str]]
     tokenizer_revision: str | None
     mask: str | None
     dtype: str | None

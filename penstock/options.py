@@ -38,14 +38,24 @@ def option(
     expects: str = "",
     also: str = "",
     choices: Iterable[str] = (),
+    required: bool = False,
 ) -> Any:
     """A field of a record of options.
 
     `panel` groups flags in a command's help. `flag` names the flag where it differs from the field. `expects` says what
     to give instead of a wrong value where the type alone does not. `also` is another type that callers may give.
-    `choices` are the values that a shell completes, unless the type is an enumeration.
+    `choices` are the values that a shell completes, unless the type is an enumeration. `required`: signatures show no
+    default, and the command asks for it in its own words.
     """
-    metadata = {"help": text, "panel": panel, "flag": flag, "expects": expects, "also": also, "choices": list(choices)}
+    metadata: dict[str, Any] = {
+        "help": text,
+        "panel": panel,
+        "flag": flag,
+        "expects": expects,
+        "also": also,
+        "choices": list(choices),
+    }
+    metadata["required"] = required
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -108,7 +118,7 @@ def with_signature(record: type[Any]) -> Callable[[Function], Function]:
 
 def _shown_default(entry: Field[Any]) -> Any:
     default = entry.default_factory() if callable(entry.default_factory) else entry.default
-    if default is MISSING:
+    if default is MISSING or entry.metadata.get("required"):
         return inspect.Parameter.empty
     return default.value if isinstance(default, StrEnum) else default
 

@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         ("--turns faithful trains it", "turns='faithful' trains it"),
         ("--stop append: no tokens", "stop='append': no tokens"),
-        ("see --stop next-marker and --stop append", "see stop='next-marker' and stop='append'"),
+        ("see --stop next_marker and --stop append", "see stop='next_marker' and stop='append'"),
         ("Choose one with --split.", "Choose one with split=…."),
         ("use fewer --workers, or a lower --max-row-bytes", "use fewer workers, or a lower max_row_bytes"),
         ("--workers 9 is capped at 2", "workers=9 is capped at 2"),

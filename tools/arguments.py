@@ -66,7 +66,7 @@ def _class(name: str, record: type[Any], of: str, enums: set[type[StrEnum]]) -> 
         if entry.metadata["also"]:
             kinds.insert(1, entry.metadata["also"])
         kind = " | ".join(kinds)
-        required = entry.default is MISSING and entry.default_factory is MISSING
+        required = entry.metadata["required"] or (entry.default is MISSING and entry.default_factory is MISSING)
         lines.append(f"    {entry.name}: {f'Required[{kind}]' if required else kind}\n")
     return f'\n\nclass {name}(TypedDict, total=False):\n    """Keyword arguments of `{of}`."""\n\n' + "".join(lines)
 

@@ -26,7 +26,10 @@ class AdoptOptions:
     """Options of `adopt` other than the sources."""
 
     tokenizer: str = option(
-        "Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]"
+        "Tokenizer the rows were made with: a folder, a tokenizer.json, or a hub name",
+        "",
+        also="os.PathLike[str]",
+        required=True,
     )
     tokenizer_revision: str | None = option("Revision of a tokenizer from the hub")
     mask: str | None = option("Column with the loss mask, if there are several")

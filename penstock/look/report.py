@@ -68,7 +68,7 @@ _FLAGS = {
         Level.WRONG,
         "Stop token not trained",
         "An answer is trained but its stop token is not, so the model doesn't learn to stop. Use a template that "
-        "prints a stop token, or --stop next-marker.",
+        "prints a stop token, or --stop next_marker.",
     ),
     "double_bos": (
         Level.WRONG,

@@ -5,6 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Choice(StrEnum):
+    """A choice whose values are also found with hyphens, as recipes store them."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Choice | None:
+        return next((member for member in cls if member.value == str(value).replace("-", "_")), None)
+
+
 class RegionsMode(StrEnum):
     """How an assistant's own words are identified."""
 
@@ -19,18 +27,18 @@ class TurnsMode(StrEnum):
     FAITHFUL = "faithful"  # the prompt that inference sees before the turn
 
 
-class StopMode(StrEnum):
+class StopMode(Choice):
     """Which token ends an assistant's turn."""
 
     TEMPLATE = "template"  # the end token that the template prints in the turn, if any
-    NEXT_MARKER = "next-marker"  # if there is none, the token after the turn, if that is an end token of the model
-    APPEND = "append"  # as next-marker, and a last answer that nothing follows gets the token that would follow it
+    NEXT_MARKER = "next_marker"  # if there is none, the token after the turn, if that is an end token of the model
+    APPEND = "append"  # as next_marker, and a last answer that nothing follows gets the token that would follow it
 
 
-class SpecialText(StrEnum):
+class SpecialText(Choice):
     """What to do with special tokens that occur in the text of messages."""
 
-    AS_TEMPLATE = "as-template"
+    AS_TEMPLATE = "as_template"
     REJECT = "reject"
 
 
@@ -49,11 +57,11 @@ class DroppedCalls(StrEnum):
     KEEP = "keep"
 
 
-class Arguments(StrEnum):
+class Arguments(Choice):
     """The form in which templates receive the arguments of tool calls."""
 
     AUTO = "auto"  # parsed or written as JSON if the template can't print them otherwise
-    AS_GIVEN = "as-given"
+    AS_GIVEN = "as_given"
 
 
 class TokenizerAs(StrEnum):

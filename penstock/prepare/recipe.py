@@ -47,7 +47,9 @@ SOURCE, TEMPLATE = "Source", "Template and masks"  # panels of the help
 class RecipeOptions(FormatOptions):
     """The options that enter a recipe."""
 
-    tokenizer: str = option("Tokenizer: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]")
+    tokenizer: str = option(
+        "Tokenizer: a folder, a tokenizer.json, or a hub name", "", also="os.PathLike[str]", required=True
+    )
     template: str | None = option(
         "Chat template: a file, or the name of one of the tokenizer's templates", also="os.PathLike[str]"
     )
@@ -73,7 +75,7 @@ class RecipeOptions(FormatOptions):
         panel=TEMPLATE,
     )
     stop: StopMode = option(
-        "What ends an assistant's turn: template, next-marker for templates that print no end token, or append, which "
+        "What ends an assistant's turn: template, next_marker for templates that print no end token, or append, which "
         "also adds it to the last answer of a row",
         StopMode.TEMPLATE,
         panel=TEMPLATE,
@@ -82,13 +84,13 @@ class RecipeOptions(FormatOptions):
         "Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO, panel=TEMPLATE
     )
     special_tokens_in_text: SpecialText = option(
-        "Special tokens inside messages: as-template, reject", SpecialText.AS_TEMPLATE, panel=TEMPLATE
+        "Special tokens inside messages: as_template, reject", SpecialText.AS_TEMPLATE, panel=TEMPLATE
     )
     dropped_tool_calls: DroppedCalls = option(
         "Conversations whose tool calls the template drops: reject, keep", DroppedCalls.REJECT, panel=TEMPLATE
     )
     arguments: Arguments = option(
-        "Arguments of tool calls: auto (strings and objects as the template prints them), as-given",
+        "Arguments of tool calls: auto (strings and objects as the template prints them), as_given",
         Arguments.AUTO,
         panel=TEMPLATE,
     )
@@ -103,7 +105,7 @@ class Recipe:
     template_vars: dict[str, Any]
     date: datetime.date | None  # None if no template prints it
     regions: RegionsMode
-    end_ids: tuple[int, ...]  # tokens that end a turn by following it; only with --stop next-marker
+    end_ids: tuple[int, ...]  # tokens that end a turn by following it; only with --stop next_marker
     eos: Eos  # NEVER if rows can't be plain text
     special_tokens_in_text: SpecialText
     dropped_tool_calls: DroppedCalls
@@ -128,7 +130,7 @@ class Recipe:
             "regions": self.regions.value,
             "end_ids": list(self.end_ids),
             "eos": self.eos.value,
-            "special_tokens_in_text": self.special_tokens_in_text.value,
+            "special_tokens_in_text": self.special_tokens_in_text.value.replace("_", "-"),
             "dropped_tool_calls": self.dropped_tool_calls.value,
             "max_row_bytes": self.max_row_bytes,
             "special_tokens": self.special_tokens,

@@ -76,7 +76,7 @@ def special_text(token: str) -> RowError:
     return RowError(
         "special_tokens_in_text",
         f"a message contains the special token {token!r}",
-        "Clean the text, or allow it with --special-tokens-in-text as-template",
+        "Clean the text, or allow it with --special-tokens-in-text as_template",
     )
 
 

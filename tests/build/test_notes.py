@@ -429,7 +429,7 @@ def test_arguments_as_given(write_rows: Any, tokenizer: Path, tmp_path: Path) ->
     options: dict[str, Any] = {"tokenizer": tokenizer, "template": template}
     for fast in (True, False):
         parsed = ps.prepare(source, **options, cache=tmp_path / f"auto{fast}", fast=fast)
-        given = ps.prepare(source, **options, cache=tmp_path / f"given{fast}", fast=fast, arguments="as-given")
+        given = ps.prepare(source, **options, cache=tmp_path / f"given{fast}", fast=fast, arguments="as_given")
         assert parsed.rows_with("arguments_parsed").tolist() == [0] and "arguments_parsed" not in given.ledger.notes
         assert parsed.key != given.key
         texts = [b"".join(ds.vocabulary.token_bytes[t] for t in ds.input_ids(0)) for ds in (parsed, given)]
@@ -452,7 +452,7 @@ def test_arguments_as_given_are_those_of_the_raw_row(write_rows: Any, tokenizer:
     for fast in (True, False):
         ds = [
             ps.prepare(write_rows(rows), **options, cache=tmp_path / f"{mode}{fast}", fast=fast, arguments=mode)
-            for mode in ("auto", "as-given")
+            for mode in ("auto", "as_given")
         ]
         assert [ds[0].input_ids(k).tolist() == raw[k] for k in range(3)] == [False, True, False]
         assert [ds[1].input_ids(k).tolist() for k in range(3)] == raw

@@ -99,11 +99,11 @@ _DESCRIPTIONS = {
     Note.SIDES_EQUAL: ("both sides of a pair have the same tokens, so it teaches nothing", "remove these rows"),
     Note.ARGUMENTS_PARSED: (
         "tool arguments given as JSON strings were parsed because the template expects objects",
-        "--arguments as-given leaves them unchanged",
+        "--arguments as_given leaves them unchanged",
     ),
     Note.ARGUMENTS_DUMPED: (
         "tool arguments given as objects were written as JSON strings because the template expects strings",
-        "--arguments as-given leaves them unchanged",
+        "--arguments as_given leaves them unchanged",
     ),
     Note.SPECIAL_TEXT: (
         "messages contain special tokens",
@@ -114,10 +114,10 @@ _DESCRIPTIONS = {
         "plain text ends without an end-of-sequence token, since the tokenizer names none",
         "put the model's tokenizer_config.json beside it",
     ),
-    Note.NO_STOP: ("an answer ends without a stop token", "see --stop next-marker and --stop append"),
+    Note.NO_STOP: ("an answer ends without a stop token", "see --stop next_marker and --stop append"),
     Note.STOP_APPENDED: (
         "the stop token that inference would see was appended to the last answer",
-        "--stop next-marker leaves it out",
+        "--stop next_marker leaves it out",
     ),
     Note.HEADER_UNKNOWN: (
         "the start of an answer is not certain, so regions are unknown",

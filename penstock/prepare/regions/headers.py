@@ -214,7 +214,7 @@ def _table(
 # very end of a region is searched, so that markers inside messages have no effect. A region takes one or two
 # comparisons.
 #
-# Two other rules end a turn: `--stop next-marker` (`structure.py`), for templates that print the stop with the next
+# Two other rules end a turn: `--stop next_marker` (`structure.py`), for templates that print the stop with the next
 # turn, and `--eos` for plain text (`prepare/pipeline.py`).
 
 

@@ -37,12 +37,12 @@ from penstock.prepare.template.rendered import Rendered
 
 _NO_STOP = (
     "the template prints no stop token after a plain answer: the model can't learn to stop; "
-    "--stop next-marker trains the token after the turn where the model's own end-of-sequence ids name it, "
+    "--stop next_marker trains the token after the turn where the model's own end-of-sequence ids name it, "
     "--stop append also ends the last answer of a row with it"
 )
 _STOP_OUTSIDE = (
     "the template prints {} after every answer, but not as a part of it, so it is not trained and the model can't "
-    "learn to stop; --stop next-marker trains it if it is one of the model's own end-of-sequence ids"
+    "learn to stop; --stop next_marker trains it if it is one of the model's own end-of-sequence ids"
 )
 _NOTHING_TO_APPEND = (
     "--stop append: none of the model's own end-of-sequence tokens follows the answers of this template, so none is "

@@ -1,4 +1,4 @@
-"""`--stop next-marker`: the marker after a turn is its stop if the template prints none."""
+"""`--stop next_marker`: the marker after a turn is its stop if the template prints none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_append_ends_the_last_answer_of_a_row(
     marked = {"messages": [*ROW["messages"][:3], {"role": "assistant", "content": "Bye<|user|>"}]}
     rows = write_rows([ROW, ended, marked])
     options = {"tokenizer": str(model), "cache": tmp_path / "cache", "fast": fast}
-    plain = ps.prepare(rows, stop="next-marker", **options)
+    plain = ps.prepare(rows, stop="next_marker", **options)
     ds = ps.prepare(rows, stop="append", **options)
     for number in range(3):
         assert trained_texts(ds, number) == ["Ho <|user|> no<|user|>", "Bye<|user|>"]

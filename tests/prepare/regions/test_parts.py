@@ -172,7 +172,7 @@ def test_only_a_special_token_is_a_stop() -> None:
     assert split.notes == {"no_stop": 1}
     (warning,) = splitter.warnings
     assert warning.startswith("the template prints no stop token after a plain answer: the model can't learn to stop")
-    assert "--stop next-marker" in warning
+    assert "--stop next_marker" in warning
 
 
 def test_a_stop_printed_by_the_next_message_does_not_end_the_answer() -> None:
