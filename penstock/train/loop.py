@@ -312,10 +312,10 @@ class Trainer:
 
         wrong = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
         items = [int(item) for batch in wrong for item in batch.items]
-        named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
+        named = gather_object(source_rows(self.loader.served, items))
         if not named:
             items = [int(item) for batch in batches for item in batch.items]
-            named = gather_object(source_rows(self.loader.served, items))  # type: ignore[arg-type]
+            named = gather_object(source_rows(self.loader.served, items))
         more = f" and {len(named) - MOST_ROWS} more" if len(named) > MOST_ROWS else ""
         raise NonFiniteError(
             f"step {step + 1}: {what}. Rows in the batch: {', '.join(named[:MOST_ROWS])}{more}. "
