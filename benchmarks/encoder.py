@@ -27,6 +27,7 @@ from benchmarks.prepare import accepted
 from penstock.build.options import prepare_options
 from penstock.prepare import pipeline as pipeline_module
 from penstock.prepare.chat.formats import detect
+from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import encode_texts
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
@@ -48,9 +49,9 @@ def batches(model: Path, file: Path) -> tuple[Pipeline, list[Batch]]:
     pipeline = Pipeline(make_recipe(options, mapping, folder), folder.tokenizer_json)
     kept: list[Batch] = []
 
-    def recorded(texts: list[bytes], segments: Segments, *stages: Any) -> Any:
+    def recorded(texts: list[bytes], segments: Segments, encoder: Encoder, **how: bool) -> Any:
         kept.append((texts, segments))
-        return encode_texts(texts, segments, *stages)
+        return encode_texts(texts, segments, encoder, **how)
 
     pipeline_module.encode_texts = recorded  # type: ignore[assignment]
     for first in range(0, len(lines), SLICE_ROWS):
@@ -73,7 +74,6 @@ def measure(model: Path, rows: Sequence[dict[str, Any]], size: int, rounds: int)
         file = grow_rows(kept, size, Path(scratch) / "grown.jsonl")
         pipeline, parts = batches(model, file)
     encoder, megabytes = pipeline.encoder, sum(len(text) for texts, _ in parts for text in texts) / 1e6
-    stages = encoder, pipeline.normaliser, pipeline.vocabulary
     engine = encoder.new_engine()
 
     def bare() -> None:
@@ -82,7 +82,7 @@ def measure(model: Path, rows: Sequence[dict[str, Any]], size: int, rounds: int)
 
     def stage() -> None:
         for texts, segments in parts:
-            encode_texts(texts, segments, *stages)
+            encode_texts(texts, segments, encoder)
 
     first = cpu(bare)
     stage()

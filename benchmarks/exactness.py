@@ -30,7 +30,7 @@ from penstock.digests import bytes_digest
 from penstock.prepare.encode import encoder as encoder_module
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import encode_texts, segment_counts
-from penstock.prepare.encode.unicode_checks import NfcNormalizer, code_points, utf8_widths
+from penstock.prepare.encode.unicode_checks import code_points, utf8_widths
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
@@ -151,7 +151,6 @@ class TokenizerCheck:
         data = load_tokenizer(folder).tokenizer_json
         self.vocabulary = Vocabulary(data)
         self.encoder = Encoder(data, self.vocabulary)
-        self.normaliser = NfcNormalizer(self.vocabulary)
         self._reference = Tokenizer.from_str(data.decode())
         self._reference.no_truncation()
         self._reference.no_padding()
@@ -161,7 +160,7 @@ class TokenizerCheck:
     def compare(self, batch: Texts) -> None:
         """Counts the texts whose ids or masks differ."""
         parts = segments(batch.ends)
-        found = encode_texts(batch.texts, parts, self.encoder, self.normaliser, self.vocabulary)
+        found = encode_texts(batch.texts, parts, self.encoder)
         encodings = self._reference.encode_batch([text.decode() for text in batch.texts], add_special_tokens=False)
         result = self.result
         for k, encoding in enumerate(encodings):
@@ -179,7 +178,7 @@ class TokenizerCheck:
         """Megabytes per second of the encoding stage on texts it has already seen."""
         cpu = time.process_time()
         for batch in some:
-            encode_texts(batch.texts, segments(batch.ends), self.encoder, self.normaliser, self.vocabulary)
+            encode_texts(batch.texts, segments(batch.ends), self.encoder)
         return sum(len(text) for batch in some for text in batch.texts) / 1e6 / (time.process_time() - cpu)
 
 

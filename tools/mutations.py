@@ -273,9 +273,9 @@ PIPELINE: Final = (
     # wrong tokens
     (_ENCODER, "            return Encoded(ids, offsets, Counter())", "            return Encoded(ids ^ (np.arange(len(ids)) == 9), offsets, Counter())"),
     (_ENCODER, "        if not slow:\n", "        if True:\n"),
-    (_ENCODER, "return _spliced(ids, offsets, slow, served), np", "return Encoded(ids, offsets, served.reference), np"),
+    (_ENCODER, "return _spliced(ids, offsets, slow, served), np", "return Encoded(ids, offsets, served.fallbacks), np"),
     ("penstock/prepare/encode/engines.py", "return np.array(layout.content.data), np", "return np.array(layout.content.data) ^ 1, np"),
-    (_BATCH, "texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))", "findings = inspect_texts(texts)"),
+    (_BATCH, "texts, segments, findings = encoder.normalize(texts, segments, inspected)", "findings = inspected"),
     (_PIPELINE, "with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix)", "self._encode(plain, state)"),
     # wrong masks
     ("penstock/prepare/encode/example_batch.py", 'counts = np.searchsorted(token_ends, ends, side="right")', 'counts = np.searchsorted(token_ends, ends, side="left")'),
@@ -289,7 +289,7 @@ PIPELINE: Final = (
     (_LINES, "    if partial.size:\n        yield", "    if False:\n        yield"),
     (_LINES, "            position += stop - first\n", ""),
     (_LINES, "filled = np.flatnonzero(np.diff(before))\n", "filled = np.flatnonzero(np.diff(before) > 1)\n"),
-    ("penstock/prepare/slice_state.py", "        first = stop\n", "        first = stop + 1\n"),
+    ("penstock/prepare/slice_record.py", "        first = stop\n", "        first = stop + 1\n"),
     (_PIPELINE, "        plain = self._render_read(rows.rows, left, examples, state)", "        plain = self._render_read(rows.rows, left[1:], examples, state)"),
     (_PIPELINE, "batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch", "pass"),
     ("penstock/prepare/sources/parquet.py", "                self._left = batch.slice(last)\n", "                pass\n"),

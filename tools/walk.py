@@ -34,7 +34,6 @@ from penstock.build.slice_job import SliceJob
 ROOT = Path(__file__).parent.parent
 PACKAGE = f"{ROOT / 'penstock'}/"
 CHECKS = ("prepare/check.py",)  # modules of the spot check
-CHECK_SETUP = ("_mismatches",)  # functions that build what the spot check needs
 NESTED = ("prepare",)  # packages whose folders are stages
 ROW = {
     "messages": [
@@ -59,7 +58,7 @@ class ThreadWalk:
         elif event == "call":
             code = frame.f_code
             ours = code.co_filename.startswith(PACKAGE)
-            if self._check_depth or (ours and (path_of(code).startswith(CHECKS) or code.co_name in CHECK_SETUP)):
+            if self._check_depth or (ours and path_of(code).startswith(CHECKS)):
                 self._check_depth += 1
             if ours:
                 self.calls.append((code, self._check_depth > 0))

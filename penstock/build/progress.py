@@ -6,7 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.prepare.slice_record import SliceRecord  # a hit of the cache loads no numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,33 @@ class SliceReport:
     paths: tuple[int, int]  # paths through the template's branches: taken, and compared
     memory: int  # resident bytes of the process
 
+    @classmethod
+    def of(cls, name: str, record: SliceRecord, memory: int) -> SliceReport:
+        """Returns the report of a prepared slice."""
+        return cls(
+            name=name,
+            rows=record.rows,
+            examples=len(record.columns.rows),
+            tokens=record.columns.tokens,
+            bytes=record.bytes,
+            rejected=len(record.rejected),
+            losses=record.losses,
+            engines={stage: dict(why) for stage, why in record.engines.items() if why},
+            encoder=record.encoder,
+            checked=record.checked,
+            mismatches=record.mismatches,
+            paths=(record.paths, 0 if record.mismatches else record.paths),  # new ones are compared, unless redone
+            memory=memory,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Returns the report as a worker sends it to its parent."""
         return asdict(self)
+
+    def shard_record(self) -> dict[str, Any]:
+        """Returns what is stored beside the shard."""
+        kept = ("rejected", "losses", "engines", "checked", "mismatches", "paths")
+        return {name: getattr(self, name) for name in kept} | {"encoder": self.encoder[0]}
 
 
 @dataclass(slots=True)

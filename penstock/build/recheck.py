@@ -18,10 +18,9 @@ import numpy as np
 import xxhash
 
 from penstock.build.progress import Progress
-from penstock.build.slice_job import rejected_entries
 from penstock.errors import CorruptError, ObjectError, PenstockError, SourceError, StoreError
 from penstock.prepare.chat.notes import Note
-from penstock.prepare.check import same_examples
+from penstock.prepare.check import differing_rows
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
@@ -93,25 +92,6 @@ def _counted(runs: list[int], rows: int) -> int:
     """Counts the rows in runs; -1 if the runs are not valid for a slice with this many rows."""
     in_order = all(a < b for a, b in pairwise(runs)) and len(runs) % 2 == 0
     return sum(runs[1::2]) - sum(runs[::2]) if in_order and runs[0] >= 0 and runs[-1] <= rows else -1
-
-
-def differing_rows(
-    pipeline: Pipeline, rows: SliceRows, sample: Sequence[int], columns: Columns, rejected: Sequence[dict[str, Any]]
-) -> list[int]:
-    """Returns the sampled rows for which the pipeline's result differs from the stored one."""
-    numbers = {row: k for k, row in enumerate(sample)}
-    oversize = {numbers[row]: size for row, size in rows.oversize.items() if row in numbers}
-    picked = SliceRows([rows.rows[row] for row in sample], [rows.lines[row] for row in sample], oversize)
-    result = pipeline.run(picked)
-    refused = {
-        sample[entry["row"]]: {**entry, "row": sample[entry["row"]]} for entry in rejected_entries(result, picked)
-    }
-    found = {entry["row"]: entry for entry in rejected}
-    return [
-        row
-        for k, row in enumerate(sample)
-        if found.get(row) != refused.get(row) or not same_examples(columns, row, result.columns, k)
-    ]
 
 
 # ---- recheck ---------------------------------------------------------------------------------------------------------

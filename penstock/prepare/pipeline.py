@@ -10,11 +10,10 @@ slice holds. Every row ends as examples or as a rejected row with its reason: th
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,9 +22,8 @@ from penstock.errors import EncoderPanic, RowError
 from penstock.prepare.chat.adapt import SpecialTextFinder
 from penstock.prepare.chat.conversation import Conversation, Part
 from penstock.prepare.chat.formats import Format
-from penstock.prepare.chat.notes import Note, NotedRows
+from penstock.prepare.chat.notes import Note
 from penstock.prepare.chat.rows import RowReader
-from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import (
     Ending,
@@ -35,18 +33,19 @@ from penstock.prepare.encode.example_batch import (
     piece_texts,
     with_prefix_and_suffix,
 )
-from penstock.prepare.encode.unicode_checks import NfcNormalizer
 from penstock.prepare.faithful.arrange import Arranger, split_chains
 from penstock.prepare.faithful.seams import Seams, cut_at_seams, merge_parts, split_at_seams
 from penstock.prepare.modes import Arguments, DroppedCalls, Eos, SpecialText, TurnsMode
 from penstock.prepare.recipe import NO_DATE, Recipe
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
-from penstock.prepare.slice_state import (
+from penstock.prepare.slice_record import (
+    SliceRecord,
     SliceState,
     batch_ranges,
     encoder_panic,
     no_template,
+    shown,
     special_text,
     too_large,
     unbroken,
@@ -57,19 +56,7 @@ from penstock.prepare.template.renderer import TemplateRenderer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 
 DROPPED = "tool_calls_dropped"
-
-
-@dataclass(slots=True)
-class SliceResult:
-    """The columns, rejected rows and notes of a slice."""
-
-    columns: Columns
-    rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy
-    noted: NotedRows  # of the rows that were kept
-    nulls_dropped: int  # fields that Arrow added
-    rows: int
-    engines: dict[str, Counter[str]]  # stage -> why the reference engine was used -> rows
-    fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+_NO_SEGMENTS = piece_texts((), Ending())[1]
 
 
 class _Read(NamedTuple):
@@ -87,7 +74,7 @@ class _Examples:
     rows: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
-    segments: Segments = field(default_factory=lambda: piece_texts((), Ending())[1])
+    segments: Segments = _NO_SEGMENTS
     heads: list[int] = field(default_factory=list)  # number of leading segments shared with the row's last example
     seams: list[int] = field(default_factory=list)  # the byte at which a text is encoded in two parts; 0 for none
 
@@ -158,7 +145,6 @@ class Pipeline:
         self.fast = fast
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
-        self.normaliser = NfcNormalizer(self.vocabulary)
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
         self.seams = Seams(self.encoder, self.vocabulary.cuts)
@@ -199,18 +185,32 @@ class Pipeline:
             return ""
         return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
-    def run(self, rows: SliceRows) -> SliceResult:
-        """Runs a slice through all stages."""
-        state = SliceState()
+    def run(self, rows: SliceRows, *, by_reference: bool = False, window: int = 0) -> SliceRecord:
+        """Runs a slice through all stages.
+
+        With `by_reference`, only the reference engines are used, to compare with; a `window` then limits the bytes
+        that are encoded of a long conversation.
+        """
+        state = SliceState(by_reference, window)
         with _collector_off():
             parts = [self._examples(rows, batch_range, state) for batch_range in batch_ranges(rows.rows)]
         batch = concatenate_batches([p for p in parts if len(p.rows)], self.vocabulary.dtype)
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, rows.rows), np.uint64, len(rows.rows))
         columns = batch.columns(hashes, format=self.recipe.mapping.format)
-        rejected = [state.rejected[row] for row in sorted(state.rejected)]
-        engines = {"render": state.render, "encode": state.encode}
-        fresh = sorted(set(state.fresh))
-        return SliceResult(columns, rejected, state.notes, rows.nulls_dropped, len(rows.rows), engines, fresh)
+        return SliceRecord(
+            columns,
+            rejected=[{**state.rejected[row], "data": shown(rows.rows[row])} for row in sorted(state.rejected)],
+            noted=state.notes,
+            nulls_dropped=rows.nulls_dropped,
+            rows=len(rows.rows),
+            bytes=sum(map(len, rows.rows)),
+            engines={"render": state.render, "encode": state.encode},
+            encoder=(self.encoder.engine, self.encoder.not_served),
+            paths=self.paths[0],
+            warnings=self.warnings,
+            fresh=sorted(set(state.fresh)),
+            cut=state.cut,
+        )
 
     def _examples(self, rows: SliceRows, batch_range: range, state: SliceState) -> ExampleBatch:
         """Returns all examples of a range of rows, in order; rejects rows with an error as a whole."""
@@ -219,7 +219,7 @@ class Pipeline:
             state.reject(number, too_large(rows.oversize[number], self.recipe.max_row_bytes))
             left.remove(number)
         examples = _Examples()
-        if self._usual is not None:
+        if self._usual is not None and not state.by_reference:
             left = self._render_rows(self._usual, rows.rows, left, examples, state)
         plain = self._render_read(rows.rows, left, examples, state)
         parts: list[ExampleBatch] = []
@@ -235,27 +235,48 @@ class Pipeline:
         if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
             order = np.lexsort((batch.sides, batch.rows))
             batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
-        state.encode += batch.reference
+        state.encode += batch.fallbacks
         if self.recipe.mapping.format is Format.PREFERENCE:
             state.note((row, Note.SIDES_EQUAL) for row in batch.equal_pairs())
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encodes texts. Rejects the rows of those that can't be encoded, and removes them from the examples."""
-        sizes = self.encoder.oversized_pieces(examples.texts)
+        sizes = self.encoder.oversized_texts(examples.texts)
         self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
+        if state.window:
+            self._cut(examples, state)
         try:
-            batch = self._encoded(examples)
+            batch = self._encoded(examples, state)
         except EncoderPanic:
-            self._reject(examples, self._panics(examples), state)
-            batch = self._encoded(examples)
+            self._reject(examples, self._panics(examples, state), state)
+            batch = self._encoded(examples, state)
         return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
 
-    def _encoded(self, examples: _Examples) -> ExampleBatch:
+    def _encoded(self, examples: _Examples, state: SliceState) -> ExampleBatch:
+        if not any(examples.seams):
+            return encode_texts(examples.texts, examples.segments, self.encoder, reference=state.by_reference)
         examples.segments = cut_at_seams(examples.segments, examples.seams)
         texts, segments, counts = split_at_seams(examples.texts, examples.segments, examples.seams)
-        batch = encode_texts(texts, segments, self.encoder, self.normaliser, self.vocabulary)
-        return merge_parts(batch, counts)
+        return merge_parts(encode_texts(texts, segments, self.encoder, reference=state.by_reference), counts)
+
+    def _cut(self, examples: _Examples, state: SliceState) -> None:
+        """Cuts long texts at the first end of a turn beyond the window: a special token, which no other spans."""
+        texts, segments = examples.texts, examples.segments
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        if not (lengths > state.window).any():
+            return
+        of_text = np.repeat(np.arange(len(texts)), np.diff(segments.offsets))
+        closing = np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= state.window))
+        np.minimum.at(lengths, of_text[closing], segments.ends[closing])
+        keep = np.flatnonzero(segments.ends <= lengths[of_text])
+        offsets = np.concatenate(([0], np.cumsum(np.bincount(of_text[keep], minlength=len(texts)))))
+        examples.segments = segments.picked(keep, offsets)
+        has_sides = self.recipe.mapping.format is Format.PREFERENCE
+        for k, length in enumerate(lengths.tolist()):
+            if length < len(texts[k]):
+                texts[k] = texts[k][:length]
+                state.cut.add((examples.rows[k], examples.sides[k] if has_sides else 0))
 
     def _checked(self, examples: _Examples, batch: ExampleBatch, state: SliceState) -> ExampleBatch:
         """Turns answers that don't start right after the tokens of their prompt into context."""
@@ -266,13 +287,13 @@ class Pipeline:
             state.note([(examples.rows[example], Note.TURN_STRADDLES)])
         return batch
 
-    def _panics(self, examples: _Examples) -> dict[int, RowError]:
+    def _panics(self, examples: _Examples, state: SliceState) -> dict[int, RowError]:
         """Finds the texts on which an engine panics, by encoding them one by one."""
         found: dict[int, RowError] = {}
         for k, text in enumerate(examples.texts):
             try:
                 own = examples.segments.taken(np.array([k]))
-                encode_texts([text], own, self.encoder, self.normaliser, self.vocabulary)
+                encode_texts([text], own, self.encoder, reference=state.by_reference)
             except EncoderPanic as panic:
                 found[k] = encoder_panic(panic)
         return found
@@ -334,7 +355,8 @@ class Pipeline:
             plain.add([e.row for e in without], [e.side for e in without], *texts)
         for name, members in by_template.items():
             rendering = self.renderings[name]
-            rendered = rendering.renderer.render([e.conversation for e in members])
+            render = rendering.renderer.render_reference if state.by_reference else rendering.renderer.render
+            rendered = render([e.conversation for e in members])
             row_numbers = [e.row for e in members]
             if self.recipe.turns is TurnsMode.FAITHFUL:
                 self._add_chains(rendering, rendered, row_numbers, examples, state)

@@ -14,8 +14,9 @@ import pytest
 from penstock.build.options import prepare_options
 from penstock.build.run import Builder
 from penstock.prepare.chat.formats import detect
-from penstock.prepare.pipeline import Pipeline, SliceResult
+from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
+from penstock.prepare.slice_record import SliceRecord
 from penstock.prepare.sources.slices import SliceRows
 from penstock.prepare.tokenizer.files import load_tokenizer
 from tests.support.splitting import assistant, calls, returns, user
@@ -28,7 +29,7 @@ def pipeline(tokenizer: Path, lines: list[bytes], fast: bool, **options: Any) ->
     return Pipeline(make_recipe(chosen, detect(sample, chosen), model), model.tokenizer_json, fast=fast)
 
 
-def results(tokenizer: Path, rows: Sequence[Any], **options: Any) -> tuple[Pipeline, SliceResult, SliceResult]:
+def results(tokenizer: Path, rows: Sequence[Any], **options: Any) -> tuple[Pipeline, SliceRecord, SliceRecord]:
     """Runs rows with and without the fast engines."""
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
     slow = pipeline(tokenizer, lines, False, **options).run(SliceRows(lines, list(range(1, len(lines) + 1))))
@@ -36,11 +37,11 @@ def results(tokenizer: Path, rows: Sequence[Any], **options: Any) -> tuple[Pipel
     return quick, quick.run(SliceRows(lines, list(range(1, len(lines) + 1)))), slow
 
 
-def noted(result: SliceResult) -> dict[str, list[int]]:
+def noted(result: SliceRecord) -> dict[str, list[int]]:
     return {note.value: rows.tolist() for note, rows in result.noted.items()}
 
 
-def assert_same(quick: SliceResult, slow: SliceResult) -> None:
+def assert_same(quick: SliceRecord, slow: SliceRecord) -> None:
     assert quick.rejected == slow.rejected
     assert noted(quick) == noted(slow)
     for name, one, other in zip(slow.columns._fields, quick.columns, slow.columns, strict=True):

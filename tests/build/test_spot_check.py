@@ -17,8 +17,9 @@ from penstock.native import RenderedBatch
 from penstock.prepare.chat.conversation import Part
 from penstock.prepare.chat.formats import detect
 from penstock.prepare.check import WINDOW, mismatches, sampled_rows
-from penstock.prepare.pipeline import Pipeline, SliceResult
+from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
+from penstock.prepare.slice_record import SliceRecord
 from penstock.prepare.sources.slices import SliceRows
 from penstock.prepare.template.compiler import Machine
 from penstock.prepare.tokenizer.files import load_tokenizer
@@ -56,7 +57,7 @@ MAGIC: Final = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if 'magic' in m.content %}TRICK{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-Change = Callable[[SliceResult, int], SliceResult]
+Change = Callable[[SliceRecord, int], SliceRecord]
 
 
 class Slice:
@@ -68,10 +69,11 @@ class Slice:
         recipe = make_recipe(options, detect(rows[:1], options), model)
         self.lines = [json.dumps(row, ensure_ascii=False).encode() for row in rows]
         self.pipeline = Pipeline(recipe, model.tokenizer_json)
-        self.result = self.pipeline.run(SliceRows(self.lines, list(range(1, len(rows) + 1))))
+        self.rows = SliceRows(self.lines, list(range(1, len(rows) + 1)))
+        self.result = self.pipeline.run(self.rows)
 
-    def wrong(self, sample: list[int], result: SliceResult | None = None) -> list[int]:
-        return mismatches(self.pipeline, self.lines, sample, self.result if result is None else result)
+    def wrong(self, sample: list[int], result: SliceRecord | None = None) -> list[int]:
+        return mismatches(self.pipeline, self.rows, sample, self.result if result is None else result)
 
     def example(self, row: int, side: int = 0) -> int:
         """Returns the number of a row's example."""
@@ -83,33 +85,33 @@ def slices(tokenizer: Path) -> Mapping[str, Slice]:
     return {name: Slice(tokenizer, rows) for name, rows in SOURCES.items()}
 
 
-def replaced(result: SliceResult, **columns: Any) -> SliceResult:
+def replaced(result: SliceRecord, **columns: Any) -> SliceRecord:
     """Returns the result with other columns."""
     return replace(result, columns=result.columns._replace(**columns))
 
 
-def altered(result: SliceResult, column: str, place: int, by: int = 1) -> SliceResult:
+def altered(result: SliceRecord, column: str, place: int, by: int = 1) -> SliceRecord:
     """Returns the result with one value of a column changed."""
     values = getattr(result.columns, column).copy()
     values[place] += by
     return replaced(result, **{column: values})
 
 
-def changed_id(result: SliceResult, example: int, token: int = 0) -> SliceResult:
+def changed_id(result: SliceRecord, example: int, token: int = 0) -> SliceRecord:
     return altered(result, "ids", int(result.columns.id_offsets[example]) + token)
 
 
 def changed(column: str, run: int) -> Change:
     """Returns a function that changes one segment of an example."""
 
-    def change(result: SliceResult, example: int) -> SliceResult:
+    def change(result: SliceRecord, example: int) -> SliceRecord:
         offsets = result.columns.segment_offsets
         return altered(result, column, int(offsets[example + 1 if run < 0 else example]) + run)
 
     return change
 
 
-def without(result: SliceResult, example: int) -> SliceResult:
+def without(result: SliceRecord, example: int) -> SliceRecord:
     """Returns the result without one example."""
     columns = result.columns
     ids, id_offsets = _removed(columns.id_offsets, example)
@@ -172,7 +174,7 @@ def test_untouched_results(slices: Mapping[str, Slice], name: str) -> None:
     assert [entry["row"] for entry in one.result.rejected] == ([2] if name == "chats" else [])
 
 
-def assert_found(one: Slice, row: int, result: SliceResult) -> None:
+def assert_found(one: Slice, row: int, result: SliceRecord) -> None:
     """Asserts that a change is found in its row and in no other."""
     rows = list(range(len(one.lines)))
     assert one.wrong([row], result) == [row]

@@ -27,7 +27,7 @@ from penstock.errors import WorkerError
 from penstock.prepare.chat.formats import detect
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
-from penstock.prepare.slice_state import SliceState
+from penstock.prepare.slice_record import SliceState
 from penstock.prepare.sources.slices import SliceRows
 from penstock.prepare.tokenizer.files import load_tokenizer
 

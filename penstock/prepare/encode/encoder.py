@@ -29,7 +29,14 @@ from penstock.errors import EncoderPanic, TokenizerError
 from penstock.literals import Literals
 from penstock.prepare.encode.engines import ENGINES, FastEngine, convert_panics, why_untrusted
 from penstock.prepare.encode.process_memory import GrowthWatch
-from penstock.prepare.encode.unicode_checks import Findings, code_points, inspect_texts, is_composed, utf8_widths
+from penstock.prepare.encode.unicode_checks import (
+    Findings,
+    NfcNormalizer,
+    code_points,
+    inspect_texts,
+    is_composed,
+    utf8_widths,
+)
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 
 # ---- splitter --------------------------------------------------------------------------------------------------------
@@ -142,11 +149,11 @@ UInt32 = npt.NDArray[np.uint32]
 
 
 class Encoded(NamedTuple):
-    """Ids of a batch: text i has ids[offsets[i]:offsets[i+1]]. `reference` counts reference-encoded texts by reason."""
+    """Ids of a batch: text i has ids[offsets[i]:offsets[i+1]]. `fallbacks` counts reference-encoded texts by reason."""
 
     ids: UInt32
     offsets: Int64
-    reference: Counter[str]
+    fallbacks: Counter[str]
 
 
 class Encoder:
@@ -158,7 +165,8 @@ class Encoder:
         from tokenizers import Tokenizer, processors
 
         self._json = tokenizer_json
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
+        self.normalize = NfcNormalizer(vocabulary)
         try:
             with convert_panics("tokenizers"):
                 self._reference = Tokenizer.from_str(tokenizer_json.decode())
@@ -215,7 +223,7 @@ class Encoder:
 
     def _try_engine(self, name: str) -> tuple[FastEngine | None, str]:
         """Start an engine and compare it with the reference on probes; returns the engine, or why it can't be used."""
-        if reason := why_untrusted(name, self._vocabulary):
+        if reason := why_untrusted(name, self.vocabulary):
             return None, reason
         try:
             with convert_panics(name):
@@ -224,7 +232,7 @@ class Encoder:
             return None, f"{name} is not available ({error})"
         except Exception as error:  # any failure of an engine counts as a refusal
             return None, f"{name} refuses this tokenizer: {str(error).splitlines()[0]}"
-        probes = [probe.encode() for probe in probe_texts(self._vocabulary)]
+        probes = [probe.encode() for probe in probe_texts(self.vocabulary)]
         expected, ends = self._by_reference(probes)
         try:
             with convert_panics(name):
@@ -290,7 +298,7 @@ class Encoder:
             return Encoded(ids, offsets, Counter())
         rows = sorted(slow)
         served, ends = self._in_pieces([self.pieces(texts[r]) for r in rows])
-        served = served._replace(offsets=served.offsets[ends], reference=Counter(slow.values()))
+        served = served._replace(offsets=served.offsets[ends], fallbacks=Counter(slow.values()))
         return _spliced(ids, offsets, rows, served)
 
     def _in_pieces(self, texts: list[list[bytes]]) -> tuple[Encoded, Int64]:
@@ -305,9 +313,9 @@ class Encoder:
         """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
         return self._splitter.pieces(text)
 
-    def oversized_pieces(self, texts: list[bytes]) -> dict[int, int]:
+    def oversized_texts(self, texts: list[bytes]) -> dict[int, int]:
         """The texts with a piece over `MAX_PIECE_BYTES`, and the size of their longest piece."""
-        limit = MAX_PIECE_BYTES // self._vocabulary.growth
+        limit = MAX_PIECE_BYTES // self.vocabulary.growth
         if max(map(len, texts), default=0) <= limit:
             return {}
         long = (k for k, text in enumerate(texts) if len(text) > limit)
@@ -324,7 +332,7 @@ class Encoder:
         """Ids and offsets, in small groups: an encoding takes a hundred times the memory of its text."""
         found: list[UInt32] = []
         lengths: list[int] = []
-        for group in _groups(texts, GROUP_BYTES // self._vocabulary.growth):
+        for group in _groups(texts, GROUP_BYTES // self.vocabulary.growth):
             with convert_panics("tokenizers"):
                 encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
             lengths += map(len, encodings)
@@ -334,17 +342,17 @@ class Encoder:
     def token_ends(self, text: bytes, ids: UInt32) -> Int64:
         """Where each token of a text ends, in bytes. Each piece uses the tokens' byte lengths if they add up, else the
         reference's offsets."""
-        if not self._vocabulary.byte_level:
+        if not self.vocabulary.byte_level:
             return self._reference_ends(text)
         pieces = self.pieces(text)
         encoded = self._pieces_encoded(pieces)
         if not np.array_equal(encoded.ids, ids):
             return self._reference_ends(text)
-        nfc = self._vocabulary.normalizer is NormalizerKind.NFC
+        nfc = self.vocabulary.normalizer is NormalizerKind.NFC
         ends: list[Int64] = []
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
-            own = np.cumsum(self._vocabulary.byte_lengths[encoded.ids[start:end]], dtype=np.int64)
+            own = np.cumsum(self.vocabulary.byte_lengths[encoded.ids[start:end]], dtype=np.int64)
             adds_up = len(own) > 0 and own[-1] == len(piece) and (not nfc or is_composed(piece.decode()))
             ends.append(at + (own if adds_up else self._reference_ends(piece)))
             at += len(piece)
@@ -373,7 +381,7 @@ class Encoder:
     def _guarded(self, findings: Findings) -> dict[int, str]:
         """The texts that the fast engine must not encode, with the reason for each."""
         slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
-        if self._vocabulary.normalizer is NormalizerKind.NFC:
+        if self.vocabulary.normalizer is NormalizerKind.NFC:
             slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
 
@@ -403,4 +411,4 @@ def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> E
         lengths[row] = served.offsets[k + 1] - served.offsets[k]
         at = offsets[row + 1]
     pieces.append(ids[at:])
-    return Encoded(np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), served.reference)
+    return Encoded(np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), served.fallbacks)

@@ -15,8 +15,8 @@ from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation, Part, Role
 from penstock.prepare.chat.formats import Format
 from penstock.prepare.encode.columns import Columns
-from penstock.prepare.encode.encoder import Encoded, Encoder
-from penstock.prepare.encode.unicode_checks import Findings, NfcNormalizer, inspect_texts
+from penstock.prepare.encode.encoder import Encoder
+from penstock.prepare.encode.unicode_checks import Findings, inspect_texts
 from penstock.prepare.regions.segments import Segments, gathered
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 
@@ -149,7 +149,7 @@ class ExampleBatch:
     rows: Int64 = field(default_factory=_empty)
     sides: Int64 = field(default_factory=_empty)
     heads: Int64 = field(default_factory=_empty)  # number of leading segments shared with the row's last example
-    reference: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)  # texts that the reference encoded, by reason
 
     def taken(self, order: Int64) -> ExampleBatch:
         """Returns the examples with these numbers, in this order."""
@@ -167,7 +167,7 @@ class ExampleBatch:
             rows=self.rows[order] if len(self.rows) else self.rows,
             sides=self.sides[order] if len(self.sides) else self.sides,
             heads=self.heads[order] if len(self.heads) else self.heads,
-            reference=self.reference,
+            fallbacks=self.fallbacks,
         )
 
     def without(self, rows: Collection[int]) -> ExampleBatch:
@@ -233,7 +233,7 @@ def concatenate_batches(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uin
         rows=_concatenated([p.rows for p in parts], np.int64),
         sides=_concatenated([p.sides for p in parts], np.int64),
         heads=_concatenated([p.heads for p in parts], np.int64),
-        reference=sum((p.reference for p in parts), Counter()),
+        fallbacks=sum((p.fallbacks for p in parts), Counter()),
     )
 
 
@@ -265,18 +265,12 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 # -- encoding -----------------------------------------------------------------------------------------------------
 
 
-def encode_texts(
-    texts: list[bytes],
-    segments: Segments,
-    encoder: Encoder,
-    normaliser: NfcNormalizer,
-    vocabulary: Vocabulary,
-    *,
-    reference: bool = False,
-) -> ExampleBatch:
-    """Encodes rendered conversations."""
-    texts, segments, findings = normaliser(texts, segments, inspect_texts(texts))
-    encoded: Encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
+def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, reference: bool = False) -> ExampleBatch:
+    """Encodes texts with their segments. With `reference`, engines and shortcuts that are to be checked aren't used."""
+    vocabulary, given = encoder.vocabulary, texts
+    inspected = inspect_texts(texts)
+    texts, segments, findings = encoder.normalize(texts, segments, inspected)
+    encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     ends, inexact = segment_token_ends(
         texts,
         encoded.ids,
@@ -286,7 +280,8 @@ def encode_texts(
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
         by_offsets=_by_offsets(findings, vocabulary, range(len(texts)) if reference else ()),
     )
-    why = encoded.reference + Counter({"masks by offsets": inexact} if inexact else {})
+    if reference and inspected.decomposed:
+        encoded = encoder.reference(given)  # the ids of the text as rendered are authoritative
     return ExampleBatch(
         ids=encoded.ids,
         offsets=encoded.offsets,
@@ -296,7 +291,7 @@ def encode_texts(
         parts=segments.parts,
         messages=segments.messages,
         weights=segments.weights,
-        reference=why,
+        fallbacks=encoded.fallbacks + Counter({"masks by offsets": inexact} if inexact else {}),
     )
 
 
@@ -317,21 +312,6 @@ def _by_offsets(findings: Findings, vocabulary: Vocabulary, checked: Sequence[in
     if not vocabulary.byte_level:
         return checked
     return findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
-
-
-def encode_pieces(
-    conversations: Sequence[Conversation],
-    ending: Ending,
-    encoder: Encoder,
-    normaliser: NfcNormalizer,
-    vocabulary: Vocabulary,
-    *,
-    reference: bool = False,
-) -> ExampleBatch:
-    """Encodes plain texts."""
-    texts, segments = piece_texts(conversations, ending)
-    batch = encode_texts(texts, segments, encoder, normaliser, vocabulary, reference=reference)
-    return with_prefix_and_suffix(batch, encoder.prefix, encoder.suffix)
 
 
 def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
@@ -399,7 +379,7 @@ def with_prefix_and_suffix(batch: ExampleBatch, prefix: list[int], suffix: list[
         parts=_concatenated(parts, np.uint8),
         messages=_concatenated(messages, np.int32),
         weights=None,
-        reference=batch.reference,
+        fallbacks=batch.fallbacks,
     )
 
 

@@ -18,7 +18,7 @@ from penstock.prepare.encode import encoder as splitter
 from penstock.prepare.encode.encoder import Encoded, Encoder
 from penstock.prepare.encode.engines import Gigatoken
 from penstock.prepare.encode.example_batch import encode_texts, segment_counts
-from penstock.prepare.encode.unicode_checks import NfcNormalizer, unassigned
+from penstock.prepare.encode.unicode_checks import unassigned
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 from tests.prepare.encode.test_align import segments
 
@@ -84,8 +84,8 @@ def test_fast_equals_reference(name: str, request: pytest.FixtureRequest) -> Non
 def test_pieces_of_guarded_texts(name: str, request: pytest.FixtureRequest) -> None:
     """Tokens and their ends equal the reference's, however a text is split."""
     encoder: Encoder = request.getfixturevalue(name)
-    without = Encoder(encoder._json, encoder._vocabulary, fast=False)
-    added = [token.content for token in encoder._vocabulary.added]
+    without = Encoder(encoder._json, encoder.vocabulary, fast=False)
+    added = [token.content for token in encoder.vocabulary.added]
     assert len(encoder.pieces(f"a{added[0]}{added[0]}".encode())) == 3
 
     @settings(max_examples=100, deadline=None)
@@ -133,7 +133,7 @@ def test_splitting_after_letters_changes_no_token(
 def test_only_turns_with_unusual_characters_go_to_the_reference(
     large: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = large._vocabulary.added[0].content
+    token = large.vocabulary.added[0].content
     turns = [f"{token}plain {number}" for number in range(50)]
     turns[20] += " \U000323b0"
     text = "".join(turns).encode()
@@ -153,7 +153,7 @@ def test_only_turns_with_unusual_characters_go_to_the_reference(
 def test_newly_assigned_code_points_go_to_the_reference(large: Encoder) -> None:
     texts = ["plain", "new \U000323b0 ideograph", "käse"]
     encoded = large.encode([t.encode() for t in texts])
-    assert encoded.reference == {"text with code points newer than Unicode 14": 1}
+    assert encoded.fallbacks == {"text with code points newer than Unicode 14": 1}
     assert encoded.ids.tolist() == large.reference([t.encode() for t in texts]).ids.tolist()
 
 
@@ -167,14 +167,13 @@ def test_the_table_of_unassigned_code_points() -> None:
 
 def test_decomposed_text_goes_to_the_reference(nfc: Encoder) -> None:
     text = unicodedata.normalize("NFD", "café")
-    assert nfc.encode([text.encode()]).reference == {"text that is not in NFC": 1}
+    assert nfc.encode([text.encode()]).fallbacks == {"text that is not in NFC": 1}
 
 
 def staged(encoder: Encoder, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
     """Ids, and token counts up to each end, as in a build."""
-    vocabulary = encoder._vocabulary
     parts = segments([cuts], [[False] * len(cuts)])
-    found = encode_texts([text.encode()], parts, encoder, NfcNormalizer(vocabulary), vocabulary)
+    found = encode_texts([text.encode()], parts, encoder)
     return found.ids.tolist(), found.ends.tolist()
 
 
@@ -190,7 +189,7 @@ def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
     data = "I'm\u0301 x".encode()
     ids, found = staged(nfc, data.decode(), [3, len(data)])
     ends = nfc._reference_ends(data)
-    assert int(nfc._vocabulary.byte_lengths[ids].sum()) == len(data)
+    assert int(nfc.vocabulary.byte_lengths[ids].sum()) == len(data)
     assert found == segment_counts(ends, np.array([3, len(data)]), np.zeros(2, bool)).tolist()
 
 
@@ -232,7 +231,7 @@ def test_the_second_engine_takes_what_the_first_refuses() -> None:
     encoded = encoder.encode(texts)
     assert encoder.why_reference == "" and encoder.engine.startswith("splintr 0.")
     assert encoder.not_served.startswith("gigatoken refuses this tokenizer")
-    assert encoded.reference == {"text with code points newer than Unicode 14": 1}
+    assert encoded.fallbacks == {"text with code points newer than Unicode 14": 1}
     assert encoded.ids.tolist() == encoder.reference(texts).ids.tolist()
     assert encoder._fast is not None
     encoder._fast.clear_cache()
@@ -249,7 +248,7 @@ def test_an_engine_that_differs_is_not_used(tokenizer: Path, monkeypatch: pytest
     subject = encoder_of(tokenizer)
     encoded = subject.encode([b"What is it?"])
     assert subject.why_reference.startswith("gigatoken differs from tokenizers on ")
-    assert subject.engine.startswith("tokenizers ") and sum(encoded.reference.values()) == 1
+    assert subject.engine.startswith("tokenizers ") and sum(encoded.fallbacks.values()) == 1
 
 
 def test_switched_off(tokenizer: Path) -> None:
@@ -274,7 +273,7 @@ def test_token_ends_are_byte_sums_where_these_hold(name: str, request: pytest.Fi
     for text in ("Grüße aus Oslo: 12 + 3 = 15.\n\n  日本語 😀!", "  spaces\n"):
         data = text.encode()
         ids = encoder.encode([data]).ids
-        sums = encoder._vocabulary.byte_lengths[ids].cumsum()
+        sums = encoder.vocabulary.byte_lengths[ids].cumsum()
         assert sums[-1] == len(data)
         ends = encoder.token_ends(data, ids)
         # inside a character split over tokens, offsets cover the whole character
@@ -299,7 +298,7 @@ def test_small_input_is_encoded_by_the_reference(tokenizer: Path, monkeypatch: p
     subject = encoder_of(tokenizer)
     texts = [b"How are you?", b"Fine."]
     first = subject.encode(texts)
-    assert sum(first.reference.values()) == len(texts)
+    assert sum(first.fallbacks.values()) == len(texts)
     later = subject.encode(texts * 10)
-    assert not later.reference
+    assert not later.fallbacks
     assert later.ids[: len(first.ids)].tolist() == first.ids.tolist()

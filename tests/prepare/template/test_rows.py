@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from penstock.build.options import prepare_options
 from penstock.native import native
 from penstock.prepare.chat.formats import detect
-from penstock.prepare.pipeline import Pipeline, SliceResult
+from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
+from penstock.prepare.slice_record import SliceRecord
 from penstock.prepare.sources.slices import SliceRows
 from penstock.prepare.tokenizer.files import load_tokenizer
 from tests.prepare.template.row_cases import (
@@ -99,7 +100,7 @@ def run(pipeline: Pipeline, rows: Sequence[bytes]) -> tuple[dict[int, Any], dict
     return outcomes(result), {note.value: len(rows) for note, rows in result.noted.items()}
 
 
-def outcomes(result: SliceResult) -> dict[int, Any]:
+def outcomes(result: SliceRecord) -> dict[int, Any]:
     columns = result.columns
     found: dict[int, Any] = {entry["row"]: entry for entry in result.rejected}
     weights = columns.segment_weights

@@ -1,7 +1,11 @@
-"""State of a slice in the pipeline (rejected rows, notes, engine counts), and how its rows are split into batches."""
+"""The record of one slice, from which its ledger, the JSON beside its shard and its report are made.
+
+`SliceState` collects rejections, notes and engine counts while rows pass the stages; `SliceRecord` is the result.
+"""
 
 from __future__ import annotations
 
+import base64
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,22 +17,71 @@ import numpy as np
 
 from penstock.arrays import Int64
 from penstock.errors import EncoderPanic, RowError
+from penstock.prepare.chat.conversation import Part
 from penstock.prepare.chat.notes import Note, NotedRows, joined_notes
+from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import MAX_PIECE_BYTES
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 4 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """A prepared slice: its examples, and all that is stored and reported about it."""
+
+    columns: Columns
+    rejected: list[dict[str, Any]]  # row (in the slice), kind, reason, remedy, data
+    noted: NotedRows  # of the rows that were kept
+    nulls_dropped: int  # fields that Arrow added
+    rows: int
+    bytes: int  # of all rows
+    engines: dict[str, Counter[str]]  # stage -> why the reference engine was used -> rows
+    encoder: tuple[str, str]  # the encoding engine, and why no faster one is used
+    paths: int  # through the branches of the templates, taken so far
+    warnings: list[str]  # about the templates
+    fresh: list[int]  # rows that took a path through the template for the first time
+    cut: set[tuple[int, int]]  # row and side of examples of which only the beginning was encoded
+    checked: int = 0  # rows compared with the references
+    mismatches: int = 0  # those that differed; all rows of the slice were then redone with the references
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """The counts that the shard stores. Every row is kept or rejected."""
+        columns = self.columns
+        only = columns.segment_offsets[:-1][np.diff(columns.segment_offsets) == 1]
+        notes = {note.value: len(rows) for note, rows in self.noted.items()}
+        if self.nulls_dropped:
+            notes[Note.ARROW_NULLS.value] = self.nulls_dropped
+        return {
+            "rows": self.rows,
+            "kept": len(np.unique(columns.rows)),
+            "rejected": dict(Counter(entry["kind"] for entry in self.rejected)),
+            "examples": columns.examples,
+            "tokens": columns.tokens,
+            "regions_unknown": int(np.count_nonzero(columns.segment_parts[only] == Part.GLUE)),
+            "notes": dict(sorted(notes.items())),
+            "warnings": self.warnings,
+        }
+
+    @property
+    def losses(self) -> list[str]:
+        """The notes about parts of rows that the model neither sees nor learns."""
+        return sorted(note.value for note in self.noted if note.is_loss)
+
+
 @dataclass(slots=True)
 class SliceState:
     """Rejections, notes and engine counts of the rows so far."""
 
+    by_reference: bool = False  # whether only the reference engines are used
+    window: int = 0  # encode texts up to the first end of a turn after this many bytes; 0 for whole texts
     rejected: dict[int, dict[str, Any]] = field(default_factory=dict)
     noted: dict[Note, list[Int64]] = field(default_factory=dict)  # numbers of rows, not yet sorted
     render: Counter[str] = field(default_factory=Counter)  # why the reference rendered rows
     encode: Counter[str] = field(default_factory=Counter)  # why the reference encoded them
-    fresh: list[int] = field(default_factory=list)  # rows that took a path through the template for the first time
+    fresh: list[int] = field(default_factory=list)
+    cut: set[tuple[int, int]] = field(default_factory=set)
 
     def note(self, found: Iterable[tuple[int, Note]]) -> None:
         """Adds notes, given as pairs of row and note."""
@@ -51,8 +104,17 @@ class SliceState:
         return {note: remaining for note, rows in kept.items() if len(remaining := np.setdiff1d(rows, refused))}
 
     def reject(self, row: int, error: RowError) -> None:
+        """Rejects a row; the first error counts."""
         known = {"row": row, "kind": error.kind, "reason": error.reason, "remedy": error.remedy}
         self.rejected.setdefault(row, known)
+
+
+def shown(row: bytes) -> str | dict[str, str]:
+    """Returns a rejected row as a JSON value: as text, or as base64 if it isn't UTF-8."""
+    try:
+        return row.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(row).decode()}
 
 
 def batch_ranges(rows: Sequence[bytes]) -> Iterator[range]:
