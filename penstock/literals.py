@@ -39,6 +39,13 @@ class Literals(Generic[AnyStr]):
                     return at, at + len(part)  # shorter at the end of the text
         return None
 
+    def first(self, texts: Iterable[AnyStr]) -> AnyStr | None:
+        """Returns the first match in the first of the texts that has one."""
+        for text in texts:
+            if (found := self.find(text)) is not None:
+                return text[found[0] : found[1]]
+        return None
+
     def spans(self, text: AnyStr) -> Iterator[tuple[int, int]]:
         """Yields where matches begin and end, from left to right and without overlaps."""
         end = 0

@@ -275,7 +275,7 @@ PIPELINE: Final = (
     (_ENCODER, "        if not slow:\n", "        if True:\n"),
     (_ENCODER, "return _spliced(ids, offsets, slow, served), np", "return Encoded(ids, offsets, served.fallbacks), np"),
     ("penstock/prepare/encode/engines.py", "return np.array(layout.content.data), np", "return np.array(layout.content.data) ^ 1, np"),
-    (_BATCH, "texts, segments, findings = encoder.normalize(texts, segments, inspected)", "findings = inspected"),
+    (_BATCH, "    if inspected.decomposed:\n        texts,", "    if False:\n        texts,"),
     (_PIPELINE, "with_prefix_and_suffix(self._encode(plain, state), self.encoder.prefix, self.encoder.suffix)", "self._encode(plain, state)"),
     # wrong masks
     ("penstock/prepare/encode/example_batch.py", 'counts = np.searchsorted(token_ends, ends, side="right")', 'counts = np.searchsorted(token_ends, ends, side="left")'),

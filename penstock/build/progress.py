@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.prepare.chat.notes import LOSSES
+
 if TYPE_CHECKING:
     from penstock.prepare.slice_record import SliceRecord  # a hit of the cache loads no numpy
 
@@ -36,11 +38,11 @@ class SliceReport:
         return cls(
             name=name,
             rows=record.rows,
-            examples=len(record.columns.rows),
-            tokens=record.columns.tokens,
+            examples=record.ledger["examples"],
+            tokens=record.ledger["tokens"],
             bytes=record.bytes,
             rejected=len(record.rejected),
-            losses=record.losses,
+            losses=[note for note in record.ledger["notes"] if note in LOSSES],
             engines={stage: dict(why) for stage, why in record.engines.items() if why},
             encoder=record.encoder,
             checked=record.checked,

@@ -31,7 +31,7 @@ from penstock.errors import CorruptError, RowError, SourceError, StoreError
 from penstock.native import native
 from penstock.prepare.chat.formats import Format, detect, format_columns
 from penstock.prepare.chat.json_rows import parse_row
-from penstock.prepare.chat.notes import Note, reason_and_remedy
+from penstock.prepare.chat.notes import LOSSES, Note, reason_and_remedy
 from penstock.prepare.modes import TokenizerAs, TurnsMode
 from penstock.prepare.recipe import Recipe, make_recipe
 from penstock.prepare.sources.discover import discover
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_DROPPED = frozenset(note.value for note in Note if note.is_loss)
 SMALL_BYTES = 6 << 20  # below this, starting worker processes costs more than it saves
 MANY_FILES = 3000  # above this, a notice recommends to join them
 READ_BYTES = 64 << 20  # up to this, files are read to find a hit (0.1 s) rather than starting a build
@@ -286,13 +285,13 @@ class Builder:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
                 if self._meta(name).rejected:
                     raise self._first_rejected(name, part)
-        if any(note in _DROPPED for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
+        if any(note in LOSSES for note in manifest.ledger["notes"]) and self.options.on_dropped is OnDropped.ERROR:
             for name, part in zip(manifest.shards.names, self._slices, strict=True):
                 self._refuse_dropped(name, part)
 
     def _refuse_dropped(self, name: str, part: Slice) -> None:
         """Raises RowError for the first row of a slice with a part that the model neither sees nor learns."""
-        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in _DROPPED}
+        noted = {note: runs[0] for note, runs in self._meta(name).noted.items() if note in LOSSES}
         if noted:
             row, note = min((row, note) for note, row in noted.items())
             (where,) = row_locations(self.sources.files[part.file], part, [row])
@@ -398,7 +397,7 @@ class Builder:
 
     def _dispatch(self, engine: SliceEngine, tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
-            sharing.release(task)
+            sharing.claims.release(task.name)
             self.progress.workers, self.progress.nodes = engine.workers, engine.nodes
             self.progress.add(report)
             self._report_progress()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 from penstock.build.progress import SliceReport
-from penstock.prepare.chat.notes import rows_to_runs
 from penstock.prepare.check import mismatches, sampled_rows
 from penstock.prepare.encode.process_memory import resident_bytes
 from penstock.prepare.pipeline import Pipeline
@@ -18,7 +17,6 @@ from penstock.prepare.sources.reading import read_rows
 from penstock.prepare.sources.remote import SourcePath
 from penstock.prepare.sources.slices import Slice, SliceRows, TextRows
 from penstock.store.cache import Cache
-from penstock.store.manifest import shard_name
 from penstock.store.shard import ShardMeta, encode_shard
 
 
@@ -26,15 +24,14 @@ class SliceJob:
     """Prepares the shards of one recipe."""
 
     def __init__(self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True) -> None:
-        self._recipe = recipe
-        self._tokenizer_json = tokenizer_json
-        self._cache = cache
-        self._digest = recipe.digest
+        self._recipe, self._tokenizer_json, self._cache = recipe, tokenizer_json, cache
         self._columns = recipe.mapping.read_columns
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
 
-    def prepare(self, slice_: Slice, path: SourcePath, data: TextRows | None = None) -> Callable[[], SliceReport]:
-        """Reads, prepares and checks a slice. Returns a function that commits the shard, callable from any thread.
+    def prepare(
+        self, name: str, slice_: Slice, path: SourcePath, data: TextRows | None = None
+    ) -> Callable[[], SliceReport]:
+        """Reads, prepares and checks a slice. Returns a function that commits its shard, callable from any thread.
 
         That function only writes files: the encoder watches the memory of the process while it works.
         """
@@ -42,29 +39,28 @@ class SliceJob:
         record = self.pipeline.run(rows)
         sample = sampled_rows(slice_.digest, list(map(len, rows.rows)))
         if self.pipeline.fast:
-            record = self._checked(rows, sample, record)
+            checked = sorted({*sample, *record.fresh})
+            wrong = mismatches(self.pipeline, rows, checked, record)
+            record = replace(
+                self._redone(rows, record) if wrong else record, checked=len(checked), mismatches=len(wrong)
+            )
         del rows  # frees memory for the shard
-        noted = {note.value: rows_to_runs(numbers) for note, numbers in sorted(record.noted.items())}
-        shard = encode_shard(record.columns, ShardMeta(record.ledger, record.rejected, {"rows": sample}, noted))
-        report = SliceReport.of(shard_name(self._digest, slice_.digest), record, resident_bytes())
+        shard = encode_shard(record.columns, ShardMeta(record.ledger, record.rejected, {"rows": sample}, record.runs))
+        report = SliceReport.of(name, record, resident_bytes())
 
         def commit() -> SliceReport:
-            self._cache.commit_shard(report.name, shard, report.shard_record())
+            self._cache.commit_shard(name, shard, report.shard_record())
             return report
 
         return commit
 
-    def _checked(self, rows: SliceRows, sample: Sequence[int], record: SliceRecord) -> SliceRecord:
-        """Compares a slice with the references, which redo all of it if a row differs."""
-        checked = sorted({*sample, *record.fresh})
-        wrong = mismatches(self.pipeline, rows, checked, record)
-        if not wrong:
-            return replace(record, checked=len(checked))
+    def _redone(self, rows: SliceRows, record: SliceRecord) -> SliceRecord:
+        """Prepares a slice with the references only, after the spot check has found a difference."""
         for rendering in self.pipeline.renderings.values():
             rendering.renderer.forget_paths()  # so that each is compared again when a row takes it
         redone = self._reference.run(rows)
         redone.engines["spot check"] = Counter({"the spot check found a difference": redone.rows})
-        return replace(redone, encoder=record.encoder, checked=len(checked), mismatches=len(wrong))
+        return replace(redone, encoder=record.encoder)
 
     @cached_property
     def _reference(self) -> Pipeline:

@@ -73,17 +73,18 @@ class PlanMemo:
 
     def put(self, file: SourceFile, found: Identity, began: float, slices: Sequence[Slice]) -> None:
         """Store the slices of a file, whose identity was `found` before cutting started at time `began`."""
-        values = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices)).to_json()
+        blocks: dict[str, Any] = {}
         if isinstance(found, FileIdentity):
             settled = began - max(found.mtime_ns, found.ctime_ns) / 1e9
             if settled < SETTLED or _file_system(found.device) in WITHOUT_TIMES:
                 return
             assert isinstance(file.path, Path)
-            values["blocks"] = _hashed_blocks(file.path, found.size)
+            blocks = {"blocks": _hashed_blocks(file.path, found.size)}
             if identity(file.path) != found:
                 return
         elif not _is_vouched(file.path):
             return
+        values = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices)).to_json() | blocks
         self._write(self._path(found, file.kind), values, shared=not isinstance(found, FileIdentity))
 
     def sample(self, files: Sequence[SourceFile], how: object) -> list[bytes] | None:

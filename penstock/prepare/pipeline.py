@@ -153,15 +153,11 @@ class Pipeline:
             name: Rendering(recipe, text, self.vocabulary, self.encoder, fast)
             for name, text in recipe.templates.items()
         }
+        self.warnings = [w for r in self.renderings.values() for w in r.splitter.warnings]
         # With a separate template for tools, a row must be read to choose between them.
         self._usual = self.renderings.get("default") if "tool_use" not in self.renderings else None
         if self._usual is not None and not self._usual.renderer.reads_rows:
             self._usual = None
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about the templates of this recipe."""
-        return [w for r in self.renderings.values() for w in r.splitter.warnings]
 
     def _ending(self) -> Ending:
         """Returns the token to append to plain texts."""
@@ -178,12 +174,6 @@ class Pipeline:
         """Number of paths through the templates' branches that were taken and compared, and of all paths."""
         found = [r.renderer.paths for r in self.renderings.values()]
         return sum(taken for taken, _ in found), sum(total for _, total in found)
-
-    def template_name(self, conversation: Conversation) -> str:
-        """Returns the name of the template that renders a conversation; '' for plain text."""
-        if conversation.pieces is not None:
-            return ""
-        return "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
 
     def run(self, rows: SliceRows, *, by_reference: bool = False, window: int = 0) -> SliceRecord:
         """Runs a slice through all stages.
@@ -206,7 +196,7 @@ class Pipeline:
             bytes=sum(map(len, rows.rows)),
             engines={"render": state.render, "encode": state.encode},
             encoder=(self.encoder.engine, self.encoder.not_served),
-            paths=self.paths[0],
+            paths=0 if by_reference else self.paths[0],
             warnings=self.warnings,
             fresh=sorted(set(state.fresh)),
             cut=state.cut,
@@ -242,9 +232,9 @@ class Pipeline:
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
         """Encodes texts. Rejects the rows of those that can't be encoded, and removes them from the examples."""
-        sizes = self.encoder.oversized_texts(examples.texts)
-        self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
-        if state.window:
+        if sizes := self.encoder.oversized_texts(examples.texts):
+            self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
+        if state.window and max(map(len, examples.texts), default=0) > state.window:
             self._cut(examples, state)
         try:
             batch = self._encoded(examples, state)
@@ -264,8 +254,6 @@ class Pipeline:
         """Cuts long texts at the first end of a turn beyond the window: a special token, which no other spans."""
         texts, segments = examples.texts, examples.segments
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        if not (lengths > state.window).any():
-            return
         of_text = np.repeat(np.arange(len(texts)), np.diff(segments.offsets))
         closing = np.flatnonzero((segments.parts == Part.STOP) & (segments.ends >= state.window))
         np.minimum.at(lengths, of_text[closing], segments.ends[closing])
@@ -301,8 +289,7 @@ class Pipeline:
     def _reject(self, examples: _Examples, errors: dict[int, RowError], state: SliceState) -> None:
         for k, error in errors.items():
             state.reject(examples.rows[k], error)
-        if errors:
-            examples.keep([k for k in range(len(examples.texts)) if k not in errors])
+        examples.keep([k for k in range(len(examples.texts)) if k not in errors])
 
     def _end_notes(self, read: _Read) -> list[Note]:
         """Returns the notes on the end-of-sequence token of a plain text: appended, or missing."""
@@ -318,12 +305,8 @@ class Pipeline:
     ) -> list[int]:
         """Renders rows from their bytes. Returns those that the C machine can't read."""
         found = rendering.renderer.render_rows([rows[n] for n in numbers], self._only_conversation)
-        row_numbers = [numbers[k] for k in found.rows]
-        if self.recipe.turns is TurnsMode.FAITHFUL:
-            self._add_chains(rendering, found.rendered, row_numbers, examples, state)
-        else:
-            segments = self._split(rendering, found.rendered, row_numbers, state)
-            examples.add(row_numbers, [0] * len(row_numbers), found.texts, segments)
+        origins = [numbers[k] for k in found.rows], [0] * len(found.rows)
+        self._add(rendering, found.rendered, origins, found.texts, examples, state)
         state.fresh += [numbers[k] for k in found.fresh]
         return [numbers[k] for k in found.left]
 
@@ -351,18 +334,14 @@ class Pipeline:
         plain = _Examples()
         if without := by_template.pop("", []):
             state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
-            texts = piece_texts([e.conversation for e in without], self.ending)
-            plain.add([e.row for e in without], [e.side for e in without], *texts)
+            texts, segments = piece_texts([e.conversation for e in without], self.ending)
+            plain.add([e.row for e in without], [e.side for e in without], texts, segments)
         for name, members in by_template.items():
             rendering = self.renderings[name]
             render = rendering.renderer.render_reference if state.by_reference else rendering.renderer.render
+            origins = [e.row for e in members], [e.side for e in members]
             rendered = render([e.conversation for e in members])
-            row_numbers = [e.row for e in members]
-            if self.recipe.turns is TurnsMode.FAITHFUL:
-                self._add_chains(rendering, rendered, row_numbers, examples, state)
-                continue
-            segments = self._split(rendering, rendered, row_numbers, state)
-            examples.add(row_numbers, [e.side for e in members], rendered.texts, segments)
+            self._add(rendering, rendered, origins, rendered.texts, examples, state)
         return plain
 
     def _is_rejected(self, number: int, plain: Conversation, state: SliceState) -> bool:
@@ -377,61 +356,53 @@ class Pipeline:
         return False
 
     def _adapted(self, row: bytes) -> list[tuple[str, Conversation]]:
-        """Returns the conversations of a row as their template accepts them, with the template's name."""
+        """Returns the conversations of a row as their template accepts them, with its name; '' for plain text."""
         found: list[tuple[str, Conversation]] = []
         for conversation in self.reader.conversations(row):
-            name = self.template_name(conversation)
-            if name and not self.renderings:
+            if conversation.pieces is not None:
+                found.append(("", conversation))
+                continue
+            if not self.renderings:
                 raise no_template()
-            found.append((name, self.renderings[name].renderer.adapter.adapt(conversation) if name else conversation))
+            name = "tool_use" if conversation.tools is not None and "tool_use" in self.renderings else "default"
+            found.append((name, self.renderings[name].renderer.adapter.adapt(conversation)))
         return found
 
     # ---- all rows
 
-    def refusals(self, rendered: Rendered, dropped: dict[int, RowError]) -> dict[int, RowError]:
-        """Returns the errors of a batch's rejected conversations, given those whose messages the template drops."""
-        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
-            dropped = {k: error for k, error in dropped.items() if error.kind != DROPPED}
-        special: dict[int, RowError] = {}
-        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
-            special = {k: special_text(token) for k, token in rendered.special.items()}
-        return {**special, **dropped, **rendered.errors}
-
-    def _split(self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], state: SliceState) -> Segments:
-        """Splits the rendered texts of rows into segments, and records notes and rejections."""
-        segments, dropped = rendering.splitter.split(rendered)
-        self._record(rendered, segments, dropped, rows, state)
-        return segments
-
-    def _add_chains(
-        self, rendering: Rendering, rendered: Rendered, rows: Sequence[int], examples: _Examples, state: SliceState
-    ) -> None:
-        """Adds the examples of rows in which every assistant turn has the context of inference."""
-        found = split_chains(rendering.arranger, rendering.splitter, rendered)
-        self._record(rendered, found.segments, found.errors, rows, state)
-        row_numbers = [rows[row] for row in found.rows.tolist()]
-        examples.add(
-            row_numbers, found.order.tolist(), found.texts, found.segments, found.heads.tolist(), found.seams.tolist()
-        )
-
-    def _record(
+    def _add(
         self,
+        rendering: Rendering,
         rendered: Rendered,
-        segments: Segments,
-        dropped: dict[int, RowError],
-        rows: Sequence[int],
+        origins: tuple[Sequence[int], Sequence[int]],  # the row and the side of each conversation
+        texts: Sequence[bytes],
+        examples: _Examples,
         state: SliceState,
     ) -> None:
-        """Records notes and rejections of rendered conversations."""
-        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
-            state.note((rows[k], Note.CALLS_DROPPED) for k, e in dropped.items() if e.kind == DROPPED)
-        if self.recipe.special_tokens_in_text is not SpecialText.REJECT:
+        """Splits rendered conversations into segments, adds their examples, and records notes and rejections."""
+        rows, sides = origins
+        if self.recipe.turns is TurnsMode.FAITHFUL:  # every assistant turn in the context of inference
+            found = split_chains(rendering.arranger, rendering.splitter, rendered)
+            segments, dropped = found.segments, found.errors
+            of_rows, numbers = [rows[row] for row in found.rows.tolist()], (found.order, found.heads, found.seams)
+            order, heads, seams = (array.tolist() for array in numbers)
+            examples.add(of_rows, order, found.texts, segments, heads, seams)
+        else:
+            segments, dropped = rendering.splitter.split(rendered)
+            examples.add(rows, sides, texts, segments)
+        errors: dict[int, RowError] = {}
+        if self.recipe.special_tokens_in_text is SpecialText.REJECT:
+            errors = {k: special_text(token) for k, token in rendered.special.items()}
+        else:
             state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
+        if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
+            state.note((rows[k], Note.CALLS_DROPPED) for k, error in dropped.items() if error.kind == DROPPED)
+            dropped = {k: error for k, error in dropped.items() if error.kind != DROPPED}
+        for k, error in {**errors, **dropped, **rendered.errors}.items():
+            state.reject(rows[k], error)
         row_numbers = np.array(rows, np.int64)
         state.note_rows(rendered.notes, row_numbers)
         state.note_rows(segments.notes, row_numbers)
-        for k, error in self.refusals(rendered, dropped).items():
-            state.reject(rows[k], error)
         state.render += rendered.reference
 
 

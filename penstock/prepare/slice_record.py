@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from penstock.arrays import Int64
 from penstock.errors import EncoderPanic, RowError
 from penstock.prepare.chat.conversation import Part
-from penstock.prepare.chat.notes import Note, NotedRows, joined_notes
+from penstock.prepare.chat.notes import Note, NotedRows, rows_to_runs
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import MAX_PIECE_BYTES
 
@@ -26,7 +27,7 @@ BATCH_ROWS = 4096
 BATCH_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SliceRecord:
     """A prepared slice: its examples, and all that is stored and reported about it."""
 
@@ -45,7 +46,7 @@ class SliceRecord:
     checked: int = 0  # rows compared with the references
     mismatches: int = 0  # those that differed; all rows of the slice were then redone with the references
 
-    @property
+    @cached_property
     def ledger(self) -> dict[str, Any]:
         """The counts that the shard stores. Every row is kept or rejected."""
         columns = self.columns
@@ -57,7 +58,7 @@ class SliceRecord:
             "rows": self.rows,
             "kept": len(np.unique(columns.rows)),
             "rejected": dict(Counter(entry["kind"] for entry in self.rejected)),
-            "examples": columns.examples,
+            "examples": len(columns.rows),
             "tokens": columns.tokens,
             "regions_unknown": int(np.count_nonzero(columns.segment_parts[only] == Part.GLUE)),
             "notes": dict(sorted(notes.items())),
@@ -65,9 +66,9 @@ class SliceRecord:
         }
 
     @property
-    def losses(self) -> list[str]:
-        """The notes about parts of rows that the model neither sees nor learns."""
-        return sorted(note.value for note in self.noted if note.is_loss)
+    def runs(self) -> dict[str, list[int]]:
+        """The noted rows as the shard stores them: note -> starts and ends of runs of rows."""
+        return {note.value: rows_to_runs(rows) for note, rows in sorted(self.noted.items())}
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ class SliceState:
     def notes(self) -> NotedRows:
         """The noted rows that were not rejected."""
         refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
-        kept = joined_notes(*({note: np.concatenate(rows)} for note, rows in self.noted.items()))
-        return {note: remaining for note, rows in kept.items() if len(remaining := np.setdiff1d(rows, refused))}
+        kept = {note: np.setdiff1d(np.concatenate(rows), refused) for note, rows in self.noted.items()}
+        return {note: rows for note, rows in kept.items() if len(rows)}
 
     def reject(self, row: int, error: RowError) -> None:
         """Rejects a row; the first error counts."""

@@ -91,7 +91,7 @@ class InProcess:
                 commits.run(partial(self._prepare, task), partial(on_report, reported))
 
     def _prepare(self, task: Task) -> Callable[[], SliceReport]:
-        return self._job.prepare(task.slice, task.path, task.slice.data)
+        return self._job.prepare(task.name, task.slice, task.path, task.slice.data)
 
     def close(self) -> None:
         """Nothing is left running."""

@@ -124,7 +124,7 @@ class Worker:
         """Sends a task. Yields reports until the worker is ready for the next task: usually the previous one's."""
         self.pending.append(task)
         data = b"\n".join(task.slice.data.rows if task.slice.data else ())
-        header = {"slice": task.slice.to_json(), "path": path_to_json(task.path), "bytes": len(data)}
+        header = {"name": task.name, "slice": task.slice.to_json(), "path": path_to_json(task.path), "bytes": len(data)}
         yield from self._request(orjson.dumps(header) + b"\n" + data)
 
     def flush(self) -> Iterator[tuple[Task, SliceReport]]:

@@ -139,7 +139,7 @@ class RayEngine:
             else:
                 return bool(self._lost)
             path = work.task.path.absolute() if isinstance(work.task.path, Path) else work.task.path
-            ref = slot.actor.prepare.remote(work.task.slice.to_json(), path_to_json(path), work.rows)
+            ref = slot.actor.prepare.remote(work.task.name, work.task.slice.to_json(), path_to_json(path), work.rows)
             slot.held[ref] = work
         return True
 
@@ -340,9 +340,9 @@ class RaySlot:
         """Checks the node and creates the engines. Replies with the node's id."""
         return self._reply(self._start)
 
-    def prepare(self, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
+    def prepare(self, name: str, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
         """Prepares and commits a slice; `rows` are its lines if the source is streamed. Replies with its report."""
-        return self._reply(lambda: self._prepare(slice_, path, rows))
+        return self._reply(lambda: self._prepare(name, slice_, path, rows))
 
     def _reply(self, act: Callable[[], Reply]) -> Reply:
         try:
@@ -371,11 +371,11 @@ class RaySlot:
 
         return {"node": ray.get_runtime_context().get_node_id()}
 
-    def _prepare(self, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
+    def _prepare(self, name: str, slice_: dict[str, Any], path: Any, rows: bytes | None) -> Reply:
         assert self._job is not None
         data = None if rows is None else TextRows(rows.split(b"\n"))
         with self._preparing:
-            commit = self._job.prepare(Slice.from_json(slice_), path_from_json(path), data)
+            commit = self._job.prepare(name, Slice.from_json(slice_), path_from_json(path), data)
         return {"report": commit().as_json()}
 
 

@@ -46,7 +46,7 @@ class Sharing:
         self._recipe = recipe
         self._force = force
         self._one_host = one_host
-        self._claims = cache.claims()
+        self.claims = cache.claims()
         self._seen: set[str] = set()
         self._before: dict[str, object] = {}  # with `force`: the files that existed at the start
         self.slices: list[Slice] = []
@@ -114,10 +114,10 @@ class Sharing:
     def _claim(self, task: Task, *, ours: bool = True) -> _Status:
         if self._is_done(task.name):
             return _Status.DONE
-        if not ours or not self._claims.take(task.name):
+        if not ours or not self.claims.take(task.name):
             return _Status.BUSY
         if self._is_done(task.name, now=True):  # finished by another process in the meantime
-            self._claims.release(task.name)
+            self.claims.release(task.name)
             return _Status.DONE
         return _Status.OURS
 
@@ -127,10 +127,6 @@ class Sharing:
         stamp = self._cache.shard_stamp(name)
         return self._before.setdefault(name, stamp) != stamp
 
-    def release(self, task: Task) -> None:
-        """Releases the claim of a finished task."""
-        self._claims.release(task.name)
-
     def close(self) -> None:
         """Releases all claims."""
-        self._claims.close()
+        self.claims.close()

@@ -43,8 +43,11 @@ def main() -> None:
             while (task := _read(stdin)) is not None:
                 if task:
                     data = TextRows(stdin.read(task["bytes"]).split(b"\n")) if task["bytes"] else None
-                    prepare = partial(job.prepare, Slice.from_json(task["slice"]), path_from_json(task["path"]), data)
-                    commits.run(prepare, lambda report: _reply(stdout, {"report": report.as_json()}))
+                    slice_, path = Slice.from_json(task["slice"]), path_from_json(task["path"])
+                    commits.run(
+                        partial(job.prepare, task["name"], slice_, path, data),
+                        lambda report: _reply(stdout, {"report": report.as_json()}),
+                    )
                 else:
                     commits.flush()
                 _reply(stdout, {"ready": True})

@@ -9,7 +9,7 @@ adapts the rows that it reads in the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -304,18 +304,14 @@ class Adapter:
             return conversation
         self._notes.clear()
         tools = None if conversation.tools is None else self.adapt_tools(conversation.tools)
-        changed = self._changed(conversation)
+        adapted = ((number, self._message(message, number)) for number, message in enumerate(conversation.messages))
+        changed = {number: message for number, message in adapted if message is not conversation.messages[number]}
         if not changed and tools is conversation.tools:
             return conversation
         messages = conversation.messages.copy()
         for number, message in changed.items():
             messages[number] = message
         return conversation._replace(messages=messages, tools=tools, notes=(*conversation.notes, *sorted(self._notes)))
-
-    def _changed(self, conversation: Conversation) -> dict[int, Message]:
-        """Returns adapted copies of the messages that must change, by number."""
-        adapted = ((number, self._message(message, number)) for number, message in enumerate(conversation.messages))
-        return {number: message for number, message in adapted if message is not conversation.messages[number]}
 
     def _message(self, message: Message, number: int) -> Message:
         """Adapts one message; returns itself if nothing must change."""
@@ -430,22 +426,22 @@ class SpecialTextFinder:
 
     def first(self, conversation: Conversation) -> str | None:
         """Returns the first needle in a conversation's text, or None."""
-        if not self._literals:
+        if not self.needles:
             return None
         values = [conversation.messages, conversation.tools, [text for _, text in conversation.pieces or ()]]
-        found = (text[slice(*span)] for text in _strings(values) if (span := self._literals.find(text)))
-        return next(found, None)
+        return self._literals.first(_strings(values))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yields all strings in a JSON value in order; iteratively, because rows may be nested deeply."""
-    todo = [value]
+def _strings(value: Any) -> list[str]:
+    """Returns all strings in a JSON value in order; iteratively, because rows may be nested deeply."""
+    todo, found = [value], []
     while todo:
         item = todo.pop()
         if isinstance(item, str):
-            yield item
+            found.append(item)
         elif isinstance(item, dict):
             for key, own in reversed(item.items()):
                 todo += (own, key)
         elif isinstance(item, list | tuple):
             todo += reversed(item)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -43,6 +44,11 @@ ROLE_OF_NAME: dict[str, Role] = {
 def role_number(name: object) -> Role:
     """Returns the stored number of a message's role name."""
     return ROLE_OF_NAME.get(name, Role.OTHER) if isinstance(name, str) else Role.OTHER
+
+
+def roles_of(messages: Iterable[object]) -> list[Role]:
+    """Returns the stored numbers of the messages' roles."""
+    return [role_number(message.get("role") if isinstance(message, dict) else None) for message in messages]
 
 
 class Conversation(NamedTuple):

@@ -45,13 +45,8 @@ class Note(StrEnum):
     TURN_STRADDLES = "turn_straddles"
     ARROW_NULLS = "arrow_nulls_dropped"
 
-    @property
-    def is_loss(self) -> bool:
-        """Whether the model neither sees nor learns some part of the row, which `--on-dropped error` refuses."""
-        return self in _LOSSES
 
-
-_LOSSES = (
+LOSSES = (  # the model neither sees nor learns some part of the row; `--on-dropped error` refuses them
     Note.TOOLS_DROPPED,
     Note.DOCUMENTS_DROPPED,
     Note.CALLS_DROPPED,

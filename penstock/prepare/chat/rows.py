@@ -51,7 +51,7 @@ class RowReader:
     def _notes(self, record: Record) -> tuple[Note, ...]:
         """Returns notes on the parts of the row that aren't used."""
         unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
-        is_false = self._reads_answers and label_of(record.get(LABEL_COLUMN)) is False
+        is_false = self._reads_answers and LABEL_COLUMN in record and label_of(record[LABEL_COLUMN]) is False
         return (Note.LABEL_FALSE,) * is_false + (Note.COLUMN_UNUSED,) * unused
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:

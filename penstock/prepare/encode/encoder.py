@@ -37,7 +37,7 @@ from penstock.prepare.encode.unicode_checks import (
     is_composed,
     utf8_widths,
 )
-from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
+from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, Vocabulary
 
 # ---- splitter --------------------------------------------------------------------------------------------------------
 # Splits texts where that changes no token: before added tokens and, in long texts, between a letter and a space.
@@ -144,6 +144,8 @@ MAX_PIECE_BYTES = 4_000_000  # limit on text that can't be split; beyond it the 
 MAX_TOKENS_ADDED = 1000  # around a text, by the tokenizer's post-processor
 GROWTH_LIMIT = 64_000_000  # bytes of cache; reached after about 0.8 GB of ordinary text
 
+ByteLengths = npt.NDArray[np.unsignedinteger]
+AlignmentTables = tuple[ByteLengths, TokenPieces]  # of all tokens, to find out where in a text they end
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 
@@ -167,6 +169,7 @@ class Encoder:
         self._json = tokenizer_json
         self.vocabulary = vocabulary
         self.normalize = NfcNormalizer(vocabulary)
+        self.tables: AlignmentTables = vocabulary.byte_lengths, vocabulary.pieces
         try:
             with convert_panics("tokenizers"):
                 self._reference = Tokenizer.from_str(tokenizer_json.decode())
@@ -179,6 +182,7 @@ class Encoder:
         # Templates write their own special tokens, and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
         self._splitter = TextSplitter(vocabulary, lambda texts: self._by_reference(texts)[0])
+        self.engine = self._reference_name = f"tokenizers {version('tokenizers')}"  # in use, with its version
         self._fast: FastEngine | None = None
         self._watch: GrowthWatch | None = None
         self._seen = 0  # bytes encoded before the fast engine starts
@@ -215,7 +219,7 @@ class Encoder:
         for name in ENGINES:
             engine, reason = self._try_engine(name)
             if engine is not None:
-                self._fast, self._watch = engine, GrowthWatch(GROWTH_LIMIT)
+                self._fast, self._watch, self.engine = engine, GrowthWatch(GROWTH_LIMIT), engine.name
                 self.not_served = "; ".join(reasons)
                 return ""
             reasons.append(reason)
@@ -244,13 +248,6 @@ class Encoder:
                 return None, f"{name} differs from tokenizers on {probe.decode()!r}"
         return engine, ""
 
-    @property
-    def engine(self) -> str:
-        """The engine in use, with its version."""
-        if self._fast is not None:
-            return self._fast.name
-        return f"tokenizers {version('tokenizers')}"
-
     def new_engine(self) -> FastEngine:
         """A fresh instance of the engine in use, with an empty cache; for benchmarks."""
         assert self._fast is not None, self.why_reference
@@ -262,7 +259,8 @@ class Encoder:
             with convert_panics(self._fast.name):
                 return self._fast.encode(texts)
         except EncoderPanic as panic:
-            self._fast, self.why_reference = None, str(panic)  # its tables may be inconsistent
+            self._fast, self.engine = None, self._reference_name  # its tables may be inconsistent
+            self.why_reference = str(panic)
             raise
 
     # -- encoding -------------------------------------------------------------------------------------------------

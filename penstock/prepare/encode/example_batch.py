@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,10 +15,10 @@ from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation, Part, Role
 from penstock.prepare.chat.formats import Format
 from penstock.prepare.encode.columns import Columns
-from penstock.prepare.encode.encoder import Encoder
-from penstock.prepare.encode.unicode_checks import Findings, inspect_texts
+from penstock.prepare.encode.encoder import AlignmentTables, ByteLengths, Encoder
+from penstock.prepare.encode.unicode_checks import inspect_texts
 from penstock.prepare.regions.segments import Segments, gathered
-from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
+from penstock.prepare.tokenizer.vocabulary import NormalizerKind
 
 # ---- align -----------------------------------------------------------------------------------------------------------
 #
@@ -39,7 +39,7 @@ def segment_token_ends(
     ids: npt.NDArray[np.uint32],
     offsets: Int64,
     segments: Segments,
-    vocabulary: Vocabulary,
+    tables: AlignmentTables,
     token_ends: Callable[[int], Int64],
     *,
     by_offsets: Sequence[int] = (),
@@ -48,7 +48,13 @@ def segment_token_ends(
 
     `by_offsets` are rows known in advance to need it.
     """
-    counts, exact = (_counted if native is None else _counted_natively)(texts, ids, offsets, segments, vocabulary)
+    if native is None:
+        counts, exact = _counted(texts, ids, offsets, segments, tables[0])
+    else:
+        counts = np.zeros(len(segments.ends), np.int64)
+        cuts = segments.offsets, segments.ends, segments.inclusive
+        found = native.count_tokens(texts, ids, offsets, *tables, *cuts, counts)
+        exact = np.frombuffer(found, np.bool_).copy()
     exact[list(by_offsets)] = False
     inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
     for row in inexact.tolist():
@@ -67,31 +73,12 @@ def segment_counts(token_ends: Int64, ends: Int64, inclusive: npt.NDArray[np.boo
     return np.maximum.accumulate(counts)
 
 
-def _counted_natively(
-    texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, vocabulary: Vocabulary
-) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    assert native is not None
-    counts = np.zeros(len(segments.ends), np.int64)
-    exact = native.count_tokens(
-        texts,
-        ids,
-        offsets,
-        vocabulary.byte_lengths,
-        vocabulary.pieces,
-        segments.offsets,
-        segments.ends,
-        segments.inclusive,
-        counts,
-    )
-    return counts, np.frombuffer(exact, np.bool_).copy()
-
-
 def _counted(
-    texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, vocabulary: Vocabulary
+    texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, byte_lengths: ByteLengths
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """The numpy version, by byte lengths only."""
     text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    ends = _token_ends(ids, vocabulary.byte_lengths, int(text_lengths.sum()))
+    ends = _token_ends(ids, byte_lengths, int(text_lengths.sum()))
     base = ends[offsets[:-1]]
     exact = ends[offsets[1:]] - base == text_lengths
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
@@ -104,9 +91,7 @@ def _counted(
     return result, exact
 
 
-def _token_ends(
-    ids: npt.NDArray[np.uint32], byte_lengths: npt.NDArray[np.unsignedinteger], size: int
-) -> npt.NDArray[Any]:
+def _token_ends(ids: npt.NDArray[np.uint32], byte_lengths: ByteLengths, size: int) -> npt.NDArray[Any]:
     """Where tokens end in the joined texts, preceded by 0. Works in steps, because large temporary arrays are slow:
     every page of them is newly allocated."""
     lengths = np.empty(len(ids), byte_lengths.dtype)
@@ -220,6 +205,8 @@ class ExampleBatch:
 
 def concatenate_batches(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uint32) -> ExampleBatch:
     """Concatenates batches. Clears the ids of the parts, so that a slice's ids are never in memory twice."""
+    if len(parts) == 1:
+        return replace(parts[0], ids=parts[0].ids.astype(dtype, copy=False))
     weighted = any(p.weights is not None for p in parts)
     return ExampleBatch(
         ids=_moved_ids(parts, dtype),
@@ -238,8 +225,6 @@ def concatenate_batches(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uin
 
 
 def _moved_ids(parts: Sequence[ExampleBatch], dtype: type[Any]) -> npt.NDArray[Any]:
-    if len(parts) == 1 and parts[0].ids.dtype == dtype:
-        return parts[0].ids
     ids = np.empty(sum(len(p.ids) for p in parts), dtype)
     start = 0
     for part in parts:
@@ -268,17 +253,22 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, reference: bool = False) -> ExampleBatch:
     """Encodes texts with their segments. With `reference`, engines and shortcuts that are to be checked aren't used."""
     vocabulary, given = encoder.vocabulary, texts
-    inspected = inspect_texts(texts)
-    texts, segments, findings = encoder.normalize(texts, segments, inspected)
+    findings = inspected = inspect_texts(texts)
+    if inspected.decomposed:
+        texts, segments, findings = encoder.normalize(texts, segments, inspected)
+    # Some rows are aligned by offsets, because token lengths may add up by chance (ḿ is as long as its parts).
+    by_offsets: Sequence[int] = range(len(texts)) if reference else ()
+    if vocabulary.byte_level:
+        by_offsets = findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
     encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     ends, inexact = segment_token_ends(
         texts,
         encoded.ids,
         encoded.offsets,
         segments,
-        vocabulary,
+        encoder.tables,
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
-        by_offsets=_by_offsets(findings, vocabulary, range(len(texts)) if reference else ()),
+        by_offsets=by_offsets,
     )
     if reference and inspected.decomposed:
         encoded = encoder.reference(given)  # the ids of the text as rendered are authoritative
@@ -304,14 +294,6 @@ class Ending(NamedTuple):
     def after(self, text: str) -> str:
         """Returns what to append to a text."""
         return self.token if self.always or not text.endswith(self.token) else ""
-
-
-def _by_offsets(findings: Findings, vocabulary: Vocabulary, checked: Sequence[int]) -> Sequence[int]:
-    """Returns the rows to align by offsets, because token lengths may add up by chance (ḿ is as long as its parts).
-    For tokenizers that aren't byte-level, these are the rows that are being checked."""
-    if not vocabulary.byte_level:
-        return checked
-    return findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
 
 
 def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:

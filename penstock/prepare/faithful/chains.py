@@ -18,9 +18,9 @@ from penstock.arrays import Bool, Int64, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.chat.notes import NotedRows, joined_notes
+from penstock.prepare.regions.dropped import find_dropped
 from penstock.prepare.regions.segments import Pieces, Segments, gathered
 from penstock.prepare.regions.splitter import Splitter, pieces_of
-from penstock.prepare.template.dropped import find_dropped
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
 

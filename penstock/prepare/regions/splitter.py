@@ -16,7 +16,7 @@ import numpy as np
 from penstock.arrays import Bool, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Message, Part, Role
-from penstock.prepare.chat.notes import Note, joined_notes
+from penstock.prepare.chat.notes import Note
 from penstock.prepare.modes import RegionsMode
 from penstock.prepare.regions.calibrate import (
     Engine,
@@ -26,12 +26,12 @@ from penstock.prepare.regions.calibrate import (
     observe,
     render_probes,
 )
+from penstock.prepare.regions.dropped import find_dropped
 from penstock.prepare.regions.headers import Boundaries, StopFinder, learn_end_tokens, learn_headers, stops_answers
 from penstock.prepare.regions.last_stops import LastStops, token_after_every_answer
 from penstock.prepare.regions.markers import learn_markers
 from penstock.prepare.regions.segments import Pieces, Segments, run_lengths, to_segments
 from penstock.prepare.regions.structure import Finder, HeaderFinder, structural_cuts, tagged_cuts
-from penstock.prepare.template.dropped import find_dropped
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
 
@@ -103,8 +103,9 @@ class Splitter:
         segments = self.cut(rendered, pieces, self._finder)
         errors, dropped = find_dropped(rendered)
         unlike = self._finder.unlike_inference(rendered, pieces, only_last=self._only_last)
-        differs = {Note.PROMPT_DIFFERS: unlike[segments.known[unlike]]}
-        return replace(segments, notes=joined_notes(segments.notes, dropped, differs)), errors
+        unlike = unlike[segments.known[unlike]]
+        differs = {Note.PROMPT_DIFFERS: unlike} if len(unlike) else {}
+        return replace(segments, notes={**segments.notes, **dropped, **differs}), errors
 
     @property
     def has_regions(self) -> bool:
@@ -116,13 +117,20 @@ class Splitter:
         """Finds headers in rendered text."""
         return self._finder
 
-    def cut(self, rendered: Rendered, pieces: Pieces, finder: Finder, context: Bool | None = None) -> Segments:
-        """Segments with their notes; `finder` finds headers, and messages marked in `context` are not trained."""
-        return self._segments(rendered, pieces, self._tagged, finder, context)
-
-    def _segments(
-        self, rendered: Rendered, pieces: Pieces, tagged: bool, finder: Finder, context: Bool | None = None
+    def cut(
+        self,
+        rendered: Rendered,
+        pieces: Pieces,
+        finder: Finder,
+        context: Bool | None = None,
+        *,
+        tagged: bool | None = None,
     ) -> Segments:
+        """Segments with their notes; `finder` finds headers, and messages marked in `context` are not trained.
+
+        `tagged` overrides whether the template's own tags decide.
+        """
+        tagged = self._tagged if tagged is None else tagged
         if tagged:
             outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
         else:
@@ -138,8 +146,8 @@ class Splitter:
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
         """Warnings about tags that disagree with the structure."""
         pieces = pieces_of(rendered)
-        structure = _byte_parts(self._segments(rendered, pieces, False, self._finder))
-        author = _byte_parts(self._segments(rendered, pieces, True, self._finder))
+        structure = _byte_parts(self.cut(rendered, pieces, self._finder, tagged=False))
+        author = _byte_parts(self.cut(rendered, pieces, self._finder, tagged=True))
         trained = (author == Part.BODY) | (author == Part.STOP)
         visible = np.frombuffer(rendered.data, np.uint8) > ord(" ")
         calling = (rendered.message_flags & MessageFlag.HAS_CALLS) > 0

@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import nodes
 
 from penstock.errors import RowError, TemplateError
-from penstock.prepare.chat.conversation import Conversation, Message, Role, role_number
+from penstock.prepare.chat.conversation import Conversation, Message, Role, roles_of
 from penstock.prepare.chat.formats import REASONING_KEYS
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.template.printed import MessageFlag, Shown, flags_of, shows_documents, shows_tools, used_keys
@@ -64,8 +64,8 @@ class BatchCollector:
         printed = [b""] * len(conversation.messages)
         for number, start, end in pieces:
             printed[number] += data[start:end]
-        for message, own in zip(conversation.messages, printed, strict=True):
-            role = role_number(message.get("role"))
+        roles = roles_of(conversation.messages)
+        for message, role, own in zip(conversation.messages, roles, printed, strict=True):
             whole = trace is None or (role is not Role.ASSISTANT and not own)
             self._add_message(role, flags_of(message, Shown(data if whole else own, data), self._used_keys))
         if conversation.tools and not shows_tools(conversation.tools, conversation.messages, data):
@@ -88,8 +88,8 @@ class BatchCollector:
     def add_error(self, conversation: Conversation, error: RowError) -> None:
         """Add a row that the template refused."""
         self._errors[len(self._ends)] = error
-        for message in conversation.messages:
-            self._add_message(role_number(message.get("role") if isinstance(message, dict) else None), MessageFlag(0))
+        for role in roles_of(conversation.messages):
+            self._add_message(role, MessageFlag(0))
         self._add_row(b"", True, [], [])
 
     def _add_message(self, role: Role, flags: MessageFlag) -> None:

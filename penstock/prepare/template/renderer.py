@@ -282,5 +282,5 @@ def _conversation_fields(conversations: Sequence[Conversation], rendered: Render
     return {
         "message_weights": weights,
         "own_variables": variables,
-        "notes": joined_notes(rendered.notes, own),
+        "notes": joined_notes(rendered.notes, own) if own else rendered.notes,
     }

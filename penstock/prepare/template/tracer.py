@@ -18,7 +18,7 @@ from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from penstock.prepare.chat.conversation import Message, Role, role_number
+from penstock.prepare.chat.conversation import Message, Role, roles_of
 from penstock.prepare.template.provenance import (
     Buffer,
     Event,
@@ -82,7 +82,7 @@ class Tracer(Sandbox):
         messages: Sequence[Message] = context["messages"]
         copies = [self._trace_message(message, number) for number, message in enumerate(messages)]
         self._numbers = {id(copy): number for number, copy in enumerate(copies)}
-        self._assistants = [role_number(message.get("role")) is Role.ASSISTANT for message in messages]
+        self._assistants = [role is Role.ASSISTANT for role in roles_of(messages)]
         self._loops.clear()
         self._captured_generation = False
         self.budget.start(context)

@@ -92,12 +92,9 @@ class Vocabulary:
         for token in self.added:
             check_content(token.content, "the added token")
         self.size = 1 + max((*self._tokens.values(), *(t.id for t in self.added)), default=-1)
+        # The smallest unsigned type that holds every id, added tokens included.
+        self.dtype: type[np.uint16] | type[np.uint32] = np.uint16 if self.size <= 1 << 16 else np.uint32
         self.growth = growth(self.normalizer_steps)  # characters that the normalizer may write for one
-
-    @property
-    def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """The smallest unsigned type that holds every id, added tokens included."""
-        return np.uint16 if self.size <= 1 << 16 else np.uint32
 
     def id_of(self, content: str) -> int | None:
         """The id of a token, by its content."""

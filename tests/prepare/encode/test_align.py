@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.prepare.encode.encoder import AlignmentTables
 from penstock.prepare.encode.example_batch import segment_token_ends
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
@@ -33,6 +34,10 @@ LONG = Vocabulary(
     ).encode()
 )
 OTHER = vocabulary(normalizer={"type": "Prepend", "prepend": "x"})  # of unknown configuration
+
+
+def tables(of: Vocabulary) -> AlignmentTables:
+    return of.byte_lengths, of.pieces
 
 
 def segments(ends: list[list[int]], inclusive: list[list[bool]]) -> Segments:
@@ -86,11 +91,11 @@ def test_every_token_is_in_exactly_one_segment(
     want = [x for r, c, i in zip(rows, cuts, inclusive, strict=True) for x in expected(r, c, i)]
     parts = segments(cuts, inclusive)
     for known in (BYTE_LEVEL, LONG):
-        exact, without = segment_token_ends(texts, ids, offsets, parts, known, lambda r: np.array([]))
+        exact, without = segment_token_ends(texts, ids, offsets, parts, tables(known), lambda r: np.array([]))
         assert exact.tolist() == want
         assert without == 0
     # with unknown lengths, offsets give the same result
-    by_offsets, needed = segment_token_ends(texts, ids, offsets, parts, OTHER, lambda r: np.cumsum(rows[r]))
+    by_offsets, needed = segment_token_ends(texts, ids, offsets, parts, tables(OTHER), lambda r: np.cumsum(rows[r]))
     assert by_offsets.tolist() == want
     assert needed == sum(1 for r in rows if r)
 
@@ -106,7 +111,7 @@ def test_only_rows_whose_lengths_do_not_add_up_use_offsets() -> None:
         asked.append(row)
         return np.array([2, 4])
 
-    counts, inexact = segment_token_ends(texts, ids, offsets, parts, BYTE_LEVEL, token_ends)
+    counts, inexact = segment_token_ends(texts, ids, offsets, parts, tables(BYTE_LEVEL), token_ends)
     assert (asked, inexact) == ([1], 1)
     assert counts.tolist() == [1, 2, 1, 2, 1, 2]
 
@@ -119,7 +124,7 @@ def test_tokens_that_share_a_character_end_with_it() -> None:
         np.array([1, 1, 1, 3], np.uint32),
         np.array([0, 4]),
         parts,
-        OTHER,
+        tables(OTHER),
         lambda _: np.array([3, 3, 3, 6]),
     )
     assert counts.tolist() == [3, 4]

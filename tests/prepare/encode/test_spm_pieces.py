@@ -134,9 +134,8 @@ class Subject:
             known=np.ones(1, bool),
         )
         ends = self.encoder._reference_ends(data)
-        found, needed = segment_token_ends(
-            [data], encoded.ids, encoded.offsets, parts, self.vocabulary, lambda _: self.encoder._reference_ends(data)
-        )
+        tables = self.vocabulary.byte_lengths, self.vocabulary.pieces
+        found, needed = segment_token_ends([data], encoded.ids, encoded.offsets, parts, tables, lambda _: ends)
         return found.tolist(), segment_counts(ends, parts.ends, parts.inclusive).tolist(), needed
 
 
