@@ -12,6 +12,7 @@ from itertools import chain, cycle, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from penstock.build.find import Search
 from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions
 from penstock.build.progress import Progress
 from penstock.build.run import SMALL_BYTES, Builder
@@ -322,15 +323,16 @@ def predict(
     """Predicts the result and the cost of `prepare` on `nodes` machines like this one. Builds nothing in the cache."""
     began = time.monotonic()
     builder = Builder(sources, options, None, tokenizer)
+    search = builder.search
     workers = builder.progress.workers if options.workers == "auto" else int(options.workers)  # here or elsewhere
-    slices = builder.slices_if_known()
-    limits = Limits(options.max_row_bytes, builder.recipe.mapping.read_columns)
+    slices = search.finder.known()
+    limits = Limits(options.max_row_bytes, search.recipe.mapping.read_columns)
     loaded = time.monotonic()
-    sample = sample_rows(builder.sources, builder.known_files(), limits)
+    sample = sample_rows(search.sources, search.finder.known_files, limits)
     seconds_to_read = time.monotonic() - loaded
     with tempfile.TemporaryDirectory(prefix="penstock-estimate-") as folder:
         file = Path(folder, "sample.jsonl")
-        first = builder.first_rows() if _is_text(builder) and not sample.is_everything else []  # decide the format
+        first = search.first_rows() if _is_text(search) and not sample.is_everything else []  # decide the format
         file.write_bytes(b"".join(map(_line, chain(first, sample.rows))))
         watch = _Watch()
         outcome = Builder([file], _for_sample(options, Path(folder, "cache")), watch, tokenizer).run()
@@ -338,7 +340,7 @@ def predict(
         cut_speed = _cut_speed(file)
         trained = _trained(outcome.dataset)
         fixed, growing = _disk(outcome.dataset.cache.root)
-        more_slices = max(0, _slice_count(builder, slices) - len(outcome.dataset.shards))
+        more_slices = max(0, _slice_count(search, slices) - len(outcome.dataset.shards))
         slice_seconds, slice_bytes = 0.0, 0.0
         if more_slices > MANY_SLICES:
             slice_seconds, slice_bytes = _slice_cost(sample.rows, options, tokenizer, Path(folder))
@@ -346,9 +348,9 @@ def predict(
     prepared = done.bytes + ledger.rows  # with one byte per row, as the sample counts them
     scale = 1.0 if sample.is_everything else sample.total_bytes / max(1, prepared)
     speed = watch.speed()
-    reading = seconds_to_read / max(1, prepared) if not _is_plain(builder) else 0.0
+    reading = seconds_to_read / max(1, prepared) if not _is_plain(search) else 0.0
     idle = max(0.0, elapsed - done.bytes / speed) + loaded - began
-    found = _found(builder, slices)
+    found = _found(search, slices)
     left = sample.total_bytes * (1 - (found / len(slices) if slices else 0))
     busy = max(left * (1 / speed + reading) / (workers * nodes), sample.total_bytes / cut_speed)
     at_once = workers * nodes if sample.total_bytes > SMALL_BYTES else 1
@@ -379,12 +381,12 @@ def predict(
     )
 
 
-def _slice_count(builder: Builder, slices: Sequence[Slice] | None) -> int:
+def _slice_count(search: Search, slices: Sequence[Slice] | None) -> int:
     """How many slices there are, or about how many: at least one of each file."""
     if slices is not None:
         return len(slices)
-    sizes = (identity(file.path).size for file in builder.sources.files)
-    return sum(max(1, round(size / SLICE_SIZES.mean)) for size in sizes) if builder.sources.is_whole else 0
+    sizes = (identity(file.path).size for file in search.sources.files)
+    return sum(max(1, round(size / SLICE_SIZES.mean)) for size in sizes) if search.sources.is_whole else 0
 
 
 def _slice_cost(rows: Sequence[bytes], options: PrepareOptions, tokenizer: object, folder: Path) -> tuple[float, float]:
@@ -418,12 +420,12 @@ def _line(row: bytes) -> bytes:
     return (b" ".join(row.splitlines()) if b"\n" in row or b"\r" in row else row) + b"\n"
 
 
-def _is_text(builder: Builder) -> bool:
-    return all(file.kind.is_text for file in builder.sources.files)
+def _is_text(search: Search) -> bool:
+    return all(file.kind.is_text for file in search.sources.files)
 
 
-def _is_plain(builder: Builder) -> bool:
-    return all(file.kind is FileKind.JSONL for file in builder.sources.files)
+def _is_plain(search: Search) -> bool:
+    return all(file.kind is FileKind.JSONL for file in search.sources.files)
 
 
 def _cut_speed(file: Path) -> float:
@@ -445,7 +447,7 @@ def _disk(root: Path) -> tuple[int, int]:
     return sum(sizes.values()) - shards, shards
 
 
-def _found(builder: Builder, slices: Sequence[Slice] | None) -> int:
+def _found(search: Search, slices: Sequence[Slice] | None) -> int:
     """How many slices are in the cache."""
-    names = (shard_name(builder.recipe.digest, part.digest) for part in slices or ())
-    return 0 if builder.options.force else sum(map(builder.cache.has_shard, names))
+    names = (shard_name(search.recipe.digest, part.digest) for part in slices or ())
+    return 0 if search.options.force else sum(map(search.cache.has_shard, names))

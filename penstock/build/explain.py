@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.build.find import Search
 from penstock.build.options import PrepareOptions
-from penstock.build.run import Builder
 from penstock.errors import CorruptError, StoreError
 from penstock.prepare.recipe import differing_parts, recipe_differences
 from penstock.prepare.sources.slices import Slice
@@ -50,20 +50,18 @@ class _Candidate:
 
 def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanation:
     """Reports whether `prepare` would be a hit, and if not, why."""
-    builder = Builder(sources, options, None)
-    slices = builder.find_slices()
-    recipe = builder.recipe
-    key = dataset_key(recipe.digest, [(s.file, s.first_row, s.digest) for s in slices])
-    names = [shard_name(recipe.digest, s.digest) for s in slices]
-    builder.cache.refresh(names)
-    found = sum(map(builder.cache.has_shard, names))
-    notices = tuple(builder.notices)
+    search = Search(sources, options)
+    slices = search.slices = search.find_slices()
+    recipe, key, names = search.recipe, search.key, search.names
+    search.cache.refresh(names)
+    found = sum(map(search.cache.has_shard, names))
+    notices = tuple(search.notices)
     candidates = [
         _candidate(manifest, recipe.as_json(), slices, used)
-        for manifest, used in _manifests(builder.cache)
+        for manifest, used in _manifests(search.cache)
         if manifest.key != key
     ]
-    has_manifest = _has_manifest(builder.cache, key)
+    has_manifest = _has_manifest(search.cache, key)
     if has_manifest and found == len(slices):
         return Explanation(True, key, len(slices), found, notices=notices)
     if has_manifest:
@@ -72,7 +70,7 @@ def explain(sources: Sequence[str | Path], options: PrepareOptions) -> Explanati
     if not candidates:
         return Explanation(False, key, len(slices), found, notices=notices)
     nearest = min(candidates, key=_Candidate.distance)
-    in_recipe = recipe_differences(nearest.manifest.recipe, recipe.as_json(), partial(_tokenizer, builder))
+    in_recipe = recipe_differences(nearest.manifest.recipe, recipe.as_json(), partial(_tokenizer, search))
     differences = _with_slices(in_recipe, nearest, slices)
     return Explanation(False, key, len(slices), found, nearest.manifest.key, tuple(differences), notices)
 
@@ -107,11 +105,11 @@ def _shared(manifest: Manifest, slices: Sequence[Slice]) -> int:
     return sum(shard_name(theirs, part.digest) in names for part in slices)
 
 
-def _tokenizer(builder: Builder, name: str) -> bytes | None:
-    if name == builder.recipe.tokenizer:
-        return builder.model.tokenizer_json
+def _tokenizer(search: Search, name: str) -> bytes | None:
+    if name == search.recipe.tokenizer:
+        return search.model.tokenizer_json
     try:
-        return builder.cache.tokenizer_json(name)
+        return search.cache.tokenizer_json(name)
     except (OSError, CorruptError):
         return None
 

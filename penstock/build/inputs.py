@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import orjson
 from blake3 import blake3
 
-from penstock.build.find import ChosenCache, temporary_cache
 from penstock.digests import file_digest
 from penstock.errors import SourceError, UsageError
 from penstock.prepare.sources.discover import NamedFile
@@ -154,8 +153,8 @@ def _line(row: object, number: int, kind: str) -> bytes:
 _EMPTY = f"b3-{blake3().hexdigest()}"
 
 
-def store_inputs(sources: Iterable[object], location: ChosenCache) -> list[str | Path | NamedFile]:
-    """Returns the sources, after writing rows that are in no file to files in the cache."""
+def store_inputs(sources: Iterable[object], writable: Callable[[], Cache]) -> list[str | Path | NamedFile]:
+    """Returns the sources, after writing rows that are in no file to files in a cache, asked for if there are any."""
     found: list[str | Path | NamedFile] = []
     given = list(flattened(sources))
     if sum(isinstance(source, str) and source == STDIN for source in given) > 1:
@@ -166,9 +165,7 @@ def store_inputs(sources: Iterable[object], location: ChosenCache) -> list[str |
             assert isinstance(source, str | os.PathLike)
             found.append(source if isinstance(source, str) else Path(source))
         else:
-            # A read-only cache still serves hits; the rows are then stored where a build would be redirected to.
-            cache = location.cache if location.obstacle is None else temporary_cache(location).cache
-            found.append(NamedFile(_stored(cache, rows), rows.name))
+            found.append(NamedFile(_stored(writable(), rows), rows.name))
     return found
 
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.build.options import PrepareOptions, prepare_options
-from penstock.build.outcome import outcome_json
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome, outcome_json
+from penstock.build.run import Builder
 from penstock.cli.flags import with_flags
 from penstock.look.progress import WARNING, LiveProgress, Terminal, facts, progress_line
 from penstock.printable import printable_json
@@ -39,7 +39,7 @@ def prepare(
         return
     with _interruptible(), LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
-        messages.print(f"format: {builder.mapping.describe()}", highlight=False, markup=False)
+        messages.print(f"format: {builder.search.mapping.describe()}", highlight=False, markup=False)
         outcome = builder.run()
     if json:
         print(printable_json(outcome_json(outcome)))

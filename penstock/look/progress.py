@@ -19,8 +19,8 @@ from penstock.prepare.chat.notes import describe_note
 from penstock.printable import printable
 
 if TYPE_CHECKING:
+    from penstock.build.outcome import Outcome
     from penstock.build.progress import Progress
-    from penstock.build.run import Outcome
     from penstock.store.dataset import Dataset
 
 

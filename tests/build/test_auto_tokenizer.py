@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from penstock.build import auto_check
 from penstock.build.options import prepare_options
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome
+from penstock.build.run import Builder
 from penstock.errors import TokenizerError, UsageError
 from penstock.prepare.tokenizer import auto
 from penstock.prepare.tokenizer.auto import compare, load_auto, uses_file_as_is

@@ -16,7 +16,8 @@ import pytest
 
 import penstock as ps
 from penstock.build.options import prepare_options
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome
+from penstock.build.run import Builder
 
 Rows = Callable[..., Path]
 

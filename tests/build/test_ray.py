@@ -273,11 +273,11 @@ def test_a_worker_refuses_a_folder_that_is_not_shared(
     monkeypatch.setattr(ray_workers, "BEACON_PAUSES", (0.0,))
     monkeypatch.setattr(os, "environ", {**os.environ})  # which the worker changes
     options = prepare_options({"tokenizer": str(tokenizer), "cache": tmp_path})
-    builder = Builder([source], options, None)
-    builder.cache.store_tokenizer(builder.model.tokenizer_json)
-    setup = Setup(builder.recipe, builder.cache, builder.model.tokenizer_json, True)
-    beacon = Beacon(builder.cache.files)
-    expected = versions(builder.recipe)
+    search = Builder([source], options, None).search
+    search.cache.store_tokenizer(search.model.tokenizer_json)
+    setup = Setup(search.recipe, search.cache, search.model.tokenizer_json, True)
+    beacon = Beacon(search.cache.files)
+    expected = versions(search.recipe)
     slot = RaySlot(setup.to_json(), expected, beacon.name)
     logging.getLogger("penstock").warning("a note from %s", "afar")
     logging.getLogger().removeHandler(slot._messages)

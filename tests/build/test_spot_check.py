@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.build.options import prepare_options
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome
+from penstock.build.run import Builder
 from penstock.native import RenderedBatch
 from penstock.prepare.chat.conversation import Part
 from penstock.prepare.chat.formats import detect

@@ -20,8 +20,9 @@ import pytest
 
 from penstock import child
 from penstock.build.options import prepare_options
+from penstock.build.outcome import Outcome
 from penstock.build.progress import Progress
-from penstock.build.run import Builder, Outcome
+from penstock.build.run import Builder
 from penstock.build.workers.local import Overlap
 from penstock.errors import WorkerError
 from penstock.prepare.chat.formats import detect

@@ -16,7 +16,8 @@ import pytest
 
 from penstock.build import slice_plans
 from penstock.build.options import prepare_options
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome
+from penstock.build.run import Builder
 from penstock.prepare.sources import reading, text_slices
 from penstock.prepare.sources.slices import SliceSizes
 

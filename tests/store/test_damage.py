@@ -306,7 +306,7 @@ def test_an_error_of_the_system_without_a_file_is_not_blamed_on_the_disk(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.build.run.discover", fail)
+    monkeypatch.setattr("penstock.build.find.discover", fail)
     with pytest.raises(StoreError, match=message if ".*" in message else re.escape(message)) as raised:
         prepare(data)
     assert ("disk" in str(raised.value)) is (error.filename is not None)

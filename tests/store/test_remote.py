@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.build.run import Outcome
+from penstock.build.outcome import Outcome
 from penstock.errors import CorruptError, StoreError, UsageError
 from penstock.store import cache as cache_module
 from penstock.store import claims as claims_module

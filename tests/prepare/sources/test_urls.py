@@ -24,7 +24,8 @@ import zstandard
 
 from penstock.build import run as build_prepare
 from penstock.build.options import prepare_options
-from penstock.build.run import Builder, Outcome
+from penstock.build.outcome import Outcome
+from penstock.build.run import Builder
 from penstock.errors import ObjectChanged, ObjectError, PenstockError, SourceError, UsageError
 from penstock.objects import ObjectStore, open_object_store
 from penstock.prepare.sources import columnar, kinds, reading, text_slices
