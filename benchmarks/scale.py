@@ -1,8 +1,8 @@
-"""Compares the Ray engine with local worker processes: throughput, start-up, bytes of the result, memory of the driver.
+"""Compares the Ray runner with local worker processes: throughput, start-up, bytes of the result, memory of the driver.
 
     python -m benchmarks.scale --tokenizer FOLDER --data FILE.jsonl … [--megabytes 200] [--rounds 3] [--json OUT.json]
 
-Both engines prepare the same file with two workers, alternating. Throughput is measured between the first and the last
+Both runners prepare the same file with two workers, alternating. Throughput is measured between the first and the last
 finished slice, so start-up is left out and given separately. CPU seconds are those of all processes of a run in the
 same interval; on a machine that is busy otherwise, they are the steadier figure. The driver's memory is measured with
 few and with ten times as many slices, from files that are one small slice each. Targets: Ray delivers 0.8 of the local
@@ -33,7 +33,7 @@ import json, os, sys, time
 from pathlib import Path
 import penstock as ps
 
-source, tokenizer, cache, engine, workers = sys.argv[1:]
+source, tokenizer, cache, runner, workers = sys.argv[1:]
 tick = os.sysconf("SC_CLK_TCK")
 seen = []
 
@@ -61,7 +61,7 @@ def memory(name):
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 begin = time.perf_counter()
-ray = {"engine": "ray", "ray_address": "local"} if engine == "ray" else {}
+ray = {"runner": "ray", "ray_address": "local"} if runner == "ray" else {}
 ps.prepare(source, tokenizer=tokenizer, cache=cache, workers=workers, progress=False, on_progress=on_progress,
            dropped_tool_calls="keep", **ray)
 end = time.perf_counter()
@@ -76,12 +76,12 @@ print(json.dumps({
 """
 
 
-def prepared(source: Path, tokenizer: Path, cache: Path, engine: str, workers: int) -> dict[str, Any]:
+def prepared(source: Path, tokenizer: Path, cache: Path, runner: str, workers: int) -> dict[str, Any]:
     """The figures of one run in a process of its own."""
-    command = [sys.executable, "-c", DRIVER, *map(str, (source, tokenizer, cache, engine, workers))]
+    command = [sys.executable, "-c", DRIVER, *map(str, (source, tokenizer, cache, runner, workers))]
     done = subprocess.run(command, env=environment(ONE_THREAD), stdout=subprocess.PIPE)
     if done.returncode:
-        raise SystemExit(f"prepare failed on {source.name} with the {engine} engine")
+        raise SystemExit(f"prepare failed on {source.name} with the {runner} runner")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -93,14 +93,14 @@ def content(cache: Path) -> dict[str, str]:
 
 
 def compared(source: Path, tokenizer: Path, rounds: int, workers: int) -> dict[str, Any]:
-    """Both engines on the same file, alternating; ratios are Ray's figure over the local one of the same round."""
+    """Both runners on the same file, alternating; ratios are Ray's figure over the local one of the same round."""
     runs: list[dict[str, Any]] = []
     identical = True
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="scale-", dir=source.parent) as folder:
-            caches = {engine: Path(folder) / engine for engine in ("local", "ray")}
+            caches = {runner: Path(folder) / runner for runner in ("local", "ray")}
             order = list(caches)[:: 1 if number % 2 == 0 else -1]
-            run = {engine: prepared(source, tokenizer, caches[engine], engine, workers) for engine in order}
+            run = {runner: prepared(source, tokenizer, caches[runner], runner, workers) for runner in order}
             identical &= content(caches["local"]) == content(caches["ray"])
         for name in ("megabytes_per_second", "megabytes_per_cpu_second"):
             run[f"ray_over_local_{name}"] = run["ray"][name] / run["local"][name]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 if TYPE_CHECKING:
-    from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, OnUnwritable
+    from penstock.build.options import OnBadRow, OnDropped, OnMiss, OnUnwritable, RunnerKind
     from penstock.exchange.options import Check, Weights
     from penstock.load.options import (
         Collate,
@@ -88,7 +88,7 @@ class PrepareArguments(TypedDict, total=False):
     on_unwritable: OnUnwritable | str
     rank: int | None
     world_size: int | None
-    engine: EngineKind | str
+    runner: RunnerKind | str
     ray_address: str | None
     fast: bool
 

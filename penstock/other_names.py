@@ -27,6 +27,7 @@ PREPARE: Mapping[str, str] = {
     **dict.fromkeys(("overwrite_cache", "force_recache"), "force"),
     **dict.fromkeys(("disable_cache", "dataset_skip_cache"), "no_cache"),
     "chat_template_kwargs": "template_vars",
+    "engine": "runner",
 }
 PREPARE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(_LENGTH, _VIEW.format("max_length=…", "view.max_length")),

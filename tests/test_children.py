@@ -119,7 +119,7 @@ def test_a_probe_of_a_configuration(hostile: HostileFolder, tokenizer: Path, tmp
 
 
 def test_a_worker_of_a_ray_cluster_that_we_start(hostile: HostileFolder, tokenizer: Path, tmp_path: Path) -> None:
-    options = ["--engine", "ray", "--ray-address", "local", "--workers", "1"]
+    options = ["--runner", "ray", "--ray-address", "local", "--workers", "1"]
     assert hostile.prepare(tmp_path / "cache", tokenizer, *options)["slices_done"] == 2
     assert hostile.imported == []
 
@@ -128,7 +128,7 @@ def test_a_worker_of_a_running_ray_cluster(hostile: HostileFolder, tokenizer: Pa
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short, because it holds sockets
         cluster = LoopbackCluster(1, folder)
         try:
-            options = ["--engine", "ray", "--ray-address", cluster.address, "--workers", "1"]
+            options = ["--runner", "ray", "--ray-address", cluster.address, "--workers", "1"]
             # Relative paths are the driver's, wherever the cluster was started.
             assert hostile.prepare(Path("../cache"), tokenizer, *options)["slices_done"] == 2
         finally:

@@ -55,11 +55,11 @@ def test_arguments_become_flags(text: str, expected: str) -> None:
 
 def test_the_same_mistake_in_python_and_on_the_command_line(tmp_path: Path) -> None:
     chats, tokenizer = EXAMPLES / "data", EXAMPLES / "tokenizer"
-    with pytest.raises(UsageError, match=r"^ray_address='head:1': it is only used with engine='ray'$"):
+    with pytest.raises(UsageError, match=r"^ray_address='head:1': it is only used with runner='ray'$"):
         penstock.prepare(chats, tokenizer=tokenizer, ray_address="head:1", cache=tmp_path)
     command = [sys.executable, "-P", "-m", "penstock.cli", "prepare", str(chats), "--tokenizer", str(tokenizer)]
     done = subprocess.run([*command, "--ray-address", "head:1"], capture_output=True, text=True, check=False)
-    assert done.stderr == "penstock: --ray-address head:1: it is only used with --engine ray\n"
+    assert done.stderr == "penstock: --ray-address head:1: it is only used with --runner ray\n"
     done = subprocess.run([*command, "--turns", "faithfull"], capture_output=True, text=True, check=False)
     assert done.stderr.startswith("penstock: --turns faithfull is unknown")
     assert done.returncode == 2

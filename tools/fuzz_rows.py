@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.prepare.chat.formats import FormatOptions, Mapping, detect
+from penstock.prepare.chat.formats import ColumnMapping, FormatOptions, detect
 
 ROOT: Final = Path(__file__).parent.parent
 
@@ -112,7 +112,7 @@ def _answers(query: str, response: str) -> list[dict[str, Any]]:
     ]
 
 
-def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[Mapping, list[bytes]]]:
+def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[ColumnMapping, list[bytes]]]:
     """Valid rows by format, with the mapping that reads them; `folder` adds rows from its JSON-lines files."""
     made: dict[str, list[Any]] = {
         "messages": _messages(),
@@ -120,7 +120,7 @@ def seeds(folder: Path | None = None, limit: int = 40) -> dict[str, tuple[Mappin
         "alpaca": _answers("instruction", "output"),
         "query_response": _answers("query", "response"),
     }
-    found: dict[str, tuple[Mapping, list[bytes]]] = {}
+    found: dict[str, tuple[ColumnMapping, list[bytes]]] = {}
     for name, plain in made.items():
         rows = [*plain, *(dict(reversed(row.items())) for row in plain if len(row) > 1)]  # messages first, and last
         found[name] = detect(rows, FormatOptions(format=name)), [json.dumps(row).encode() for row in rows]

@@ -16,7 +16,7 @@ import xxhash
 from penstock.errors import SourceError
 from penstock.prepare.chat.adapt import Adapter
 from penstock.prepare.chat.conversation import Conversation
-from penstock.prepare.chat.formats import Mapping as ColumnMapping
+from penstock.prepare.chat.formats import ColumnMapping
 from penstock.prepare.chat.rows import RowReader
 from penstock.prepare.sources.reading import fetch_data, read_rows
 from penstock.prepare.sources.remote import SourcePath, recorded_path

@@ -24,7 +24,7 @@ from penstock.build.auto_check import auto_model
 from penstock.build.inputs import store_inputs
 from penstock.build.options import OnMiss, OnUnwritable, PrepareOptions
 from penstock.build.progress import Progress
-from penstock.build.slice_plans import PlanMemo, SliceFinder
+from penstock.build.slice_plans import SliceFinder, SlicePlans
 from penstock.digests import digest
 from penstock.errors import CorruptError, RowError, StoreError, UsageError
 from penstock.prepare.chat.formats import detect, format_columns
@@ -96,7 +96,7 @@ class Search:
         self.options = options
         self._location = choose_cache(options)
         self.notices = [*self._location.notices]
-        self._plans = PlanMemo(self.cache, rehash=options.rehash)
+        self._plans = SlicePlans(self.cache, rehash=options.rehash)
         self.sources: SourceSet = discover(
             store_inputs(sources, self._writable),
             split=options.split,
@@ -148,7 +148,7 @@ class Search:
         self._location = temporary_cache(self._location)
         self.notice(*self._location.notices)
         clean_orphans(self.cache)
-        plans = PlanMemo(self.cache, rehash=self.options.rehash)
+        plans = SlicePlans(self.cache, rehash=self.options.rehash)
         self.finder = SliceFinder(self.sources, plans, self.options.max_row_bytes)
 
     # -- rows and slices ------------------------------------------------------------------------------------------

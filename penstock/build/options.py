@@ -40,7 +40,7 @@ class OnUnwritable(StrEnum):
     TEMPORARY = "temporary"
 
 
-class EngineKind(StrEnum):
+class RunnerKind(StrEnum):
     """Where slices are prepared."""
 
     LOCAL = "local"
@@ -108,9 +108,9 @@ class PrepareOptions(RecipeOptions):
         "This process's rank among those sharing the work; default: from Slurm or torchrun", panel=RUN
     )
     world_size: int | None = option("Number of processes sharing the work; default: from Slurm or torchrun", panel=RUN)
-    engine: EngineKind = option(
+    runner: RunnerKind = option(
         "Where slices are prepared: local (processes of this machine), or ray (a cluster; needs penstock[ray])",
-        EngineKind.LOCAL,
+        RunnerKind.LOCAL,
         panel=RUN,
     )
     ray_address: str | None = option(
@@ -133,6 +133,6 @@ def prepare_options(values: Mapping[str, Any]) -> PrepareOptions:
     for name in RESERVED_VARIABLES:
         if name in options.template_vars:
             raise UsageError(f"--template-var {name}: it is not a template variable. Remove the option")
-    if options.ray_address is not None and options.engine is not EngineKind.RAY:
-        raise UsageError(f"--ray-address {options.ray_address}: it is only used with --engine ray")
+    if options.ray_address is not None and options.runner is not RunnerKind.RAY:
+        raise UsageError(f"--ray-address {options.ray_address}: it is only used with --runner ray")
     return options

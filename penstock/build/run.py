@@ -15,12 +15,12 @@ from itertools import chain
 
 from penstock.build.auto_check import AutoCheck
 from penstock.build.find import Search, position, remember_date
-from penstock.build.options import EngineKind, OnBadRow, OnDropped, OnMiss, PrepareOptions
+from penstock.build.options import OnBadRow, OnDropped, OnMiss, PrepareOptions, RunnerKind
 from penstock.build.outcome import Outcome, finish, refuse_bad_rows, refuse_shard
 from penstock.build.progress import OnProgress, SliceReport
 from penstock.build.workers.local import InProcess, WorkerProcesses
 from penstock.build.workers.process import Task, system_failure
-from penstock.build.workers.runner import Setup, SliceEngine, worker_count
+from penstock.build.workers.runner import Setup, SliceRunner, worker_count
 from penstock.build.workers.sharing import Sharing
 from penstock.errors import CorruptError, StoreError
 from penstock.native import native
@@ -75,7 +75,7 @@ class Builder:
 
     @property
     def _is_local(self) -> bool:
-        return self.options.engine is EngineKind.LOCAL
+        return self.options.runner is RunnerKind.LOCAL
 
     @_os_errors_explained()
     def run(self) -> Outcome:
@@ -166,7 +166,7 @@ class Builder:
         slices = chain((first,), found)
         del first  # frees its data
         cache.store_tokenizer(tokenizer_json)
-        engine = self._engine(Setup(recipe, cache, tokenizer_json, self.options.fast), in_process=in_process)
+        runner = self._runner(Setup(recipe, cache, tokenizer_json, self.options.fast), in_process=in_process)
         self._auto = AutoCheck(cache, search.model, self.options.tokenizer_as, plain=not recipe.templates)
         self._auto.start()
         files = search.sources.files
@@ -174,10 +174,10 @@ class Builder:
         search.slices, pause = sharing.slices, SHORTEST_WAIT
         rank, world_size = position(self.options)
         try:
-            self._dispatch(engine, sharing.own(slices, rank, world_size, self._reuse), sharing)
+            self._dispatch(runner, sharing.own(slices, rank, world_size, self._reuse), sharing)
             while sharing.pending:
                 before = self.progress.slices_done
-                self._dispatch(engine, sharing.others(self._finished_elsewhere), sharing)
+                self._dispatch(runner, sharing.others(self._finished_elsewhere), sharing)
                 self.progress.waiting = bool(sharing.pending)
                 self._report_progress()
                 if sharing.pending:
@@ -185,25 +185,25 @@ class Builder:
                     time.sleep(pause)
             self._auto.poll(wait=True)
         finally:
-            engine.close()
+            runner.close()
             self._auto.close()
             sharing.close()
             self.progress.waiting = False
         clean_orphans(cache)  # of processes that died during this build
 
-    def _engine(self, setup: Setup, *, in_process: bool) -> SliceEngine:
-        match self.options.engine:
-            case EngineKind.LOCAL:
+    def _runner(self, setup: Setup, *, in_process: bool) -> SliceRunner:
+        match self.options.runner:
+            case RunnerKind.LOCAL:
                 return InProcess(setup) if in_process else WorkerProcesses(setup, self.progress.workers)
-            case EngineKind.RAY:
-                from penstock.build.workers.ray import RayEngine
+            case RunnerKind.RAY:
+                from penstock.build.workers.ray import RayRunner
 
-                return RayEngine(setup, self.options.workers, self.options.ray_address)
+                return RayRunner(setup, self.options.workers, self.options.ray_address)
 
-    def _dispatch(self, engine: SliceEngine, tasks: Iterator[Task], sharing: Sharing) -> None:
+    def _dispatch(self, runner: SliceRunner, tasks: Iterator[Task], sharing: Sharing) -> None:
         def done(task: Task, report: SliceReport) -> None:
             sharing.claims.release(task.name)
-            self.progress.workers, self.progress.nodes = engine.workers, engine.nodes
+            self.progress.workers, self.progress.nodes = runner.workers, runner.nodes
             self.progress.add(report)
             self._report_progress()
             if self._auto is not None:
@@ -215,7 +215,7 @@ class Builder:
             self.progress.slices_retried += len(lost)
             log.warning("a worker died on %s: %s; retrying the slice once", lost[-1].location, how)
 
-        engine.run(tasks, done, retry)
+        runner.run(tasks, done, retry)
 
     def _reuse(self, task: Task) -> None:
         self.progress.slices_reused += 1

@@ -46,7 +46,7 @@ BLOCK_BYTES, BLOCKS = 4096, 8  # hashed of each file
 BLOCKS_COMPARED = 512  # at a hit, over all files; at least one of each
 
 
-class PlanMemo:
+class SlicePlans:
     """Slice plans, stored in the cache. With `rehash`, plans of files are stored but not used."""
 
     def __init__(self, cache: Cache, *, rehash: bool = False) -> None:
@@ -212,7 +212,7 @@ def now() -> float:
 class SliceFinder:
     """Finds slices, and remembers how each file was sliced."""
 
-    def __init__(self, sources: SourceSet, memo: PlanMemo, max_row_bytes: int) -> None:
+    def __init__(self, sources: SourceSet, memo: SlicePlans, max_row_bytes: int) -> None:
         self._sources = sources
         self._memo = memo
         self._max_row_bytes = max_row_bytes

@@ -21,8 +21,7 @@ import orjson
 from penstock.digests import FORMAT_VERSION, bytes_digest, canonical, digest
 from penstock.errors import UsageError
 from penstock.options import option
-from penstock.prepare.chat.formats import Format, FormatOptions
-from penstock.prepare.chat.formats import Mapping as ColumnMapping
+from penstock.prepare.chat.formats import ColumnMapping, Format, FormatOptions
 from penstock.prepare.modes import (
     Arguments,
     DroppedCalls,

@@ -1,4 +1,4 @@
-"""The Ray engine, on a real cluster of three nodes on the loopback interface and on one that it starts itself.
+"""The Ray runner, on a real cluster of three nodes on the loopback interface and on one that it starts itself.
 
 The cluster's scenarios are one test, so that parallel runs of the suite start one cluster.
 """
@@ -71,12 +71,12 @@ def shards(cache: Path) -> list[Path]:
 
 
 class Driver:
-    """`penstock prepare --engine ray` in a process group of its own, with slow engines so that there is time to act."""
+    """`penstock prepare --runner ray` in a process group of its own, with slow engines so that there is time to act."""
 
     def __init__(self, source: Path, tokenizer: Path, cache: Path, address: str, *options: str) -> None:
         self.cache = cache
         command = ["prepare", source, "--tokenizer", tokenizer, "--cache", cache, "--no-fast", "--json"]
-        ray = ["--engine", "ray", "--ray-address", address, "--workers", str(SLOTS)]
+        ray = ["--runner", "ray", "--ray-address", address, "--workers", str(SLOTS)]
         variables = {**environment(), "RAY_AUTH_MODE": "disabled"} if address != "local" else environment()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli", *command, *ray, *options],
@@ -257,12 +257,12 @@ def test_nothing_of_ray_is_imported_without_it(source: Path, tokenizer: Path, tm
 
 def test_the_error_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"engine='ray' needs Ray. Install it with: pip install 'penstock\[ray\]'"):
+    with pytest.raises(UsageError, match=r"runner='ray' needs Ray. Install it with: pip install 'penstock\[ray\]'"):
         require_ray()
 
 
-def test_an_address_needs_the_engine() -> None:
-    with pytest.raises(UsageError, match="ray_address='head:6379': it is only used with engine='ray'"):
+def test_an_address_needs_the_runner() -> None:
+    with pytest.raises(UsageError, match="ray_address='head:6379': it is only used with runner='ray'"):
         prepare_options({"tokenizer": "t", "ray_address": "head:6379"})
 
 
@@ -344,6 +344,6 @@ def named(driver: int, name: str) -> list[int]:
 def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "nowhere"))
     with pytest.raises(
-        WorkerError, match=r"Ray can't be started on this machine: .*nowhere.*\. Use engine='local', or"
+        WorkerError, match=r"Ray can't be started on this machine: .*nowhere.*\. Use runner='local', or"
     ):
         RayCluster("local", "1")

@@ -39,6 +39,7 @@ def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]
 
 
 def test_option_names_of_other_tools_are_accepted(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
+    assert prepare_options({"tokenizer": "t", "engine": "ray"}).runner == "ray"
     options = prepare_options({"tokenizer_name_or_path": "t", "num_proc": 3, "cache_dir": "c", "max_samples": 7})
     assert (options.tokenizer, options.workers, str(options.cache), options.limit) == ("t", "3", "c", 7)
     common = ("--cache-dir", tmp_path, "--num-proc=1", "--max-samples", "5", "--json")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.build.slice_plans import PlanMemo, now
+from penstock.build.slice_plans import SlicePlans, now
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.slices import SourceFile, identity
 from penstock.store.cache import Cache
@@ -43,10 +43,10 @@ def test_nothing_is_written_before_the_marker(tmp_path: Path, chats: Path) -> No
     """A briefly full disk used to leave folders without a marker, which the rerun refused."""
     home, file = tmp_path / "home", SourceFile(0, chats, FileKind.JSONL, "chats")
     home.mkdir()
-    PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])
+    SlicePlans(Cache(home)).put(file, identity(chats), now() + 1, [])
     assert list(home.iterdir()) == []
     Cache(home).prepare_root()
-    PlanMemo(Cache(home)).put(file, identity(chats), now() + 1, [])
+    SlicePlans(Cache(home)).put(file, identity(chats), now() + 1, [])
     assert len(list(home.glob("memo/*/*.json"))) == 1
 
 

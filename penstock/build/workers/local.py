@@ -1,4 +1,4 @@
-"""The engines of one machine: slices run one by one in this process, or in worker processes driven by threads.
+"""The runners of one machine: slices run one by one in this process, or in worker processes driven by threads.
 
 An error in one worker stops the others after their current slice; a worker that dies is replaced, and its slices are
 retried once. Workers return only counts. A shard is written while the next slice is being prepared.

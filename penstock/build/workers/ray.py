@@ -1,4 +1,4 @@
-"""The engine of a cluster: slices run in Ray actors, one for each slot.
+"""The runner of a cluster: slices run in Ray actors, one for each slot.
 
 The driver finds and claims slices, hands each to the next worker with room, and counts. Only counts come back; with a
 task goes the slice's place in its file, or its rows if the source is streamed. A worker holds at most two slices, so
@@ -73,7 +73,7 @@ class _Slot:
         return bool(self.node) and not self.is_alone and len(self.held) < 2
 
 
-class RayEngine:
+class RayRunner:
     """Runs slices on a Ray cluster, which is found or started with the first task."""
 
     def __init__(self, setup: Setup, workers: str, address: str | None) -> None:
@@ -310,7 +310,7 @@ def _cause(text: str) -> str:
 
 
 # ---- ray slot --------------------------------------------------------------------------------------------------------
-# A worker of the Ray engine: an actor that owns its engines and prepares slices until it is killed.
+# A worker of the Ray runner: an actor that owns its engines and prepares slices until it is killed.
 #
 # It takes two slices at a time, so that a shard is written while the next slice is being prepared. Replies are small:
 # the report of a slice or an error, and the messages that were logged meanwhile. Before the first slice, the worker

@@ -39,7 +39,7 @@ log = logging.getLogger("penstock")
 def require_ray() -> None:
     """Raises UsageError if Ray is not installed. Imports nothing."""
     if find_spec("ray") is None:
-        raise UsageError("--engine ray needs Ray. Install it with: pip install 'penstock[ray]'.")
+        raise UsageError("--runner ray needs Ray. Install it with: pip install 'penstock[ray]'.")
 
 
 class RayCluster:
@@ -106,7 +106,7 @@ class RayCluster:
                 )
         except Exception as error:  # Ray raises bare exceptions, too
             raise WorkerError(
-                f"Ray can't be started on this machine: {_first_line(error)} Use --engine local, or give the "
+                f"Ray can't be started on this machine: {_first_line(error)} Use --runner local, or give the "
                 "--ray-address of a running cluster."
             ) from error
         where = found.address_info["node_ip_address"]

@@ -1,6 +1,6 @@
-"""What an engine is: the part of a build that runs slices somewhere.
+"""What a runner is: the part of a build that runs slices somewhere.
 
-`pool` has the engines of one machine, `ray_engine` the one of a cluster. An engine decides only who prepares a slice;
+`local` has the runners of one machine, `ray` the one of a cluster. A runner decides only who prepares a slice;
 `sharing` decides which slices a build takes, and a shard has the same bytes no matter which worker writes it.
 """
 
@@ -38,8 +38,8 @@ class Setup:
         return {"recipe": self.recipe.as_json(), "cache": list(self.cache.place), "fast": self.fast}
 
 
-class SliceEngine(Protocol):
-    """Runs slices. Workers start with the first task and stay until the engine is closed."""
+class SliceRunner(Protocol):
+    """Runs slices. Workers start with the first task and stay until the runner is closed."""
 
     @property
     def workers(self) -> int:
@@ -47,7 +47,7 @@ class SliceEngine(Protocol):
 
     @property
     def nodes(self) -> int:
-        """Number of machines they are on; 0 if the engine uses this one only."""
+        """Number of machines they are on; 0 if the runner uses this one only."""
 
     def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         """Runs all tasks, drawing each when a worker is ready for it. The callbacks are never run concurrently."""

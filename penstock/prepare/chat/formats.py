@@ -1,18 +1,17 @@
-"""The row formats: `detect` finds the format of sample rows, and returns the column `Mapping` that reads every row.
+"""The row formats: `detect` finds the format of sample rows, and returns the `ColumnMapping` that reads every row.
 
 If several formats fit, the order of `Format` decides; options narrow the choice to the formats that have such a column.
 If none fits, the error lists the existing columns, what each format needs, and the nearest names. A column counts if
 some sample row has a value other than null in it. Detection costs microseconds.
 
-`Mapping` holds everything that columns and role names decide; it is part of the recipe as `as_json()`. Optional
+`ColumnMapping` holds everything that columns and role names decide; it is part of the recipe as `as_json()`. Optional
 columns (tools, system, …) are in it whether or not the sample rows have them, so that later rows that have them are
 read the same way. `rows` reads rows with a mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as MappingABC
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
 from enum import StrEnum
@@ -98,7 +97,7 @@ class FormatOptions:
     weight_keys: tuple[str, ...] = option(
         "Key of a message that holds its weight in the loss", WEIGHT_KEYS, flag="weight-key", panel=COLUMNS
     )
-    roles: MappingABC[str, str] = option(
+    roles: Mapping[str, str] = option(
         "What a role name means, for example bot=assistant", {}, flag="role", panel=COLUMNS
     )
 
@@ -109,7 +108,7 @@ class FormatOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class ColumnMapping:
     """The columns and keys that form a conversation. Equal mappings read every row in the same way."""
 
     format: Format
@@ -150,7 +149,7 @@ class Mapping:
         }
 
     @classmethod
-    def from_json(cls, value: MappingABC[str, Any]) -> Self:
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Reads a mapping that `as_json` wrote."""
         return cls(
             format=Format(value["format"]),
@@ -245,7 +244,7 @@ _SHAPES = (
 )
 
 
-def detect(rows: Sequence[dict[str, Any]], options: FormatOptions | None = None) -> Mapping:
+def detect(rows: Sequence[dict[str, Any]], options: FormatOptions | None = None) -> ColumnMapping:
     """Returns the mapping that fits the columns of sample rows."""
     options = options or FormatOptions()
     if not rows:
@@ -371,7 +370,7 @@ def _labels_fit(shape: _Shape, rows: Sequence[dict[str, Any]], options: FormatOp
 
 def _mapping(
     shape: _Shape, found: dict[str, str], columns: list[str], rows: Sequence[dict[str, Any]], options: FormatOptions
-) -> Mapping:
+) -> ColumnMapping:
     mapped = dict(found)
     for purpose in shape.may_have:
         mapped[purpose] = options.column(purpose) or _DEFAULT_COLUMNS[purpose][0]
@@ -379,12 +378,12 @@ def _mapping(
     unused = tuple(name for name in columns if name not in mapped.values())
     ordered = tuple(sorted(mapped.items()))
     if not shape.has_messages:
-        return Mapping(shape.format, ordered, seen=seen, unused=unused)
+        return ColumnMapping(shape.format, ordered, seen=seen, unused=unused)
     message = _first_message(list(found.values()), rows)
     keys = (message and _keys_of(message, options)) or shape.message_keys or _keys_of({"role": ""}, options)
     assert keys is not None
     known = SHAREGPT_ROLES if shape.format is Format.SHAREGPT or keys[0] == "from" else ROLES
-    return Mapping(
+    return ColumnMapping(
         shape.format,
         ordered,
         role_key=keys[0],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Message
-from penstock.prepare.chat.formats import CALLS, INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, REASONING_KEYS, ROLES, Mapping
+from penstock.prepare.chat.formats import CALLS, INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, REASONING_KEYS, ROLES, ColumnMapping
 from penstock.prepare.chat.json_rows import describe_type, parse_text
 
 _MEDIA = ("image", "audio", "video")
@@ -44,7 +44,7 @@ class NormalizedMessages(NamedTuple):
 class MessageReader:
     """Reads lists of messages according to a mapping."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, mapping: ColumnMapping) -> None:
         self._role_key = mapping.role_key or "role"
         self._content_key = mapping.content_key or "content"
         self._roles = dict(mapping.roles) or ROLES
@@ -320,7 +320,7 @@ NO_CHAT = Chat()
 class ChatColumns:
     """Reads the columns besides the messages according to a mapping."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, mapping: ColumnMapping) -> None:
         columns = dict(mapping.columns)
         self._tools = columns.get("tools", "")
         self._system = columns.get("system", "")

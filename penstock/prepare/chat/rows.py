@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.errors import RowError, SourceError
 from penstock.prepare.chat.conversation import Conversation, Message, Role
-from penstock.prepare.chat.formats import LABEL_COLUMN, Format, Mapping, detect, label_of
+from penstock.prepare.chat.formats import LABEL_COLUMN, ColumnMapping, Format, detect, label_of
 from penstock.prepare.chat.json_rows import LargeInteger, check_integers, describe_type, parse_row, parse_row_exactly
 from penstock.prepare.chat.messages import Chat, ChatColumns, MessageReader, NormalizedMessages
 from penstock.prepare.chat.notes import Note
@@ -28,7 +28,7 @@ _PAIRS = 'Earlier turns are pairs such as [["question", "answer"], …]'
 class RowReader:
     """Reads rows according to a mapping."""
 
-    def __init__(self, mapping: Mapping, *, exact: bool = False) -> None:
+    def __init__(self, mapping: ColumnMapping, *, exact: bool = False) -> None:
         self._mapping = mapping
         self._exact = exact  # whether rows are parsed with exact integers
         self._columns = dict(mapping.columns)

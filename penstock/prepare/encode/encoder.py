@@ -62,7 +62,7 @@ _ACROSS = re.compile(rb"(?:" + _LETTER + rb"|^[\x80-\xbf]{1,2})(?= |\xef(?:\xbc(
 Ids = npt.NDArray[np.uint32]
 
 
-class TextSplitter:
+class SafeCuts:
     """Splits texts for one tokenizer. `encode` is its reference encoder, returning the ids of all texts joined."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[list[bytes]], Ids]) -> None:
@@ -181,7 +181,7 @@ class Encoder:
             self.prefix, self.suffix = self._special_tokens_added()
         # Templates write their own special tokens, and a post-processor may trim offsets.
         self._reference.post_processor = processors.Sequence([])
-        self._splitter = TextSplitter(vocabulary, lambda texts: self._by_reference(texts)[0])
+        self._cuts = SafeCuts(vocabulary, lambda texts: self._by_reference(texts)[0])
         self.engine = self._reference_name = f"tokenizers {version('tokenizers')}"  # in use, with its version
         self._fast: FastEngine | None = None
         self._watch: GrowthWatch | None = None
@@ -309,7 +309,7 @@ class Encoder:
 
     def pieces(self, text: bytes) -> list[bytes]:
         """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
-        return self._splitter.pieces(text)
+        return self._cuts.pieces(text)
 
     def oversized_texts(self, texts: list[bytes]) -> dict[int, int]:
         """The texts with a piece over `MAX_PIECE_BYTES`, and the size of their longest piece."""

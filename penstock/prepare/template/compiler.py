@@ -19,8 +19,7 @@ from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOL
 from penstock.native import RenderedBatch, native
 from penstock.prepare.chat.adapt import Needs
 from penstock.prepare.chat.conversation import Conversation
-from penstock.prepare.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, Format
-from penstock.prepare.chat.formats import Mapping as ColumnMapping
+from penstock.prepare.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, ColumnMapping, Format
 from penstock.prepare.chat.messages import RESERVED_VARIABLES
 from penstock.prepare.template.bytecode import Bytecode, Label, NotCompiled
 from penstock.prepare.template.expressions import FUNCTIONS, Expressions, Frame

@@ -19,7 +19,7 @@ from penstock.errors import RowError
 from penstock.native import RenderedBatch, RowFlag, RowStatus
 from penstock.prepare.chat.adapt import Adapter, SpecialTextFinder
 from penstock.prepare.chat.conversation import Conversation
-from penstock.prepare.chat.formats import Mapping as ColumnMapping
+from penstock.prepare.chat.formats import ColumnMapping
 from penstock.prepare.chat.notes import Note, joined_notes
 from penstock.prepare.template.bytecode import NotCompiled
 from penstock.prepare.template.compiler import Machine, can_read, conversation_layout, encoded, row_layout

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SourceError, UsageError
-from penstock.prepare.chat.formats import Format, FormatOptions, Mapping, detect
+from penstock.prepare.chat.formats import ColumnMapping, Format, FormatOptions, detect
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
@@ -137,7 +137,7 @@ def test_every_option_that_changes_the_output_changes_the_mapping(options: Forma
 )
 def test_a_mapping_survives_json(row: dict[str, Any]) -> None:
     mapping = detect([row])
-    assert Mapping.from_json(json.loads(json.dumps(mapping.as_json()))) == mapping
+    assert ColumnMapping.from_json(json.loads(json.dumps(mapping.as_json()))) == mapping
 
 
 CATALOGUE = (
