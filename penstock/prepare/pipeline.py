@@ -236,19 +236,21 @@ class Pipeline:
             self._reject(examples, {k: unbroken(size) for k, size in sizes.items()}, state)
         if state.window and max(map(len, examples.texts), default=0) > state.window:
             self._cut(examples, state)
+        texts, counts = examples.texts, [1] * len(examples.texts)
+        segments = examples.segments
+        if any(examples.seams):
+            segments = examples.segments = cut_at_seams(segments, examples.seams)
+            texts, segments, counts = split_at_seams(texts, segments, examples.seams)
         try:
-            batch = self._encoded(examples, state)
+            batch = encode_texts(texts, segments, self.encoder, reference=state.by_reference)
         except EncoderPanic:
-            self._reject(examples, self._panics(examples, state), state)
-            batch = self._encoded(examples, state)
-        return self._checked(examples, batch, state) if self.recipe.turns is TurnsMode.FAITHFUL else batch
-
-    def _encoded(self, examples: _Examples, state: SliceState) -> ExampleBatch:
-        if not any(examples.seams):
-            return encode_texts(examples.texts, examples.segments, self.encoder, reference=state.by_reference)
-        examples.segments = cut_at_seams(examples.segments, examples.seams)
-        texts, segments, counts = split_at_seams(examples.texts, examples.segments, examples.seams)
-        return merge_parts(encode_texts(texts, segments, self.encoder, reference=state.by_reference), counts)
+            if not (panics := self._panics(examples, state)):
+                raise
+            self._reject(examples, panics, state)
+            return self._encode(examples, state)
+        if self.recipe.turns is TurnsMode.FAITHFUL:
+            return self._checked(examples, merge_parts(batch, counts), state)
+        return batch
 
     def _cut(self, examples: _Examples, state: SliceState) -> None:
         """Cuts long texts at the first end of a turn beyond the window: a special token, which no other spans."""
@@ -393,7 +395,7 @@ class Pipeline:
         errors: dict[int, RowError] = {}
         if self.recipe.special_tokens_in_text is SpecialText.REJECT:
             errors = {k: special_text(token) for k, token in rendered.special.items()}
-        else:
+        elif rendered.special:
             state.note((rows[k], Note.SPECIAL_TEXT) for k in rendered.special)
         if self.recipe.dropped_tool_calls is DroppedCalls.KEEP:
             state.note((rows[k], Note.CALLS_DROPPED) for k, error in dropped.items() if error.kind == DROPPED)

@@ -67,13 +67,10 @@ class MessageReader:
             )
         if not value:
             raise RowError("no_messages", f"column {column!r} is an empty list", "Remove the row or give it messages")
-        return self._read(value, column)
-
-    def _read(self, given: list[Any], column: str) -> NormalizedMessages:
-        messages: list[Message] = given  # we own the parsed objects, so they are changed in place
-        weights: list[float | None] = [None] * len(given)
+        messages: list[Message] = value  # we own the parsed objects, so they are changed in place
+        weights: list[float | None] = [None] * len(messages)
         loose: list[object] = []
-        for number, message in enumerate(given):
+        for number, message in enumerate(messages):
             where = f"{column}[{number}]"
             if type(message) is not dict:
                 raise RowError(
@@ -92,11 +89,11 @@ class MessageReader:
                 message["tool_calls"] = _read_calls(message["tool_calls"], f"{where}.tool_calls")
             check_message(message, where, self._weight_names)
             nulls = []
-            for key, value in message.items():
-                if value is None:
+            for key, own in message.items():
+                if own is None:
                     nulls.append(key)
-                elif type(value) is not str:
-                    loose.append(value)
+                elif type(own) is not str:
+                    loose.append(own)
             for key in nulls:
                 del message[key]
         is_weighted = any(weight is not None for weight in weights)

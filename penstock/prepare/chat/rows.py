@@ -45,14 +45,10 @@ class RowReader:
             found = self._read(record)
         except LargeInteger:
             found = RowReader(self._mapping, exact=True)._read(parse_row_exactly(row))
-        notes = self._notes(record)
-        return tuple(conversation._replace(notes=notes) for conversation in found) if notes else found
-
-    def _notes(self, record: Record) -> tuple[Note, ...]:
-        """Returns notes on the parts of the row that aren't used."""
         unused = not self._near.isdisjoint(record) and any(record.get(name) not in _NOTHING for name in self._near)
         is_false = self._reads_answers and LABEL_COLUMN in record and label_of(record[LABEL_COLUMN]) is False
-        return (Note.LABEL_FALSE,) * is_false + (Note.COLUMN_UNUSED,) * unused
+        notes = (Note.LABEL_FALSE,) * is_false + (Note.COLUMN_UNUSED,) * unused  # on what isn't used
+        return tuple(conversation._replace(notes=notes) for conversation in found) if notes else found
 
     def _reader_of(self, name: Format) -> Callable[[Record], tuple[Conversation, ...]]:
         match name:

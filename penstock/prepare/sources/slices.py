@@ -9,6 +9,7 @@ Slices and plans convert to JSON and back, without their data.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -179,12 +180,15 @@ class SliceRows:
     nulls_dropped: int = 0
 
 
+_stat = retry_transient(os.stat)
+
+
 def identity(path: SourcePath) -> Identity:
     """The identity of a file, or of the version of an object that was found; SourceError if a file can't be read."""
     if isinstance(path, ObjectPath):
         return path.identity()
     try:
-        found = retry_transient(path.stat)()
+        found = _stat(path)
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}.") from error
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

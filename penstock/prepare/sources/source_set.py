@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.errors import SourceError
 from penstock.prepare.sources.reading import KeepData, head, scan, trim
@@ -131,7 +132,7 @@ class SourceSet:
         """Yield the slices of the selected rows. `known` has the slices of files that need not be cut again."""
         cut: Known = dict(known or {})
         rows = 0
-        for found in self._selected(cut, max_row_bytes, keep):
+        for found in chain.from_iterable(self._part(part, cut, max_row_bytes, keep) for part in self._parts()):
             left = None if self.limit is None else self.limit - rows
             if left is not None and found.rows >= left:
                 rows += left
@@ -158,10 +159,6 @@ class SourceSet:
                 "bytes (--max-row-bytes). Check that these are the right data."
             )
         return rows
-
-    def _selected(self, cut: Known, max_row_bytes: int, keep: KeepData) -> Iterator[Slice]:
-        for part in self._parts():
-            yield from self._part(part, cut, max_row_bytes, keep)
 
     def _parts(self) -> tuple[SplitPart, ...]:
         return (SplitPart(""),) if self.split is None else self.split.parts
