@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from penstock.build.progress import SliceReport
+from penstock.prepare.chat.notes import rows_to_runs
 from penstock.prepare.check import mismatches, sampled_rows
 from penstock.prepare.encode.process_memory import resident_bytes
 from penstock.prepare.pipeline import Pipeline
@@ -45,7 +46,8 @@ class SliceJob:
                 self._redone(rows, record) if wrong else record, checked=len(checked), mismatches=len(wrong)
             )
         del rows  # frees memory for the shard
-        shard = encode_shard(record.columns, ShardMeta(record.ledger, record.rejected, {"rows": sample}, record.runs))
+        noted = {note.value: rows_to_runs(numbers) for note, numbers in sorted(record.noted.items())}
+        shard = encode_shard(record.columns, ShardMeta(record.ledger, record.rejected, {"rows": sample}, noted))
         report = SliceReport.of(name, record, resident_bytes())
 
         def commit() -> SliceReport:

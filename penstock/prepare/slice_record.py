@@ -19,7 +19,7 @@ import numpy as np
 from penstock.arrays import Int64
 from penstock.errors import EncoderPanic, RowError
 from penstock.prepare.chat.conversation import Part
-from penstock.prepare.chat.notes import Note, NotedRows, rows_to_runs
+from penstock.prepare.chat.notes import Note, NotedRows
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import MAX_PIECE_BYTES
 
@@ -64,11 +64,6 @@ class SliceRecord:
             "notes": dict(sorted(notes.items())),
             "warnings": self.warnings,
         }
-
-    @property
-    def runs(self) -> dict[str, list[int]]:
-        """The noted rows as the shard stores them: note -> starts and ends of runs of rows."""
-        return {note.value: rows_to_runs(rows) for note, rows in sorted(self.noted.items())}
 
 
 @dataclass(slots=True)
