@@ -27,6 +27,9 @@ $(VENV)/dev: pyproject.toml constraints.txt $(COMPILED)
 demo: $(VENV)/train  ## Prepare the bundled data, look at it, train a few steps
 	$(BIN)/python examples/demo.py
 
+# Two test processes with a thread pool of every core each would wait for one another.
+test quick: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/dev chromium  ## Run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 

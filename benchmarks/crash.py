@@ -26,8 +26,8 @@ from collections import Counter
 from pathlib import Path
 
 from penstock.prepare.sources.slices import SliceSizes
-from tests.store.conftest import Forks, leftovers, result
 from tests.store.test_crashes import KILLED, REWRITES, STEPS
+from tests.support.forks import Forks, leftovers, result
 
 ROOT = Path(__file__).parent.parent
 SLICES = SliceSizes(20_000, 80_000, 320_000)

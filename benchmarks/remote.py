@@ -31,8 +31,8 @@ from benchmarks.crash import KILLED, ROOT, SLICES, _data, _kill_group
 from penstock.store.cache import open_cache
 from penstock.store.object_storage import ObjectStorage
 from penstock.store.transfer import copy_dataset
-from tests.store.conftest import Forks, result
-from tests.store.forks import cut_small
+from tests.support.fork_server import cut_small
+from tests.support.forks import Forks, result
 from tests.support.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 STEPS = (

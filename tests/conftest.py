@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import penstock.api  # noqa: F401 (makes the options of all functions known, as 
 from penstock.native import native
 from penstock.prepare.encode import example_batch, unicode_checks
 from penstock.prepare.sources import text_rows
+from tests.support.forks import Forks
 from tests.support.object_servers import KEYS, Proxy, make_bucket, proxied, s3_server
 
 ROOT = Path(__file__).parent.parent
@@ -57,6 +61,25 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder in memory if possible: tests that kill processes need no disk, and syncing to one is slow."""
+    shared = Path("/dev/shm")
+    base = shared if os.access(shared, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="penstock-test-", dir=base))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """One fork server for all tests."""
+    server = Forks(tmp_path_factory.mktemp("logs"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

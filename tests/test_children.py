@@ -15,7 +15,7 @@ import yaml
 
 import penstock
 from penstock import child
-from tests.build.test_ray import LoopbackCluster
+from tests.support.ray_cluster import LoopbackCluster
 from tools import graph
 
 pytestmark = pytest.mark.slow

@@ -36,8 +36,8 @@ from penstock.store import claims
 from penstock.store.cache import Cache
 from penstock.store.dataset import open_dataset
 from penstock.store.verify import verify_cache
-from tests.store.conftest import ROOT, result
-from tests.store.forks import cut_small
+from tests.support.fork_server import cut_small
+from tests.support.forks import ROOT, result
 
 ROWS = 24
 MEMORY = 8 << 30  # limit on the address space of a process

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.store.conftest import ROOT, Forks, leftovers, result
+from tests.support.forks import ROOT, Forks, leftovers, result
 
 ERRORS = ("EIO", "ENOSPC", "ESTALE", "EINTR")
 ROWS = 24

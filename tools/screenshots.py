@@ -10,8 +10,8 @@ import penstock as ps
 from penstock.look.options import LookOptions
 from penstock.look.report import report, write_report
 from penstock.look.viewer.session import Session
-from tests.look.browser import browser
-from tests.look.conftest import TOKEN, serving
+from tests.support.browser import browser
+from tests.support.viewer import TOKEN, serving
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"

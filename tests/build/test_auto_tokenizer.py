@@ -23,7 +23,7 @@ from penstock.prepare.tokenizer import auto
 from penstock.prepare.tokenizer.auto import compare, load_auto, uses_file_as_is
 from penstock.prepare.tokenizer.files import load_tokenizer
 from penstock.train.data import _opened
-from tests.prepare.encode.test_spm_pieces import SHAPES
+from tests.support.spm_tokenizers import SHAPES
 
 TURNS = [{"role": "user", "content": "It's 12345 now, isn't it?"}, {"role": "assistant", "content": "  Yes: 67,890."}]
 TEMPLATE = "{% for m in messages %}<s> {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s> {% endif %}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from penstock.build import estimate
 from penstock.build.estimate import MEMO_BYTES
 from penstock.objects import open_object_store
 from penstock.prepare.sources import chunks
+from tests.support.command import run
 from tests.support.object_servers import Proxy
 
 pytestmark = pytest.mark.slow
@@ -143,11 +142,10 @@ def test_more_workers_and_nodes_take_less_time(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_prediction(tmp_path: Path) -> None:
     source = as_lines(rows(40), tmp_path)
-    command = [sys.executable, "-m", "penstock.cli", "prepare", str(source), "--tokenizer", TOKENIZER]
-    command += ["--cache", str(tmp_path / "cache"), "--dry-run"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = ["prepare", source, "--tokenizer", TOKENIZER, "--cache", tmp_path / "cache", "--dry-run"]
+    text = run(*command).stdout
     assert "rows" in text and "tokens" in text and "in the cache" in text
-    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    found = json.loads(run(*command, "--json").stdout)
     assert found["rows"] == 40
 
 

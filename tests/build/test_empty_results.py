@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import SourceError, ViewError
-from tests.cli.test_cli import run
+from tests.support.command import run
 
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
 UNANSWERED = {"messages": [{"role": "user", "content": "q"}]}

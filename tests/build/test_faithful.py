@@ -22,37 +22,13 @@ from penstock.load.options import LossPolicy
 from penstock.prepare.chat.conversation import Part
 from penstock.prepare.check import same_examples
 from penstock.prepare.faithful.prefixes import check_prefixes, sizes, tokens
+from tests.support.faithful_chats import CHATS, QWEN, RESULT, calls, says, user
 from tests.support.splitting import trained_texts
 
 pytestmark = pytest.mark.slow
 
 Rows = Callable[..., Path]
 Write = Callable[[list[object]], Path]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def says(text: str, thought: str | None = None) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **({"reasoning_content": thought} if thought else {})}
-
-
-def calls(thought: str | None = None) -> dict[str, Any]:
-    function = {"name": "look_up", "arguments": {"city": "Bern"}}
-    return says("", thought) | {"tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
-
-
-RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "call00001", "name": "look_up"}
-CHATS: list[list[dict[str, Any]]] = [
-    [user("2 + 2?"), says("4", "two and two"), user("3 + 3?"), says("6", "three and three")],
-    [user("hi"), says("hello"), user("bye"), says("goodbye"), user("still here?")],
-    [user("weather?"), calls("look it up"), RESULT, says("Sunny.", "easy"), user("and Basel?"), says("No idea.")],
-    [user("weather?"), calls(), RESULT, calls(), RESULT, says("Sunny."), user("thanks"), says("Welcome.", "polite")],
-    [{"role": "system", "content": "Be brief."}, user("a"), says("b", "c"), user("d"), says("e")],
-    [user("one"), says("two", "three")],
-    [user("newlines"), says("\n\nlike these"), user("more"), says("  spaces", "hm")],
-]
 
 
 def rows_of(chats: list[list[dict[str, Any]]]) -> list[object]:
@@ -77,16 +53,6 @@ def prepare(tokenizer: Path, tmp_path: Path, write_rows: Rows) -> Callable[..., 
         return ps.prepare(write_rows(rows_of(chats)), tokenizer=str(tokenizer), template=str(file), **options)
 
     return run
-
-
-QWEN = (
-    "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}"
-    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{%- if m.role == 'assistant' and loop.index0 > ns.last %}\n<think>\n{{ m.reasoning_content or '' }}\n</think>\n"
-    "{%- endif %}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
-    "{%- if add_generation_prompt %}\n<|im_start|>assistant\n{%- endif %}"
-)  # drops the reasoning of earlier turns
 
 
 SOME = ("qwen3", "qwen2_5", "gptoss", "gemma4", "glm4moe", "deepseek_r1_distill", "nemotron_3_nano", "qwen3_6", "phi3")
@@ -290,7 +256,7 @@ def test_a_holdout_never_splits_the_chains_of_a_row(chains: ps.Dataset) -> None:
         parts = [
             {p for p, _ in rows_trained(chains, holdout=holdout, holdout_side=part)} for part in ("train", "held_out")
         ]
-        columns = chains.columns(0)
+        columns = chains.shards.columns(0)
         of_row = dict(zip(columns.rows.tolist(), columns.row_hashes.tolist(), strict=True))
         hashes = [{of_row[row] for _, row in part} for part in parts]
         assert not hashes[0] & hashes[1] and all(hashes)
@@ -343,9 +309,9 @@ def test_statistics_count_rows_and_sequences(chains: ps.Dataset) -> None:
     from penstock.look.statistics import stats
 
     found = stats(chains)
-    assert found.rows == len(CHATS) * 4 and found.sequences == chains.examples > found.rows
+    assert found.rows == len(CHATS) * 4 and found.sequences == chains.shards.total > found.rows
     assert found.duplicate_rows == len(CHATS) * 3
-    assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.examples))
+    assert found.tokens == chains.tokens == sum(len(chains.input_ids(k)) for k in range(chains.shards.total))
 
 
 def test_show_prints_what_later_turns_see_of_an_answer(chains: ps.Dataset) -> None:
@@ -360,7 +326,7 @@ def test_show_prints_what_later_turns_see_of_an_answer(chains: ps.Dataset) -> No
 
 
 def test_invalid_prefixes_are_corruption(chains: ps.Dataset) -> None:
-    columns = chains.columns(0)
+    columns = chains.shards.columns(0)
     assert columns.prefixes is not None
     check_prefixes(columns)
     for change in (1, 10_000):

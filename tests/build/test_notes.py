@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import RowError
 from penstock.prepare.chat.notes import LOSSES, Note, describe_note, reason_and_remedy, rows_to_runs, runs_to_rows
-from tests.cli.test_cli import run
+from tests.support.command import run
 
 pytestmark = pytest.mark.slow
 

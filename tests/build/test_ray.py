@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,13 @@ from penstock.child import environment
 from penstock.errors import StoreError, UsageError, WorkerError
 from penstock.store.local import LocalStorage
 from tests.build.test_workers import conversation
+from tests.support.ray_cluster import PATIENCE, LoopbackCluster, processes, wait
 
 pytestmark = pytest.mark.slow
 
 FILES, ROWS = 32, 80  # a file is a slice
 SLOTS = 3
 IN_FLIGHT = 2  # slices that a worker holds at most
-PATIENCE = 120.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -96,67 +95,6 @@ class Driver:
         printed, messages = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, messages
         return {**json.loads(printed)["build"], "messages": messages}
-
-
-def wait(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
-
-
-class LoopbackCluster:
-    """The process of `loopback_cluster.py`."""
-
-    def __init__(self, nodes: int, folder: str) -> None:
-        script = Path(__file__).parent / "loopback_cluster.py"
-        command = [sys.executable, script, str(nodes), folder]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
-        )
-        self._read()
-
-    def remove(self, node: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"remove {node}\n")
-        self.process.stdin.flush()
-        self._read()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        state = json.loads(self.process.stdout.readline())
-        self.address, self.raylets = state["address"], state["raylets"]
-
-    def worker(self, node: int) -> int:
-        """The process id of the worker on a node, once it is preparing a slice."""
-        found: list[int] = []
-
-        def is_busy() -> bool:
-            found.extend(
-                pid for pid, parent, name in self.workers() if parent == self.raylets[node] and ".prep" in name
-            )
-            return bool(found)
-
-        wait(is_busy)
-        return found[0]
-
-    def workers(self) -> list[tuple[int, int, str]]:
-        """The processes of all workers."""
-        return [found for found in processes() if found[1] in self.raylets and "RaySlot" in found[2]]
-
-    def close(self) -> None:
-        self.process.communicate(timeout=PATIENCE)
-
-
-def processes() -> Iterator[tuple[int, int, str]]:
-    """Id, parent and command line of every process."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                yield int(folder.name), parent, (folder / "cmdline").read_text()
-            except OSError:
-                continue  # ended meanwhile
 
 
 def descendants(process: int) -> set[int]:

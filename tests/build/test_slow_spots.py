@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.prepare.check import LONG_ROW, SHORT_BYTES, shortened
 from penstock.prepare.sources.discover import discover
 from penstock.prepare.sources.reading import read_rows
-from tests.cli.test_cli import run
+from tests.support.command import run
 
 ROW = b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
 

@@ -12,18 +12,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.support.command import run
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(penstock.__file__).parent.parent
-
-
-def run(*arguments: str | Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    if cache is not None:
-        environment["PENSTOCK_CACHE"] = str(cache)
-    command = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.fixture(scope="module")

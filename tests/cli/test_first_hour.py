@@ -29,13 +29,9 @@ from penstock.look.terminal import show
 from penstock.options import read_options
 from penstock.train.config import TrainConfig, flat, plain, read_config
 from penstock.train.verify.target import TargetSpec, _factory
+from tests.support.command import run
 
 pytestmark = pytest.mark.slow
-
-
-def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, **more)
 
 
 def test_option_names_of_other_tools_are_accepted(examples: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -43,7 +39,7 @@ def test_option_names_of_other_tools_are_accepted(examples: Path, tokenizer: Pat
     options = prepare_options({"tokenizer_name_or_path": "t", "num_proc": 3, "cache_dir": "c", "max_samples": 7})
     assert (options.tokenizer, options.workers, str(options.cache), options.limit) == ("t", "3", "c", 7)
     common = ("--cache-dir", tmp_path, "--num-proc=1", "--max-samples", "5", "--json")
-    done = command("prepare", examples / "data/chats.jsonl", "--tokenizer", tokenizer, *common)
+    done = run("prepare", examples / "data/chats.jsonl", "--tokenizer", tokenizer, *common)
     assert json.loads(done.stdout)["examples"] == 5
     config = read_config({"learning_rate": 3e-4, "num_train_epochs": 2, "output_dir": "o", "max_length": 9})
     assert (config.optim.lr, config.loader.epochs, str(config.output), config.view.max_length) == (3e-4, 2, "o", 9)
@@ -59,10 +55,10 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     assert "loader.micro_batch" in str(caught.value)
     assert "loader.collate: packed" in str(caught.value)
     assert "data.prepare.workers" in str(caught.value)
-    done = command("prepare", "x.jsonl", "--max-length", "512")
+    done = run("prepare", "x.jsonl", "--max-length", "512")
     assert done.returncode == 2
     assert "--max-length is decided when loading" in done.stderr
-    assert "--part is called --holdout-side." in command("export", "latest", "--part", "held_out").stderr
+    assert "--part is called --holdout-side." in run("export", "latest", "--part", "held_out").stderr
 
 
 @pytest.mark.parametrize(
@@ -153,14 +149,14 @@ def test_ctrl_c_prints_one_line(tokenizer: Path, tmp_path: Path) -> None:
 
 
 def test_version_and_completion() -> None:
-    assert command("--version").stdout == f"penstock {ps.__version__}\n"
+    assert run("--version").stdout == f"penstock {ps.__version__}\n"
     assert (
         "complete_bash"
-        in command(
+        in run(
             "--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
         ).stdout
     )
-    assert "--no-no-cache" not in command("prepare", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
+    assert "--no-no-cache" not in run("prepare", "--help").stdout
     assert set(ps.__all__) <= set(dir(ps))
 
 
@@ -172,7 +168,7 @@ def test_stats_report_what_a_length_limit_cuts(examples: Path, tokenizer: Path, 
     assert counted.cut_tokens == sum(max(0, length - 60) for length in lengths)
     whole = stats(ds).lengths
     assert dict(ds.ledger.lengths) == {"p50": whole.p50, "p90": whole.p90, "p99": whole.p99, "max": whole.max}
-    done = command("stats", "latest", "--cache", tmp_path, "--max-length", 60)
+    done = run("stats", "latest", "--cache", tmp_path, "--max-length", 60)
     assert f"{counted.cut_rows:,} rows, {counted.cut_tokens:,} tokens cut" in done.stdout
 
 

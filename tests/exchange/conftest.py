@@ -14,20 +14,11 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from tests.store.conftest import Forks
+from tests.support.forks import Forks
 
 ROOT = Path(__file__).parent.parent.parent
 EXITS = Path(os.environ.get("PENSTOCK_EXITS", ROOT / ".exits")) / "bin" / "python"
 Ask = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def memory() -> Iterator[Path]:
-    """A folder on tmpfs if available: syncing to disk would take most of the test time."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="penstock-export-", dir=base))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)  # other runs may clean up here too
 
 
 @pytest.fixture
@@ -39,20 +30,12 @@ def place(memory: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """A fork server shared by these tests."""
-    server = Forks(tmp_path_factory.mktemp("logs"))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
 def dataset(forks: Forks, memory: Path, examples: Path, tokenizer: Path) -> ps.Dataset:
     """The bundled conversations in about twenty shards."""
     chats = examples / "data" / "chats.jsonl"
-    code, said = forks.run("prepare", chats, "--tokenizer", tokenizer, "--cache", memory / "cache", "--no-fast")
+    code, said = forks.run("prepare", chats, "--tokenizer", tokenizer, "--cache", memory / "exported", "--no-fast")
     assert code == 0, said
-    (manifest,) = (memory / "cache").glob("datasets/*/manifest.json")
+    (manifest,) = (memory / "exported").glob("datasets/*/manifest.json")
     found = ps.open(manifest.parent)
     assert len(found.shards) > 15
     return found

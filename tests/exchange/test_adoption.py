@@ -17,7 +17,7 @@ from penstock.exchange.format import find_format
 from penstock.exchange.formats import format_names
 from penstock.store.verify import verify_cache
 from tests.exchange.readers import read
-from tests.prepare.encode.test_spm_pieces import SPACES, bpe
+from tests.support.spm_tokenizers import SPACES, bpe
 
 pytestmark = pytest.mark.slow
 

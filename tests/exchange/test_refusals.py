@@ -15,8 +15,8 @@ from penstock.exchange import export as exporter
 from penstock.exchange import rows as export_rows
 from penstock.exchange.export import export
 from penstock.prepare.chat.conversation import Part, Role
-from tests.store.conftest import Forks
 from tests.support.feed_data import pair_view, view
+from tests.support.forks import Forks
 from tests.support.memory_dataset import MemoryDataset, Piece
 from tests.support.view_rows import chat
 

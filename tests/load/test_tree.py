@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 from penstock.errors import FeedError, UsageError
 from penstock.load.assemble import block_mask
-from tests.build.test_faithful import CHATS, QWEN
+from tests.support.faithful_chats import CHATS, QWEN
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 import penstock as ps
 from penstock.look.options import LookOptions
-from penstock.look.viewer.app import listen, make_app
 from penstock.look.viewer.session import Session
+from tests.support.viewer import serving
 
-TOKEN = "token-of_the_tests"
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> \u202egnihtyna\u202c "
     "</pre></style><a href=javascript:alert(1)>x</a> \x1b[31m \x00 {{ 7 * 7 }} 中文 🙂 &lt;b&gt;"
@@ -55,17 +52,3 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, examples: Path, tokenizer: P
 def viewer(dataset: ps.Dataset) -> Iterator[str]:
     """The address of a running viewer."""
     yield from serving(Session(dataset, LookOptions(max_length=128), dataset))
-
-
-def serving(session: Session) -> Iterator[str]:
-    """Serve in a thread and return the address."""
-    listening = listen()
-    port = listening.getsockname()[1]
-    app = make_app(session, port, TOKEN)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
-    listening.close()

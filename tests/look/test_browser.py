@@ -18,8 +18,8 @@ from penstock.look.report import report, write_report
 pytest.importorskip("playwright", reason="playwright is not installed; `make test` installs it")
 from playwright.sync_api import expect
 
-from tests.look.browser import DESKTOP, PHONE, Browser, Tab, browser, chromium
-from tests.look.conftest import TOKEN
+from tests.support.browser import DESKTOP, PHONE, Browser, Tab, browser, chromium
+from tests.support.viewer import TOKEN
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import UsageError
 from penstock.look.compare import _match, compare
+from tests.support.command import run
 
 ROOT = Path(ps.__file__).parent.parent
 Prepare = Callable[..., ps.Dataset]
@@ -42,9 +41,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Prepare:
 
 
 def diff(*arguments: str | Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "penstock.cli", "diff", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run("diff", *arguments, env={**os.environ, "COLUMNS": "300"})
     assert not done.stderr
     return done.returncode, done.stdout
 

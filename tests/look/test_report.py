@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import penstock as ps
 from penstock.errors import UsageError
 from penstock.look.report import advice, flow, report, training_run
 from penstock.look.tokens import CONTINUED, token_texts, visible_text
+from tests.support.command import run
 
 ROOT = Path(ps.__file__).parent.parent
 OPTIONS = ["--max-length", "128", "--capacity", "200", "--holdout", "0.1"]
@@ -40,9 +40,9 @@ class Page(HTMLParser):
 
 
 def penstock(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    done = run(*arguments)
+    done.check_returncode()
+    return done.stdout
 
 
 def test_every_figure_equals_stats(dataset: ps.Dataset, tmp_path: Path) -> None:
@@ -187,9 +187,8 @@ def test_texts_of_tokens_are_the_text_of_the_row(text: str, sizes: list[int]) ->
 def test_a_full_disk_is_one_line_and_leaves_nothing(dataset: ps.Dataset, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=False).returncode:
         pytest.skip("file systems can't be mounted here")
-    command = [sys.executable, "-m", "penstock.cli", "report", str(dataset.path), "-o"]
     try:
-        full = subprocess.run([*command, str(tmp_path / "r.html")], capture_output=True, text=True, check=False)
+        full = run("report", dataset.path, "-o", tmp_path / "r.html")
         assert full.returncode == 1
         assert full.stderr == (
             f"penstock: {tmp_path / 'r.html'}: the report can't be written: the disk is full. "
@@ -198,5 +197,5 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(dataset: ps.Dataset, tmp_pat
         assert list(tmp_path.iterdir()) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-    missing = subprocess.run([*command, str(tmp_path / "no" / "r.html")], capture_output=True, text=True, check=False)
+    missing = run("report", dataset.path, "-o", tmp_path / "no" / "r.html")
     assert missing.returncode == 1 and missing.stderr.count("\n") == 1 and "No such file" in missing.stderr

@@ -119,7 +119,7 @@ REASONED = [
 
 @pytest.mark.parametrize("turns", ["conversation", "faithful"])
 def test_stats_show_both_modes_of_turns(tokenizer: Path, tmp_path: Path, turns: str) -> None:
-    from tests.build.test_faithful import QWEN
+    from tests.support.faithful_chats import QWEN
 
     (tmp_path / "template.jinja").write_text(QWEN)
     source = tmp_path / "rows.jsonl"

@@ -20,7 +20,7 @@ from penstock.look.survey import Flag
 from penstock.look.viewer.app import listen
 from penstock.look.viewer.session import Searcher, Session
 from penstock.prepare.chat.conversation import Role
-from tests.look.conftest import TOKEN, serving
+from tests.support.viewer import TOKEN, serving
 from tools.fuzz_viewer import hostile_path
 
 pytestmark = pytest.mark.slow

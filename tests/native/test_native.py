@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.clock import DATE
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.compiler import Compiler, Machine, conversation_layout, encoded
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
-from tests.prepare.template.conversations import DATE
 from tools import constants
 
 TABLE = np.arange(0x110000).astype(np.uint8)

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.store.conftest import ROOT, Forks, leftovers, result
 from tests.store.test_crashes import KILLED, STEPS
+from tests.support.forks import ROOT, Forks, leftovers, result
 from tools.nfs import MOUNTS
 
 DATA, TOKENIZER = ROOT / "examples" / "data" / "chats.jsonl", ROOT / "examples" / "tokenizer"

@@ -16,7 +16,8 @@ from penstock.store.cache import Cache
 from penstock.store.shard import read_shard
 from penstock.store.storage import shard_at
 from penstock.store.trust import read_record
-from tests.store.conftest import CLOCK_TICK, ROOT, Prepare
+from tests.store.conftest import Prepare
+from tests.support.forks import CLOCK_TICK, ROOT
 
 pytestmark = pytest.mark.slow
 

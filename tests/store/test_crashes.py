@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from tests.store.conftest import Forks, leftovers, result
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,8 @@ from penstock.store.gc import collect_garbage
 from penstock.store.manifest import seal_manifest
 from penstock.store.transfer import copy_dataset
 from penstock.store.verify import verify_cache
-from tests.store.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Prepare
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -18,7 +18,8 @@ from penstock.store.cache import Cache
 from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.verify import verify_cache
-from tests.store.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Prepare
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -21,7 +21,8 @@ from penstock.store.files import host_id, writer_name
 from penstock.store.gc import DAY, collect_garbage
 from penstock.store.listing import list_datasets
 from penstock.store.local import LocalStorage
-from tests.store.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Prepare
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import penstock as ps
-from tests.store.conftest import ROOT, Prepare
+from tests.store.conftest import Prepare
+from tests.support.forks import ROOT
 
 HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
 CODE = """

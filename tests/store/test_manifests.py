@@ -20,7 +20,8 @@ from penstock.store.dataset import Dataset
 from penstock.store.listing import list_datasets
 from penstock.store.manifest import dataset_key, recipe_digest, seal_manifest, shard_name
 from penstock.store.verify import verify_cache
-from tests.store.conftest import Prepare, result
+from tests.store.conftest import Prepare
+from tests.support.forks import result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

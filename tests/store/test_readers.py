@@ -13,7 +13,8 @@ from penstock.store import gc, local
 from penstock.store.cache import Cache
 from penstock.store.gc import collect_garbage
 from penstock.store.verify import verify_cache
-from tests.store.conftest import Forks, Prepare, leftovers, result
+from tests.store.conftest import Prepare
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -28,7 +28,7 @@ from penstock.store.transfer import copy_dataset
 from penstock.store.trust import user_key
 from penstock.store.verify import verify_cache
 from tests.store.conftest import Prepare
-from tests.store.conftest import result as files_of
+from tests.support.forks import result as files_of
 from tests.support.object_servers import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import remote
-from tests.store.conftest import Forks, result
+from tests.support.forks import Forks, result
 from tests.support.object_servers import Proxy
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,8 @@ from penstock.build.options import prepare_options
 from penstock.prepare import recipe as recipes
 from penstock.prepare.sources import text_slices
 from penstock.prepare.sources.slices import identity
-from tests.store.conftest import CLOCK_TICK, Prepare, result
+from tests.store.conftest import Prepare
+from tests.support.forks import CLOCK_TICK, result
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_slices")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.conftest import Forks, leftovers, result
+from tests.support.forks import Forks, leftovers, result
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from penstock.store.cache import Cache
 from penstock.store.claims import Claims, clean_shared, lease
 from penstock.store.gc import clean_orphans
 from penstock.store.local import LocalStorage
-from tests.store.conftest import leftovers
+from tests.support.forks import leftovers
 
 pytestmark = pytest.mark.slow
 

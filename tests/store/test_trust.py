@@ -24,7 +24,8 @@ from penstock.prepare.sources.slices import identity
 from penstock.store.dataset import Dataset, open_dataset
 from penstock.store.manifest import seal_manifest
 from penstock.store.shard import ShardMeta, check_columns, encode_shard, read_shard
-from tests.store.conftest import CLOCK_TICK, Forks, Prepare, leftovers, result
+from tests.store.conftest import Prepare
+from tests.support.forks import CLOCK_TICK, Forks, leftovers, result
 
 pytestmark = pytest.mark.slow
 

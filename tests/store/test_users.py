@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.store.conftest import Forks, leftovers, result
+from tests.support.forks import Forks, leftovers, result
 
 DAEMON, NOBODY = 1, 65534
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.command import run
 
 pytestmark = pytest.mark.slow
 
@@ -141,12 +140,6 @@ CASES: dict[str, tuple[Callable[[Files], None], str]] = {
 }  # fmt: skip
 
 
-def limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_served_or_refused_in_one_line(case: str, tokenizer: Path, tmp_path: Path) -> None:
     change, message = CASES[case]
@@ -159,10 +152,9 @@ def test_it_is_served_or_refused_in_one_line(case: str, tokenizer: Path, tmp_pat
     for name, value in files.items():
         (folder / name).write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    command = [sys.executable, "-m", "penstock.cli", "prepare", str(rows), "--tokenizer", str(folder)]
-    options = ["--cache", str(tmp_path / "cache"), "--workers", "1"]
+    command = ["prepare", rows, "--tokenizer", folder, "--cache", tmp_path / "cache", "--workers", "1"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
-    done = subprocess.run([*command, *options], capture_output=True, text=True, env=env, preexec_fn=limit)
+    done = run(*command, env=env, seconds=SECONDS, memory=MEMORY)
     if not message:
         assert done.returncode == 0, done.stderr
         return

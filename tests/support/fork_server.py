@@ -27,9 +27,9 @@ from penstock.prepare.sources import columnar, reading, text_slices
 from penstock.prepare.sources.slices import SliceSizes
 from penstock.spelling import speaking_flags
 from penstock.store import claims
+from tests.support.forks import SMALL
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SMALL = SliceSizes(1_500, 5_000, 20_000)
 
 
 def cut_small(sizes: SliceSizes = SMALL) -> None:
