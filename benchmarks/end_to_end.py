@@ -119,7 +119,7 @@ def usual(source: Path, folder: Path, order: list[list[int]], step: Step, worker
 
 
 def loader_of(dataset: ps.Dataset, rows: int) -> Loader:
-    return Loader(dataset.view(), batch_size=rows, epochs=EPOCHS, tail="drop", framework="torch")
+    return Loader(dataset.view(), batch_size=rows, epochs=EPOCHS, incomplete_step="drop", framework="torch")
 
 
 def ours(source: Path, folder: Path, cache: Path, rows: int, step: Step) -> Timing:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
         Collate,
         Framework,
         HoldoutSide,
+        IncompleteStep,
         LossPolicy,
         Overlong,
         PaddingSide,
-        Tail,
         UnknownRegions,
     )
     from penstock.prepare.modes import (
@@ -113,7 +113,7 @@ class LoaderArguments(TypedDict, total=False):
     align: int
     seed: int
     shuffle: bool
-    tail: Tail | str
+    incomplete_step: IncompleteStep | str
     collate: Collate | str | None
     epochs: int | None
     steps: int | None

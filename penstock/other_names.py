@@ -66,7 +66,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("num_epochs", "num_train_epochs"), "epochs"),
     **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "steps"),
     **dict.fromkeys(("data_seed", "random_seed", "random_state"), "seed"),
-    **dict.fromkeys(("drop_last", "dataloader_drop_last"), "tail"),
+    **dict.fromkeys(("tail", "drop_last", "dataloader_drop_last"), "incomplete_step"),
     **dict.fromkeys(("dp_rank", "data_parallel_rank", "process_index", "shard_index"), "rank"),
     **dict.fromkeys(("dp_size", "dp_world_size", "num_processes", "num_replicas", "num_shards"), "world_size"),
     **dict.fromkeys(("pad_token", "pad_token_id"), "pad_id"),
@@ -130,6 +130,8 @@ TRAIN: Mapping[str, str] = {
 MOVED: Mapping[str, str] = {
     "feed": "loader",
     "feed.ahead": "loader.prefetch",
+    "feed.tail": "loader.incomplete_step",
+    "loader.tail": "loader.incomplete_step",
     **{f"data.{key}": f"view.{key}" for key in ("train_on", "max_length", "overlong", "regions_unknown")},
     **{f"eval.{key}": f"view.{key}" for key in ("holdout", "holdout_seed")},
 }

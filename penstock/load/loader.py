@@ -44,7 +44,7 @@ _VERSION: Final = 1
 _MISMATCHES: Final = {
     "dataset": "another dataset",
     "view": "another view of the dataset (loss policy, max_length, hold-out, mixture, …)",
-    "plan": "another plan (collate, batch_size, capacity, align, seed, shuffle or tail)",
+    "plan": "another plan (collate, batch_size, capacity, align, seed, shuffle or incomplete_step)",
 }
 _START_NEW: Final = "Open the loader with the settings of the run that saved it, or start a new run."
 

@@ -127,7 +127,7 @@ log = logging.getLogger("penstock")
 Positive = Annotated[int, Ge(1)]
 
 
-class Tail(StrEnum):
+class IncompleteStep(StrEnum):
     """What to do if an epoch's rows don't fill its last step."""
 
     FILL = "fill"  # fill up with rows without loss
@@ -170,14 +170,16 @@ class PlanOptions:
     align: Positive = option("Packed: round each sequence up to a multiple of this many tokens, within the capacity", 1)
     seed: Annotated[int, Ge(0)] = option("Seed of the order", 0)
     shuffle: bool = option("Reshuffle every epoch", True)
-    tail: Tail = option(
-        "An incomplete last step of an epoch: fill (with rows without loss), drop, wrap (to its first rows)", Tail.FILL
+    incomplete_step: IncompleteStep = option(
+        "An incomplete last step of an epoch: fill (with rows without loss), drop, wrap (to its first rows)",
+        IncompleteStep.FILL,
     )
 
     @property
     def stored(self) -> dict[str, Any]:
         """The options of the plan, also of a loader's, by the names under which they are stored."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(PlanOptions)}
+        renamed = {"incomplete_step": "tail"}
+        return {renamed.get(entry.name, entry.name): getattr(self, entry.name) for entry in fields(PlanOptions)}
 
     @property
     def digest(self) -> str:

@@ -21,7 +21,7 @@ from blake3 import blake3
 from penstock.arrays import Int32, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.index import splitmix64
-from penstock.load.options import PlanOptions, Tail
+from penstock.load.options import IncompleteStep, PlanOptions
 from penstock.load.packing import Bins, Compact, Histogram, best_fit, compact
 from penstock.load.policy import UInt64
 
@@ -242,11 +242,11 @@ class Plan:
     def steps_in(self, epoch: int) -> int:
         """The number of steps in an epoch."""
         rows, size = self._rows_in(epoch), self.settings.batch_size
-        steps = rows // size if self.settings.tail is Tail.DROP else -(-rows // size)
+        steps = rows // size if self.settings.incomplete_step is IncompleteStep.DROP else -(-rows // size)
         if not steps:
             raise UsageError(
-                f"an epoch has {rows} rows, fewer than batch_size={size}, and tail='drop' leaves no step. "
-                "Use tail='fill' or 'wrap', or a smaller batch_size."
+                f"an epoch has {rows} rows, fewer than batch_size={size}, and incomplete_step='drop' leaves no step. "
+                "Use incomplete_step='fill' or 'wrap', or a smaller batch_size."
             )
         return steps
 
@@ -286,7 +286,9 @@ class Plan:
         """The positions in an epoch that some of its steps take."""
         size, count = self.settings.batch_size, self._rows_in(epoch)
         positions = np.arange(local * size, (local + steps) * size)
-        return positions % count if self.settings.tail is Tail.WRAP else positions[positions < count]
+        return (
+            positions % count if self.settings.incomplete_step is IncompleteStep.WRAP else positions[positions < count]
+        )
 
     def take(self, epoch: int, positions: Int64) -> RowItems:
         """The rows at these positions of an epoch, regardless of the tail setting."""

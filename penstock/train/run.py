@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.build.progress import OnProgress
 from penstock.errors import TrainError, UnsupportedError
 from penstock.load.loader import Loader, open_loader
-from penstock.load.options import Collate, Framework, Tail
+from penstock.load.options import Collate, Framework, IncompleteStep
 from penstock.load.view import Served
 from penstock.train.config import ConfigSource, TrainConfig, read_config
 from penstock.train.data import Data, OnStatus, has_fractional_weights, open_data
@@ -247,5 +247,5 @@ def _loader(config: TrainConfig, served: Served, accelerator: Accelerator, *, ev
         device=str(accelerator.device) if accelerator.device.type == "cuda" else None,
     )
     if evaluates:
-        options = replace(options, shuffle=False, tail=Tail.FILL, epochs=1, steps=None)
+        options = replace(options, shuffle=False, incomplete_step=IncompleteStep.FILL, epochs=1, steps=None)
     return open_loader(served, options)

@@ -37,8 +37,8 @@ KINDS: dict[str, tuple[Callable[[], Served], dict[str, Any]]] = {
     "pairs": (pair_view, {"batch_size": 4}),
     "mixture": (mixture, {"batch_size": 5}),
     "packed mixture": (mixture, {"batch_size": 2, "collate": "packed", "capacity": 90}),
-    "wrap": (view, {"batch_size": 5, "tail": "wrap"}),
-    "drop": (view, {"batch_size": 5, "tail": "drop"}),
+    "wrap": (view, {"batch_size": 5, "incomplete_step": "wrap"}),
+    "drop": (view, {"batch_size": 5, "incomplete_step": "drop"}),
 }
 
 
@@ -95,7 +95,14 @@ def test_the_rows_of_a_step_do_not_depend_on_the_ranks(count: int, tail: str, pa
     runs = {}
     for world_size in (1, 2, 4, 8):
         for micro_batch in (None, 1, 3):
-            options = {"batch_size": 8, "epochs": 2, "tail": tail, "world_size": world_size, "prefetch": 0, **packing}
+            options = {
+                "batch_size": 8,
+                "epochs": 2,
+                "incomplete_step": tail,
+                "world_size": world_size,
+                "prefetch": 0,
+                **packing,
+            }
             ranks = [list(Loader(served, rank=rank, micro_batch=micro_batch, **options)) for rank in range(world_size)]
             assert len({len(rank) for rank in ranks}) == 1
             places = {(tuple(b.step for b in rank), tuple(b.micro for b in rank)) for rank in ranks}
@@ -135,14 +142,14 @@ def test_tails() -> None:
     sizes = {
         tail: [
             (len(b.rows), b.tensors["input_ids"].shape[0], b.counts.filler_rows)
-            for b in Loader(served, batch_size=5, tail=tail)
+            for b in Loader(served, batch_size=5, incomplete_step=tail)
         ]
         for tail in ("fill", "drop", "wrap")
     }
     assert sizes["fill"] == [(5, 5, 0), (5, 5, 0), (2, 5, 3)]
     assert sizes["drop"] == [(5, 5, 0)] * 2
     assert sizes["wrap"] == [(5, 5, 0)] * 3
-    first, *_, last = Loader(served, batch_size=5, tail="wrap")
+    first, *_, last = Loader(served, batch_size=5, incomplete_step="wrap")
     assert last.rows[2:] == first.rows[:3]
 
 
@@ -399,7 +406,7 @@ def test_the_default_capacity_is_the_max_length() -> None:
         ({"batch_size": 2, "pin_memory": True}, "Add framework='torch'"),
         ({"batch_size": 2, "pad_to_capacity": True}, "pad_to_capacity applies to packed rows"),
         ({"batch_size": 2, "shuffle": 1}, "shuffle=1 is neither True nor False"),
-        ({"batch_size": 2, "tail": "cut"}, "tail='cut' is unknown. Use one of: fill, drop, wrap"),
+        ({"batch_size": 2, "incomplete_step": "cut"}, "incomplete_step='cut' is unknown. Use one of: fill, drop, wrap"),
         ({"batch_size": 2, "collate": "packed", "capacity": 20}, "more than capacity=20"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.arrays import Int32
 from penstock.errors import UsageError, ViewError
-from penstock.load.options import PlanOptions, Tail
+from penstock.load.options import IncompleteStep, PlanOptions
 from penstock.load.plan import Plan
 from penstock.load.view import Mixture, mix
 from penstock.prepare.chat.conversation import Role
@@ -58,12 +58,14 @@ def test_every_item_once_per_epoch_and_no_row_overfull(
 def test_tails_differ_only_in_the_last_step(
     lengths: list[int], batch_size: int, capacity: int | None, seed: int
 ) -> None:
-    fill, drop, wrap = (Plan(Lengths(lengths), PlanOptions(batch_size, capacity, seed=seed, tail=t)) for t in Tail)
+    fill, drop, wrap = (
+        Plan(Lengths(lengths), PlanOptions(batch_size, capacity, seed=seed, incomplete_step=t)) for t in IncompleteStep
+    )
     steps = fill.steps_in(0)
     assert wrap.steps_in(0) == steps
     rows = sum(len(fill.at(step).counts) for step in range(steps))
     if rows < batch_size:
-        with pytest.raises(UsageError, match="tail='drop' leaves no step"):
+        with pytest.raises(UsageError, match="incomplete_step='drop' leaves no step"):
             drop.steps_in(0)
     else:
         assert drop.steps_in(0) == rows // batch_size
@@ -143,13 +145,13 @@ def test_mixture_epochs(amounts: tuple[float, float], capacity: int | None) -> N
 def test_digest_covers_all_settings() -> None:
     base = PlanOptions(8, 100)
     others = [PlanOptions(9, 100), PlanOptions(8), PlanOptions(8, 100, 2), PlanOptions(8, 100, seed=2**65)]
-    others += [PlanOptions(8, 100, shuffle=False), PlanOptions(8, 100, tail=Tail.WRAP)]
+    others += [PlanOptions(8, 100, shuffle=False), PlanOptions(8, 100, incomplete_step=IncompleteStep.WRAP)]
     assert len({plan.digest for plan in (base, *others)}) == 7 and base.digest == PlanOptions(8, 100).digest
 
 
 def test_the_bytes_of_a_digest_are_pinned() -> None:
     """Loader states and checkpoints store digests: a renamed option must not change them."""
-    plan = PlanOptions(12, 8192, align=8, seed=2**65, shuffle=False, tail=Tail.WRAP)
+    plan = PlanOptions(12, 8192, align=8, seed=2**65, shuffle=False, incomplete_step=IncompleteStep.WRAP)
     assert plan.digest == "b3-c57e10ed5fe69bdb3264b118e4ea8c66c67b2bcb974460d0c4e53a6ac8e30061"
 
 

@@ -57,7 +57,7 @@ passes = 0
 while not passes or not stop.exists():
     assert summed(columns) == sums
     fresh = open_dataset(sys.argv[1])
-    assert summed([fresh.columns(number) for number in range(len(sums))]) == sums
+    assert summed([fresh.shards.columns(number) for number in range(len(sums))]) == sums
     passes += 1
     time.sleep(0.05)
 assert summed(columns) == sums

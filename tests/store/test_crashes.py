@@ -115,7 +115,7 @@ def faithful(forks: Forks, tokenizer: Path, memory: Path) -> tuple[tuple[object,
     command = ("prepare", source, "--tokenizer", tokenizer, "--template", template, "--turns", "faithful")
     code, output = forks.run(*command, "--cache", memory / "faithful")
     assert code == 0, output
-    assert ps.open(next((memory / "faithful" / "datasets").iterdir())).examples == 4 * len(rows)
+    assert ps.open(next((memory / "faithful" / "datasets").iterdir())).shards.total == 4 * len(rows)
     return command, result(memory / "faithful")
 
 

@@ -326,7 +326,7 @@ def test_a_forged_shard_is_refused_and_rebuilt(
     expected = prepare(data)
     be_user("forger", tmp_path, monkeypatch)
     built = build(on="forger")
-    home, names = remote(built), built.dataset.shards
+    home, names = remote(built), built.dataset.shards.names
     other = home.shard_data(names[1], built.dataset.manifest.shards.digests[1])
     home.storage.delete(shard_at(names[0]))
     home.commit_shard(names[0], other, home.shard_record(names[1]))  # valid digest, wrong tokens
@@ -380,8 +380,8 @@ def test_damaged_objects_are_never_served(damage: str, build: Built, url: str, t
     reader = open_dataset(built.dataset.address, None, tmp_path / "reader")
     with pytest.raises(CorruptError, match=r"s3://.*prepare again"):
         for shard in range(len(reader.shards)):
-            reader.structure(shard)
-            reader.columns(shard)
+            reader.shards.structure(shard)
+            reader.shards.columns(shard)
     (finding,) = verify_cache(open_cache(url, local=tmp_path / "verifier")).findings
     assert finding.shard == name
     again = build(on="again")
@@ -389,7 +389,7 @@ def test_damaged_objects_are_never_served(damage: str, build: Built, url: str, t
     assert objects(url) == whole
     assert verify_cache(open_cache(url, local=tmp_path / "verifier")).findings == []
     reader = open_dataset(built.dataset.address, None, tmp_path / "reader")
-    assert reader.columns(2).ids.tolist() == built.dataset.shards.columns(2).ids.tolist()
+    assert reader.shards.columns(2).ids.tolist() == built.dataset.shards.columns(2).ids.tolist()
 
 
 def test_faults_in_passing_are_retried(
@@ -520,7 +520,7 @@ def test_a_build_waits_for_a_gc_that_deletes_its_shards(
     again = build(on="there")
     assert cache_module.COLLECTION_WAIT in waits
     assert again.progress.slices_done == 1
-    assert set(again.dataset.shards) <= {Path(path).stem for path in objects(url)}
+    assert set(again.dataset.shards.names) <= {Path(path).stem for path in objects(url)}
 
 
 def test_dates_are_shared_between_machines(build: Built, url: str) -> None:

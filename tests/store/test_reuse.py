@@ -100,7 +100,7 @@ def test_appending_gives_the_same_shards_as_building_at_once(
         last = prepare(data, cache=other).dataset
     assert last.key == at_once.key
     assert (last.path / "manifest.json").read_bytes() == (at_once.path / "manifest.json").read_bytes()
-    for name in at_once.shards:
+    for name in at_once.shards.names:
         assert last.cache.shard_path(name).read_bytes() == at_once.cache.shard_path(name).read_bytes()
 
 
