@@ -235,7 +235,7 @@ def _new_bytes(loader: ps.Loader, steps: int) -> list[int]:
         (part,) = loader._assemble.shards(step)
         new = set(part.shards) - seen
         seen |= new
-        found.append(sum(map(part.dataset.shard_bytes, new)))
+        found.append(sum(part.dataset.shards.bytes[shard] for shard in new))
     return found
 
 
