@@ -31,6 +31,7 @@ def test_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
         rows = re.search(r"sanitizer: +([\d,]+) rows", done.stdout)
         assert rows is not None
         assert int(rows[1].replace(",", "")) > 100
+        assert re.search(r"sanitizer: +[\d,]+ damaged programs refused", done.stdout)
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])

@@ -14,7 +14,7 @@ tokens      conversations of unusual text, with templates of trl and the given t
             prepared and encoded by transformers: ids and masks must be equal.
 viewer      requests, valid and hostile, on a dataset of hostile rows.
 sanitizer   rows and templates again in a separate process, with the C core compiled for AddressSanitizer and UBSan,
-            without references.
+            without references; and damaged bytecode, which must be refused or run safely.
 
 Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
 regression test, move its file to tests/prepare/template/fuzz_corpus.
@@ -330,6 +330,11 @@ def replay(case: dict[str, Any]) -> list[Difference]:
 
         with fuzz_viewer.viewer_app() as (app, _):
             return [Difference(0, what, "", "") for what in fuzz_viewer.differences(app, case["path"], counts)]
+    if case["part"] == "bytecode":
+        from tools import fuzz_bytecode
+
+        fuzz_bytecode.attempt(case["template"], case["damage"])
+        return []
     if case["part"] == "rows":
         check = RowCheck(case["template"], case["format"], turns=case.get("turns", False))
         if not check.renderer.reads_rows:
@@ -424,6 +429,19 @@ class FuzzRun:
             for difference in itertools.islice(check.differences(chats, self.counts), 1):
                 self.report({**case, "chats": [chat_as_json(chats[difference.number])]}, difference)
 
+    def bytecode(self, seconds: float) -> None:
+        from tools import fuzz_bytecode
+
+        rnd, end = random.Random(f"{self.seed} bytecode"), time.process_time() + seconds  # noqa: S311
+        templates = list(trl_templates().values())
+        for number in itertools.count():
+            if time.process_time() >= end:
+                return
+            case = {"part": "bytecode", "template": rnd.choice(templates), "damage": f"{self.seed} {number}"}
+            self.begin(case)
+            ran = fuzz_bytecode.attempt(case["template"], case["damage"])
+            self.counts["damaged programs that ran" if ran else "damaged programs refused"] += 1
+
     def tokens(self, seconds: float) -> None:
         from tools import fuzz_tokens
 
@@ -515,7 +533,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60, help="of CPU time, so that a busy machine checks as much")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--part", choices=[*PARTS, "bytecode"])
     parser.add_argument("--data", type=Path, help="a folder of JSON-lines files whose rows are mutated too")
     bundled = [ROOT / "examples" / "tokenizer"]
     parser.add_argument("--tokenizers", nargs="+", type=Path, default=bundled, help="folders, for tokens")
@@ -530,7 +548,7 @@ def main() -> int:
     warnings.simplefilter("ignore", SyntaxWarning)  # raised for the code that jinja2 generates from unusual templates
     run = FuzzRun(options)
     print(f"seed {run.seed}", flush=True)
-    shares = {"rows": 0.5, "templates": 0.5} if options.native else PARTS
+    shares = {"rows": 0.4, "templates": 0.4, "bytecode": 0.2} if options.native else PARTS
     for part, share in shares.items():
         if options.part in (None, part):
             seconds = options.seconds if options.part else options.seconds * share

@@ -158,7 +158,7 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
 def _digest(batch: Any) -> str | None:
     if batch.status[0] in (1, 2):
         return None
-    seen = (batch.data, batch.reasons, batch.known, batch.pieces, batch.spans, batch.roles, batch.weights)
+    seen = (batch.data, batch.reasons, batch.row_flags, batch.pieces, batch.spans, batch.roles, batch.weights)
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 

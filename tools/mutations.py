@@ -136,6 +136,13 @@ INTERPRETER: Final = (
     ),
     ("        m->lost = true;\n        return;", "        return;"),
 )
+VERIFY: Final = (
+    ("return state->depth == depth && state->block == block", "return state->block == block"),
+    ("(to > from || op_at(w, to) == OP_LOOP_NEXT) && reach", "reach"),
+    ("if (w->states[at].depth < popped) return false;", ""),
+    ("if (op_at(w, inner) != begun) return false;", "if (inner < 0) return false;"),
+    ("return w->macro >= 0 && i < p->macros[w->macro].locals;", "return true;"),
+)
 PROVENANCE: Final = (
     ("        copy_one(m, 0, n, message, false, to);\n        return;", "        return;"),
     ("is_assistant(m, p.message) ? message : p.message", "message"),
@@ -247,6 +254,7 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}operations.c", OPERATIONS),
         (f"{_NATIVE}values.c", VALUES),
         (f"{_NATIVE}interpreter.c", INTERPRETER),
+        (f"{_NATIVE}verify.c", VERIFY),
         (f"{_NATIVE}provenance.c", PROVENANCE),
         (f"{_NATIVE}rows.c", ROWS),
         (f"{_NATIVE}shown.c", SHOWN),

@@ -6,9 +6,9 @@ loops count the tokens of segments (`align.c`), classify characters, split lines
 `native` is None if Penstock was installed without a compiler. The jinja2 reference then renders every row and the loops
 run in numpy: the same results, at about a twentieth of the speed.
 
-Files: `program.c` loads bytecode and renders batches, `interpreter.c` runs it, `rows.c` reads rows, `values.c` and
-`operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters and JSON, and
-`provenance.c` tracks which message printed what.
+Files: `program.c` loads bytecode and renders batches, `verify.c` checks it, `interpreter.c` runs it, `rows.c` reads
+rows, `values.c` and `operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters and
+JSON, and `provenance.c` tracks which message printed what.
 """
 
 from __future__ import annotations

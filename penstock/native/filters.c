@@ -122,6 +122,7 @@ static Value mapped(Machine *m, Value v, const Value *path, int filter) {
 
 /* select, reject and their attribute forms: a[1] is the path of an attribute, the rest are arguments of the test. */
 static Value selected(Machine *m, Value *a, int n, int test, bool by_attribute, bool wanted) {
+    if (n < 1 + by_attribute) give_up(m, "the arguments of select");
     if (!truth(m, a[0])) return of_list(m, 0, GENERATOR);
     const Value list = iterate(m, a[0]), result = of_list(m, list.list->n, GENERATOR);
     uint32_t kept = 0;
@@ -191,7 +192,9 @@ Value run_filter(Machine *m, int filter, Value *a, int n, int extra) {
     case FILTER_last: return last(m, v);
     case FILTER_int: return to_int(m, v);
     case FILTER_tojson: return to_json(m, v, a + 1, n - 1);
-    case FILTER_map_attribute: return mapped(m, v, &a[1], 0);
+    case FILTER_map_attribute:
+        if (n != 2) give_up(m, "the arguments of map");
+        return mapped(m, v, &a[1], 0);
     case FILTER_map_filter: return mapped(m, v, NULL, extra);
     case FILTER_select: return selected(m, a, n, extra, false, true);
     case FILTER_reject: return selected(m, a, n, extra, false, false);

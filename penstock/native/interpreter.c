@@ -1,4 +1,5 @@
-/* The interpreter: runs a template's bytecode on the values of one conversation. */
+/* The interpreter: runs a template's bytecode on the values of one conversation. It checks no operand and no depth of the
+ * stack: `verify` has. */
 
 #include "constants.h"
 #include "names.h"
@@ -57,6 +58,7 @@ static Value end_filter(Machine *m) { /* the items that a loop's filter accepted
 
 static void keep_item(Machine *m, Value test) {
     Iteration *it = &m->loops[m->loop_count - 1];
+    if (it->kept_count >= it->i) give_up(m, "an item of a loop's filter"); /* more than one for an item */
     if (!it->kept) it->kept = arena(m, it->n * sizeof(Value));
     if (truth(m, test)) it->kept[it->kept_count++] = it->v[it->i - 1];
 }
@@ -249,7 +251,6 @@ static inline bool branch(Machine *m, int32_t number, bool taken) {
 
 #define PUSH(value)                                                                                                    \
     do {                                                                                                               \
-        if (sp >= limit) give_up(m, "an expression is too large");                                                     \
         *sp = (value);                                                                                                 \
         sp++;                                                                                                          \
     } while (0)
@@ -262,7 +263,7 @@ static inline bool branch(Machine *m, int32_t number, bool taken) {
     } while (0)
 
 void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables) {
-    Value *sp = m->stack, *const limit = m->stack + MAX_STACK - 8, *locals = m->stack, *const globals = m->globals;
+    Value *sp = m->stack, *const limit = m->stack + MAX_STACK, *locals = m->stack, *const globals = m->globals;
     const Value *const k = p->constants;
     const int32_t *pc = p->code;
     for (int i = 0; i < p->global_count; i++) globals[i] = undefined();
@@ -313,7 +314,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             Value *callee = sp - n - named - 1;
             if (callee->tag != MACRO) give_up(m, "a call of something else than a macro");
             const Macro *macro = &p->macros[callee->i];
-            if (m->call_count >= MAX_CALLS || limit - sp < macro->locals + 64) give_up(m, "calls nested too deeply");
+            if (m->call_count >= MAX_CALLS || limit - sp < macro->locals + macro->depth) give_up(m, "calls nested too deeply");
             step(m);
             charge(m, 4 * (size_t)macro->size);
             pass_arguments(m, macro, sp, callee + 1, n, named, k[pc[2]].list);

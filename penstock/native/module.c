@@ -26,7 +26,7 @@ static int add_names(PyObject *module, const char *name, const char *const *name
 
 static int fill(PyObject *module) {
 #define NAME(x) #x,
-#define OP_NAME(x, operands) #x,
+#define OP_NAME(x, operands, pops, pushes) #x,
     static const char *const methods_[] = {METHODS(NAME)}, *const filters[] = {FILTERS(NAME)},
                                     *const tests[] = {TESTS(NAME)}, *const ops[] = {OPS(OP_NAME)};
     PyObject *type = PyType_FromSpec(&program_spec);

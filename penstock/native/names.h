@@ -12,27 +12,34 @@
 #define TESTS(X)                                                                                                       \
     X(defined) X(undefined) X(none) X(string) X(mapping) X(iterable) X(sequence) X(boolean) X(true) X(false)           \
     X(number) X(integer) X(float) X(truthy) X(odd) X(even) X(eq) X(ne) X(in) X(lt) X(gt)
-/* Every operation with its operands: c constant, s text, k list of texts, g global, l local, j jump target, b branch,
- * n count, i any integer, m method, f filter, t test. The loader checks them. */
+/* Every operation with its operands, and how many values it pops and pushes, where a[i] is an operand. Operands:
+ * c constant, s text, w text that is not empty, k list of as many texts as the operand before says, g global, l local,
+ * j jump target, b branch, n count, p positive count, i any integer, m method, f filter, t test. Where an operation can
+ * jump, the figures are those of going to the next one. `verify.c` checks all of it. */
 #define OPS(X)                                                                                                         \
-    X(CONST, "c") X(LOAD_GLOBAL, "g") X(LOAD_LOCAL, "l") X(STORE_GLOBAL, "g") X(STORE_LOCAL, "l") X(CLEAR_GLOBAL, "g") \
-    X(CLEAR_LOCAL, "l") X(MESSAGES, "") X(TOOLS, "") X(VARIABLE, "sc") X(PRINT_CONST, "s") X(PRINT, "")                \
-    X(PRINT_SUM, "n") X(PRINT_CONCAT, "n") X(PRINT_JSON, "n") X(SUM, "n") X(CONCAT, "n") X(ATTRIBUTE, "sn")            \
-    X(KEY, "sn") X(ITEM, "") X(INDEX, "i") X(SLICE, "") X(METHOD, "mn") X(CALL, "nnk") X(CALL_PRINT, "nnk")            \
-    X(FILTER, "fnn") X(TEST, "tn") X(NOT, "") X(JUMP, "j") X(JUMP_FALSE, "jb") X(JUMP_TRUE, "jb")                      \
-    X(JUMP_FALSE_KEEP, "jb") X(JUMP_TRUE_KEEP, "jb") X(POP, "") X(EQ, "") X(NE, "") X(LT, "") X(LE, "") X(GT, "")      \
-    X(GE, "") X(IN, "") X(NOT_IN, "") X(EQ_TEXT, "s") X(NE_TEXT, "s") X(TEXT_IN, "s") X(LOOP_BEGIN, "")                \
-    X(LOOP_NEXT, "j") X(LOOP_END, "") X(FILTER_BEGIN, "") X(FILTER_KEEP, "") X(FILTER_END, "") X(LOOP_GLOBAL, "g")     \
-    X(LOOP_LOCAL, "l") X(UNPACK, "n") X(LIST, "n") X(TUPLE, "n") X(DICT, "n") X(NAMESPACE, "n")                        \
-    X(SET_ATTRIBUTE, "s") X(CAPTURE, "") X(PRINT_BLOCK, "")                                                            \
-    X(CAPTURE_END, "") X(GENERATION, "") X(GENERATION_END, "") X(RETURN, "") X(SUBTRACT, "") X(MULTIPLY, "")           \
-    X(MODULO, "") X(NEGATE, "") X(FLOOR_DIVIDE, "") X(RANGE, "n") X(REFUSE, "") X(GIVE_UP, "s") X(ARGUMENT, "ljb")     \
-    X(SPLIT_AT, "sn") X(HALT, "")
+    X(CONST, "c", 0, 1) X(LOAD_GLOBAL, "g", 0, 1) X(LOAD_LOCAL, "l", 0, 1) X(STORE_GLOBAL, "g", 1, 0)                  \
+    X(STORE_LOCAL, "l", 1, 0) X(CLEAR_GLOBAL, "g", 0, 0) X(CLEAR_LOCAL, "l", 0, 0) X(MESSAGES, "", 0, 1)               \
+    X(TOOLS, "", 0, 1) X(VARIABLE, "sc", 0, 1) X(PRINT_CONST, "s", 0, 0) X(PRINT, "", 1, 0)                            \
+    X(PRINT_SUM, "p", a[0], 0) X(PRINT_CONCAT, "n", a[0], 0) X(PRINT_JSON, "n", 1 + a[0], 0) X(SUM, "p", a[0], 1)      \
+    X(CONCAT, "n", a[0], 1) X(ATTRIBUTE, "sn", 1, 1) X(KEY, "sn", 1, 1) X(ITEM, "", 2, 1) X(INDEX, "i", 1, 1)          \
+    X(SLICE, "", 4, 1) X(METHOD, "mn", 1 + a[1], 1) X(CALL, "nnk", 1 + a[0] + a[1], 1)                                 \
+    X(CALL_PRINT, "nnk", 1 + a[0] + a[1], 0) X(FILTER, "fpn", a[1], 1) X(TEST, "tn", 1 + a[1], 1) X(NOT, "", 1, 1)     \
+    X(JUMP, "j", 0, 0) X(JUMP_FALSE, "jb", 1, 0) X(JUMP_TRUE, "jb", 1, 0) X(JUMP_FALSE_KEEP, "jb", 1, 0)               \
+    X(JUMP_TRUE_KEEP, "jb", 1, 0) X(POP, "", 1, 0) X(EQ, "", 2, 1) X(NE, "", 2, 1) X(LT, "", 2, 1) X(LE, "", 2, 1)     \
+    X(GT, "", 2, 1) X(GE, "", 2, 1) X(IN, "", 2, 1) X(NOT_IN, "", 2, 1) X(EQ_TEXT, "s", 1, 1) X(NE_TEXT, "s", 1, 1)    \
+    X(TEXT_IN, "s", 1, 1) X(LOOP_BEGIN, "", 1, 0) X(LOOP_NEXT, "j", 0, 1) X(LOOP_END, "", 0, 0)                        \
+    X(FILTER_BEGIN, "", 0, 0) X(FILTER_KEEP, "", 1, 0) X(FILTER_END, "", 0, 1) X(LOOP_GLOBAL, "g", 0, 0)               \
+    X(LOOP_LOCAL, "l", 0, 0) X(UNPACK, "n", 1, a[0]) X(LIST, "n", a[0], 1) X(TUPLE, "n", a[0], 1)                      \
+    X(DICT, "n", 2 * a[0], 1) X(NAMESPACE, "n", 2 * a[0], 1) X(SET_ATTRIBUTE, "s", 2, 0) X(CAPTURE, "", 0, 0)          \
+    X(PRINT_BLOCK, "", 1, 0) X(CAPTURE_END, "", 0, 1) X(GENERATION, "", 0, 0) X(GENERATION_END, "", 0, 0)              \
+    X(RETURN, "", 0, 0) X(SUBTRACT, "", 2, 1) X(MULTIPLY, "", 2, 1) X(MODULO, "", 2, 1) X(NEGATE, "", 1, 1)            \
+    X(FLOOR_DIVIDE, "", 2, 1) X(RANGE, "p", a[0], 1) X(REFUSE, "", 1, 1) X(GIVE_UP, "s", 0, 0)                         \
+    X(ARGUMENT, "ljb", 0, 0) X(SPLIT_AT, "wn", 1, 1) X(HALT, "", 0, 0)
 
 #define ENUM_METHOD(x) METHOD_##x,
 #define ENUM_FILTER(x) FILTER_##x,
 #define ENUM_TEST(x) TEST_##x,
-#define ENUM_OP(x, operands) OP_##x,
+#define ENUM_OP(x, operands, pops, pushes) OP_##x,
 enum { METHODS(ENUM_METHOD) METHOD_COUNT };
 enum { FILTERS(ENUM_FILTER) FILTER_COUNT };
 enum { TESTS(ENUM_TEST) TEST_COUNT };

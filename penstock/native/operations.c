@@ -65,6 +65,7 @@ Value add(Machine *m, Value a, Value b) {
 static Value loop_attribute(Machine *m, Value loop, Value name) {
     const Iteration *it = &m->loops[loop.i];
     if (loop.i >= m->loop_count || it->serial != loop.size) give_up(m, "a loop that has ended");
+    if (!it->i) give_up(m, "a loop that has not begun");
     const int64_t i = (int64_t)it->i - 1;
     if (IS(name, "index0")) return of_int(i);
     if (IS(name, "index")) return of_int(i + 1);
@@ -187,6 +188,7 @@ Value get_item(Machine *m, Value v, Value key) {
 /* 'a.b' as jinja2's make_attrgetter resolves it; the compiler excludes digits and underscores. */
 Value get_path(Machine *m, Value v, Value path) {
     static const char *const usual[] = {"type", "role", "content", "name", NULL}; /* not attributes of str */
+    if (path.tag != STRING) give_up(m, "an attribute by another type than text");
     const char *p = path.s, *end = p + path.size;
     for (;;) {
         const char *dot = memchr(p, '.', (size_t)(end - p));

@@ -1,4 +1,4 @@
-/* A compiled template as a Python object: loads and checks bytecode, renders batches of rows with the GIL released. */
+/* A compiled template as a Python object: loads bytecode, renders batches of rows with the GIL released. */
 
 #include "batch.h"
 #include "names.h"
@@ -101,83 +101,7 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
     }
 }
 
-/* ---- bytecode: operands are checked once on loading, so that the interpreter need not. Stack balance is not. */
-
-static bool is_list_of_text(Value v) {
-    for (uint32_t i = 0; v.tag == LIST && i < v.list->n; i++)
-        if (v.list->v[i].tag != STRING) return false;
-    return v.tag == LIST;
-}
-
-static bool is_operand(const Program *p, char kind, int32_t operand, int32_t locals, const bool *starts) {
-    if (kind == 'i') return true;
-    if (operand < 0) return false;
-    switch (kind) {
-    case 'c': return operand < p->constant_count;
-    case 's': return operand < p->constant_count && p->constants[operand].tag == STRING;
-    case 'k': return operand < p->constant_count && is_list_of_text(p->constants[operand]);
-    case 'g': return operand < p->global_count;
-    case 'l': return operand < locals;
-    case 'j': return operand < p->code_size && starts[operand];
-    case 'b': return operand < p->branch_count;
-    case 'm': return operand < METHOD_COUNT;
-    case 'f': return operand < FILTER_COUNT;
-    case 't': return operand < TEST_COUNT;
-    default: return operand < MAX_STACK;
-    }
-}
-
-static Macro *macro_at(Program *p, Py_ssize_t entry) {
-    for (int i = 0; i < p->macro_count; i++)
-        if (p->macros[i].entry == entry) return &p->macros[i];
-    return NULL;
-}
-
-#define OPERANDS(name, operands) operands,
-static const char *const operand_kinds[] = {OPS(OPERANDS)};
-#undef OPERANDS
-
-/* Find where operations begin; false if one is unknown or truncated, or the last one does not end the code. */
-static bool find_starts(const Program *p, bool *starts) {
-    Py_ssize_t at = 0;
-    int32_t op = -1;
-    while (at < p->code_size) {
-        op = p->code[at];
-        if (op < 0 || op >= OP_COUNT) return false;
-        starts[at] = true;
-        at += 1 + (Py_ssize_t)strlen(operand_kinds[op]);
-    }
-    return at == p->code_size && (op == OP_HALT || op == OP_RETURN);
-}
-
-static bool is_valid_code(Program *p, const bool *starts) {
-    Macro *macro = NULL; /* whose code this is: the template's own comes first, then the macros in order */
-    for (Py_ssize_t at = 0; at < p->code_size;) {
-        Macro *begun = macro_at(p, at);
-        if (begun) macro = begun;
-        const int32_t op = p->code[at++];
-        for (const char *kind = operand_kinds[op]; *kind; kind++)
-            if (!is_operand(p, *kind, p->code[at++], macro ? macro->locals : 0, starts)) return false;
-        if (macro) macro->size = (int32_t)(at - macro->entry);
-    }
-    return true;
-}
-
-static bool is_valid_macro(const Program *p, const Macro *macro, const bool *starts) {
-    return macro->entry > 0 && macro->entry < p->code_size && starts[macro->entry] && macro->arguments >= 0 &&
-           macro->arguments <= macro->locals && macro->locals <= MAX_STACK / 2;
-}
-
-static bool is_valid(Program *p) {
-    bool *starts = calloc((size_t)p->code_size, sizeof *starts);
-    bool valid = starts && find_starts(p, starts);
-    for (int i = 0; i < p->constant_count && valid; i++)
-        valid = p->constants[i].tag != MACRO || (p->constants[i].i >= 0 && p->constants[i].i < p->macro_count);
-    for (int i = 0; i < p->macro_count && valid; i++) valid = is_valid_macro(p, &p->macros[i], starts);
-    valid = valid && is_valid_code(p, starts);
-    free(starts);
-    return valid;
-}
+/* ---- loading */
 
 static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, arguments, locals, names) */
     for (int i = 0; i < p->macro_count; i++) {
@@ -187,7 +111,10 @@ static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, a
                               &PyTuple_Type, &names))
             return false;
         if (PyTuple_Size(names) != macro->arguments) give_up(m, "a macro's names");
-        macro->names = of_python(m, names).list->v;
+        const Value list = of_python(m, names);
+        for (uint32_t k = 0; k < list.list->n; k++)
+            if (list.list->v[k].tag != STRING) give_up(m, "a macro's names");
+        macro->names = list.list->v;
     }
     return true;
 }
@@ -209,9 +136,9 @@ static bool load(ProgramObject *self, Py_buffer *code, PyObject *constants, PyOb
     free(loader.origins.at);
     if (!loaded) return false;
     memcpy(p->code, code->buf, (size_t)code->len);
-    if (is_valid(p)) return true;
-    PyErr_SetString(PyExc_ValueError, "the bytecode is not valid");
-    return false;
+    const char *wrong = verify(p);
+    if (wrong) PyErr_SetString(PyExc_ValueError, wrong);
+    return !wrong;
 }
 
 static void dealloc(ProgramObject *self) {
@@ -261,7 +188,7 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
         }
     } else {
         free(m);
-        PyErr_SetString(PyExc_ValueError, "the bytecode is not valid");
+        PyErr_SetString(PyExc_ValueError, NOT_VALID);
     }
     PyBuffer_Release(&code);
     Py_XDECREF((PyObject *)self);

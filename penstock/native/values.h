@@ -101,7 +101,8 @@ typedef struct Piece { /* bytes of the output that belong to a message; `looped`
 /* ---- the program */
 
 typedef struct Macro {
-    int32_t entry, arguments, locals, size; /* `size`: length of its code */
+    int32_t entry, arguments, locals;
+    int32_t size, depth; /* length of its code, and values that it has on the stack at most; both by `verify` */
     Value *names;
 } Macro;
 
@@ -114,6 +115,10 @@ typedef struct Program {
     int macro_count, global_count, branch_count;
     Chunk *permanent; /* holds the constants */
 } Program;
+
+/* Check a program and fill in the sizes of its macros; returns what is wrong with it, or NULL (`verify.c`). */
+#define NOT_VALID "bytecode that is not valid"
+const char *verify(Program *p);
 
 /* ---- the state of one render */
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import array
 import gc
+import random
 import tracemalloc
 from collections.abc import Callable
 from functools import reduce
@@ -17,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.clock import DATE
+from benchmarks.models import trl_templates
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.compiler import Compiler, Machine, conversation_layout, encoded
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
-from tools import constants
+from tools import constants, fuzz_bytecode
 
 TABLE = np.arange(0x110000).astype(np.uint8)
 
@@ -121,6 +123,9 @@ CHANGES: dict[str, Change] = {
     "no macros": lambda given: given.__setitem__(2, []),
     "a macro beyond the code": lambda given: given[2].__setitem__(0, (10**6, 0, 0, ())),
     "a macro before the code": lambda given: given[2].__setitem__(0, (-1, 0, 0, ())),
+    "a macro at the start": lambda given: given[2].__setitem__(0, (0, *given[2][0][1:])),
+    "a macro without its locals": lambda given: given[2].__setitem__(0, (given[2][0][0], 0, 0, ())),
+    "a macro with names that are no text": lambda given: given[2].__setitem__(0, (*given[2][0][:3], (1, 2))),
     "no globals": lambda given: given.__setitem__(3, 0),
     "too many globals": lambda given: given.__setitem__(3, -1),
     "no branches": lambda given: given.__setitem__(4, 0),
@@ -140,18 +145,73 @@ def test_wrong_arguments_of_a_program(name: str) -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255))
-def test_damaged_code_is_rejected_or_loads(at: int, byte: int) -> None:
-    """The loader checks every operand. It is not run: code that leaves the stack unbalanced would damage the process.
-
-    Code comes from the compiler of the same process, never from a file.
-    """
-    assert native is not None
-    given = [*assembled(), dict(LAYOUT)]
-    code = bytearray(given[0])
+def test_damaged_code_is_refused_or_runs(at: int, byte: int) -> None:
+    program = assembled()
+    code = bytearray(program[0])
     code[at % len(code)] = byte
-    given[0] = bytes(code)
-    with contextlib.suppress(ValueError):
-        native.Program(*given)
+    program[0] = bytes(code)
+    fuzz_bytecode.runs(program)
+
+
+@given(st.sampled_from(sorted(trl_templates().values())), st.randoms(use_true_random=False))
+def test_damaged_programs_of_templates_are_refused_or_run(template: str, rnd: random.Random) -> None:
+    """`tools.fuzz --part sanitizer` does the same where a wrong access is seen."""
+    fuzz_bytecode.runs(fuzz_bytecode.damaged(fuzz_bytecode.program_of(template), rnd))
+
+
+@pytest.mark.parametrize("template", trl_templates().values(), ids=trl_templates())
+def test_programs_of_templates_pass_the_verifier(template: str) -> None:
+    assert fuzz_bytecode.runs(fuzz_bytecode.program_of(template))
+
+
+def program(*code: str | int) -> list[Any]:
+    """A program without variables; constants: 0 a text, 1 no names, 2 an empty text."""
+    assert native is not None
+    words = [native.OPS.index(word) if isinstance(word, str) else word for word in code]
+    return [array.array("i", words).tobytes(), ["x", [], ""], [], 0, 2]
+
+
+SAFE: dict[str, list[Any]] = {
+    "nothing": program("HALT"),
+    "a loop": program("CONST", 0, "LOOP_BEGIN", "LOOP_NEXT", 8, "PRINT", "JUMP", 3, "LOOP_END", "HALT"),
+    "a break in a capture": program(
+        "CONST", 0, "LOOP_BEGIN", "LOOP_NEXT", 9, "POP", "CAPTURE", "JUMP", 9, "LOOP_END", "HALT"
+    ),
+    "both branches": program("CONST", 0, "JUMP_FALSE", 7, 0, "PRINT_CONST", 0, "HALT"),
+}
+UNSAFE: dict[str, list[Any]] = {
+    "a pop of nothing": program("POP", "HALT"),
+    "more operands than values": program("CONST", 0, "SUM", 2, "PRINT", "HALT"),
+    "a value that is left": program("CONST", 0, "HALT"),
+    "no end": program("CONST", 0, "POP"),
+    "a return from nothing": program("RETURN"),
+    "branches that disagree": program("CONST", 0, "JUMP_FALSE", 7, 0, "CONST", 0, "HALT"),
+    "a jump into an operand": program("JUMP", 1, "HALT"),
+    "a jump beyond the code": program("JUMP", 9, "HALT"),
+    "a jump to itself": program("JUMP", 0, "HALT"),
+    "a jump back": program("CONST", 0, "POP", "JUMP", 0, "HALT"),
+    "a loop that comes back after its end": program(
+        "CONST", 0, "LOOP_BEGIN", "LOOP_NEXT", 6, "POP", "JUMP", 3, "LOOP_END", "HALT"
+    ),
+    "a loop that is left open": program("CONST", 0, "LOOP_BEGIN", "HALT"),
+    "an end of no loop": program("LOOP_END", "HALT"),
+    "a filter outside a loop": program("CONST", 0, "FILTER_KEEP", "HALT"),
+    "an end of no capture": program("CAPTURE_END", "POP", "HALT"),
+    "blocks that cross": program("CAPTURE", "GENERATION", "CAPTURE_END", "POP", "GENERATION_END", "HALT"),
+    "a local outside a macro": program("LOAD_LOCAL", 0, "POP", "HALT"),
+    "a global that does not exist": program("LOAD_GLOBAL", 0, "POP", "HALT"),
+    "a constant that does not exist": program("CONST", 3, "POP", "HALT"),
+    "a constant of another type": program("PRINT_CONST", 1, "HALT"),
+    "a sum of nothing": program("SUM", 0, "POP", "HALT"),
+    "names of fewer arguments": program("CONST", 0, "CONST", 0, "CALL", 0, 1, 1, "POP", "HALT"),
+    "a split at nothing": program("CONST", 0, "SPLIT_AT", 2, 0, "POP", "HALT"),
+    "a stack beyond its size": program("CONST", 0, *("CONST", 0) * 8192, *("POP",) * 8193, "HALT"),
+}
+
+
+@pytest.mark.parametrize("name", [*SAFE, *UNSAFE])
+def test_the_verifier(name: str) -> None:
+    assert fuzz_bytecode.runs((SAFE | UNSAFE)[name]) == (name in SAFE)
 
 
 @pytest.mark.parametrize("rows", [None, (), [None], ["{}"], [b"{}", 1]])
