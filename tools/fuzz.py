@@ -9,7 +9,7 @@ rows        valid rows of every format, mutated at random, rendered with the tem
             agree with `RowReader`, `Adapter` and the reference, or leave the row to them. Every other batch is rendered
             with its assistant turns, as `--turns faithful` does.
 templates   random templates on unusual values. The machine must render or refuse exactly as transformers does, with
-            the same pieces and turns as the reference, or give up.
+            the same spans and turns as the reference, or give up.
 tokens      conversations of unusual text, with templates of trl and the given tokenizers (default: the bundled one),
             prepared and encoded by transformers: ids and masks must be equal.
 viewer      requests, valid and hostile, on a dataset of hostile rows.
@@ -41,6 +41,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent
 NATIVE = "penstock.native._native"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -70,13 +72,13 @@ from penstock.native import RenderedBatch, RowFlag, RowStatus  # noqa: E402
 from penstock.prepare.chat.conversation import Conversation, Role  # noqa: E402
 from penstock.prepare.chat.rows import RowReader  # noqa: E402
 from penstock.prepare.template.bytecode import NotCompiled  # noqa: E402
-from penstock.prepare.template.compiler import Machine, conversation_layout, encoded  # noqa: E402
+from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout, encoded  # noqa: E402
 from penstock.prepare.template.printed import MessageFlag  # noqa: E402
 from penstock.prepare.template.probes import rows as regions_of  # noqa: E402
 from penstock.prepare.template.reference import Reference  # noqa: E402
 from penstock.prepare.template.rendered import Rendered  # noqa: E402
 from penstock.prepare.template.renderer import TemplateRenderer  # noqa: E402
-from penstock.prepare.template.turns import REFUSED, Turns, TurnState  # noqa: E402
+from penstock.prepare.template.turns import REFUSED, SpanColumn, TagColumn, TurnColumn, Turns, TurnState  # noqa: E402
 from penstock.printable import printable  # noqa: E402
 from tools.fuzz_rows import mutated_row, seeds  # noqa: E402
 from tools.fuzz_templates import TemplateGenerator, conversations  # noqa: E402
@@ -87,8 +89,8 @@ class Facts(NamedTuple):
 
     text: bytes = b""
     known: bool = True
-    pieces: tuple[Any, ...] = ()
     spans: tuple[Any, ...] = ()
+    tags: tuple[Any, ...] = ()
     roles: tuple[int, ...] = ()
     flags: tuple[int, ...] = ()
     weights: tuple[str, ...] = ()
@@ -124,18 +126,19 @@ def turn_facts(turns: Turns | None) -> dict[int, tuple[Any, ...]]:
     if turns is None:
         return {}
     kept, at = zip(*(sizes.tolist() for sizes in turns.kept), strict=True), 0
-    pieces, spans = turns.pieces.tolist(), turns.spans.tolist()
-    for number, ((row, message, state, *sizes), own) in enumerate(zip(turns.table.tolist(), kept, strict=True)):
+    spans, tags = turns.spans.tolist(), turns.tags.tolist()
+    for number, (turn, own) in enumerate(zip(turns.table.tolist(), kept, strict=True)):
+        row, message, state = turn[TurnColumn.ROW], turn[TurnColumn.MESSAGE], turn[TurnColumn.STATE]
         texts = turns.data[at : at + own[0]], turns.data[at + own[0] : at + sum(own)]
         at += sum(own)
         if state & REFUSED:
             found.setdefault(row, []).append((message, state & REFUSED))
             continue
         if state & TurnState.IS_ROOT:
-            state &= ~TurnState.EXTENDS
-            sizes[2] = -1 if state & TurnState.IN_ROOT else sizes[2]
-        regions = [[place[1:] for place in places if place[0] == number] for places in (pieces, spans)]
-        found.setdefault(row, []).append((message, int(state), *sizes, *texts, *regions))
+            turn[TurnColumn.STATE] = int(state & ~TurnState.EXTENDS)
+            turn[TurnColumn.FLAGS] = -1 if state & TurnState.IN_ROOT else turn[TurnColumn.FLAGS]
+        regions = [[place[1:] for place in places if place[0] == number] for places in (spans, tags)]
+        found.setdefault(row, []).append((*turn[TurnColumn.MESSAGE :], *texts, *regions))
     return {row: tuple(sorted(own, key=lambda turn: turn[0])) for row, own in found.items()}
 
 
@@ -145,7 +148,7 @@ def facts_of(rendered: Rendered) -> list[Facts]:
     turns = turn_facts(rendered.turns)
     weights = rendered.message_weights
     found = []
-    for k, (text, known, pieces, spans, failed) in enumerate(regions_of(rendered)):
+    for k, (text, known, spans, tags, failed) in enumerate(regions_of(rendered)):
         if failed:
             found.append(Facts(refusal=str(rendered.errors[k])))
             continue
@@ -156,8 +159,8 @@ def facts_of(rendered: Rendered) -> list[Facts]:
             Facts(
                 text,
                 known,
-                tuple(pieces),
                 tuple(spans),
+                tuple(tags),
                 roles,
                 _flags(roles, rendered.message_flags[own].tolist()),
                 ("nan",) * count if weights is None else tuple(map(repr, weights[own].tolist())),
@@ -233,16 +236,16 @@ def machine_facts(batch: RenderedBatch, number: int) -> Facts:
     """The facts of one conversation rendered by the machine, without those that only rows have."""
     if batch.status[number] != RowStatus.RENDERED:
         return Facts(refusal=batch.reasons[number])
-    pieces = memoryview(batch.pieces).cast("i").tolist()
-    spans = memoryview(batch.spans).cast("i").tolist()
+    spans = np.frombuffer(batch.spans, np.int32).reshape(-1, len(SpanColumn))
+    tags = np.frombuffer(batch.tags, np.int32).reshape(-1, len(TagColumn))
     counts = memoryview(batch.counts).cast("i").tolist()
     first = sum(counts[:number])
     own = slice(first, first + counts[number])
     return Facts(
         batch.texts[number],
         bool(batch.row_flags[number] & RowFlag.KNOWN),
-        tuple(tuple(pieces[i + 1 : i + 4]) for i in range(0, len(pieces), 4) if pieces[i] == number),
-        tuple(tuple(spans[i + 1 : i + 3]) for i in range(0, len(spans), 3) if spans[i] == number),
+        tuple(map(tuple, spans[spans[:, SpanColumn.ROW] == number, SpanColumn.MESSAGE :].tolist())),
+        tuple(map(tuple, tags[tags[:, TagColumn.ROW] == number, TagColumn.START :].tolist())),
         tuple(batch.roles[own]),
         _flags(batch.roles[own], batch.flags[own]),
         ("nan",) * counts[number],
@@ -257,7 +260,7 @@ class TemplateCheck:
         self._template = template
         self.reference = Reference(template, special_tokens=SPECIAL, variables={}, date=DATE)
         base = {"documents": None, "add_generation_prompt": False, **SPECIAL}
-        self._machine = Machine(self.reference.parse(template), base, DATE, conversation_layout([]))
+        self._machine = CompiledTemplate(self.reference.parse(template), base, DATE, conversation_layout([]))
 
     def render(self, chats: list[Conversation]) -> RenderedBatch:
         """Renders with the machine alone."""

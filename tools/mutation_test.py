@@ -135,7 +135,7 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
     from benchmarks.models import trl_templates
     from penstock.prepare.chat.adapt import Adapter
     from penstock.prepare.chat.formats import FormatOptions, detect
-    from penstock.prepare.template.compiler import Machine, can_read, row_layout
+    from penstock.prepare.template.compiler import CompiledTemplate, can_read, row_layout
     from penstock.prepare.template.reference import Reference
 
     date = datetime.date(2026, 1, 1)
@@ -150,7 +150,7 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
             mapping = detect(list(map(orjson.loads, rows)), FormatOptions())
             if not can_read(mapping):
                 continue
-            machine = Machine(tree, base, date, row_layout(mapping, needs, []))
+            machine = CompiledTemplate(tree, base, date, row_layout(mapping, needs, []))
             found[f"{file.name} {name}"] = [_digest(machine.render([row])) for row in rows]
     return found
 
@@ -158,7 +158,7 @@ def digests(files: list[Path]) -> dict[str, list[str | None]]:
 def _digest(batch: Any) -> str | None:
     if batch.status[0] in (1, 2):
         return None
-    seen = (batch.data, batch.reasons, batch.row_flags, batch.pieces, batch.spans, batch.roles, batch.weights)
+    seen = (batch.data, batch.reasons, batch.row_flags, batch.spans, batch.tags, batch.roles, batch.weights)
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 

@@ -110,8 +110,8 @@ class ConversationReader:
     # -- template input -------------------------------------------------------------------------------------------
 
     def _shown(self, side: Conversation) -> dict[str, Any]:
-        if side.pieces is not None:
-            return {"text": "".join(text for _, text in side.pieces)}
+        if side.texts is not None:
+            return {"text": "".join(text for _, text in side.texts)}
         tool_use = side.tools is not None and "tool_use" in self._recipe["templates"]
         adapted = self._adapter("tool_use" if tool_use else "default").adapt(side)
         variables = {**self._recipe["template_vars"], **(adapted.variables or {})}

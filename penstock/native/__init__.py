@@ -7,8 +7,8 @@ loops count the tokens of segments (`align.c`), classify characters, split lines
 run in numpy: the same results, at about a twentieth of the speed.
 
 Files: `program.c` loads bytecode and renders batches, `verify.c` checks it, `interpreter.c` runs it, `rows.c` reads
-rows, `values.c` and `operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters and
-JSON, and `provenance.c` tracks which message printed what.
+rows, `values.c` and `operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters
+and JSON, and `provenance.c` tracks which message printed what. `constants.h` is generated from Python's enums.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class RenderedBatch(NamedTuple):
     fresh: bytes  # (bool) whether a row took a branch direction that no row had taken before
     needles: bytes  # (int32) index of the first needle found in a row's text, or -1
     counts: bytes  # (int32) number of messages of each row
-    pieces: bytes  # (int32) row, message, start and end in the row's text
-    spans: bytes  # (int32) row, start and end of `{% generation %}` blocks
+    spans: bytes  # (int32) text that one message printed, `SpanColumn`
+    tags: bytes  # (int32) `{% generation %}` blocks, `TagColumn`
     roles: bytes  # (uint8) of messages, `Role`
     flags: bytes  # (uint8) of messages, `MessageFlag`
     weights: bytes  # (float32) of messages; empty if no row has any
     # of `render_turns`; see `penstock.prepare.template.turns.Turns`
     turns: bytes = b""  # (int32) `TurnColumn`
     turn_texts: bytes = b""
-    turn_pieces: bytes = b""  # (int32) turn, message, start and end in the turn's text
-    turn_spans: bytes = b""  # (int32) turn, start and end
+    turn_spans: bytes = b""  # (int32) `SpanColumn`
+    turn_tags: bytes = b""  # (int32) `TagColumn`
 
 
 class Program(Protocol):

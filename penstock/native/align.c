@@ -25,7 +25,8 @@ static int width(uint8_t first) { return first < 0x80 ? 1 : first < 0xE0 ? 2 : f
 static bool is_space(uint8_t c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 /* The position after a piece in the text, or NULL if it does not match. ▁ matches a space or itself. */
-static const uint8_t *behind(const uint8_t *piece, const uint8_t *piece_end, const uint8_t *at, const uint8_t *end) {
+static const uint8_t *after_piece(const uint8_t *piece, const uint8_t *piece_end, const uint8_t *at,
+                                  const uint8_t *end) {
     while (piece < piece_end) {
         if (at == end) return NULL;
         if (*piece == *at) {
@@ -47,18 +48,18 @@ static bool is_prepended(int rule, bool first, const uint8_t *at, const uint8_t 
 }
 
 /* The position after a literal piece in the text, or NULL if it does not match. */
-static const uint8_t *behind_all(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
+static const uint8_t *after_literal(const Pieces *p, uint32_t id, const uint8_t *at, const uint8_t *end) {
     const size_t length = p->starts[id + 1] - p->starts[id];
     if ((size_t)(end - at) < length || memcmp(p->bytes + p->starts[id], at, length)) return NULL;
     return at + length;
 }
 
 /* The position after the characters that the unknown token stands for: all without a piece, up to an added token. */
-static const uint8_t *behind_foreign(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
-                                     const uint8_t *end) {
+static const uint8_t *after_unknown(const Pieces *p, const uint32_t *ids, bool last, const uint8_t *at,
+                                    const uint8_t *end) {
     const uint8_t *start = at;
     while (at < end && *at < 0x80 && p->foreign[*at]) {
-        if (!last && ids[1] < p->count && p->kinds[ids[1]] == TOKEN_ADDED && behind_all(p, ids[1], at, end)) break;
+        if (!last && ids[1] < p->count && p->kinds[ids[1]] == TOKEN_ADDED && after_literal(p, ids[1], at, end)) break;
         at++;
     }
     return at == start ? NULL : at;
@@ -101,11 +102,11 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
         }
         if (kind >= TOKEN_ADDED && p->rule & RULE_DROPS_SPACE)
             while (at < end && is_space(*at)) at++;
-        const uint8_t *next = kind == TOKEN_PIECE || kind == TOKEN_ADDED_OR_PIECE ? behind(piece, piece_end, at, end)
-                                                                      : behind_all(p, ids[i], at, end);
+        const bool is_piece = kind == TOKEN_PIECE || kind == TOKEN_ADDED_OR_PIECE;
+        const uint8_t *next = is_piece ? after_piece(piece, piece_end, at, end) : after_literal(p, ids[i], at, end);
         starts = kind >= TOKEN_ADDED;
         if (!next && kind == TOKEN_UNK) {
-            next = behind_foreign(p, ids + i, i + 1 == n, at, end);
+            next = after_unknown(p, ids + i, i + 1 == n, at, end);
             starts = false;
         }
         if (!next) return false;

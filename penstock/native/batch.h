@@ -25,24 +25,24 @@ typedef struct Batch {
     int32_t *needles, *counts;
     char **reasons; /* a refusal's words, owned; or NULL */
     const char **why;
-    Numbers pieces;
+    Numbers spans;
     VECTOR(uint8_t) roles;
     VECTOR(uint8_t) flags;
     VECTOR(float) weights;
     bool weighted;
     /* of assistant turns, where they are asked for (`turns.c`) */
     bool with_turns;
-    Numbers turns, turn_pieces, turn_spans;
+    Numbers turns, turn_spans, turn_tags;
     VECTOR(char) turn_texts, previous;
-    VECTOR(Piece) root_pieces;
+    VECTOR(Span) root_spans;
 } Batch;
 
 /* Begins a render: resets everything but the values of the row. */
 void begin_render(Machine *m, size_t size);
 /* The text of assistants that is repeated outside of their turn is nobody's; neighbours of one message are joined. */
-void tidy_pieces(Machine *m);
+void tidy_spans(Machine *m);
 /* Add a span of this render to a table; `row` is the number of the conversation or turn. */
-void add_span(Machine *m, Numbers *table, int32_t row, Piece p);
+void keep_span(Machine *m, Numbers *table, int32_t row, Span p);
 /* Render every assistant turn of a row as inference sees it, and compare it with the text of the whole row. */
 void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, size_t start);
 

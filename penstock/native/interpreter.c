@@ -13,7 +13,7 @@ static void end_iteration(Machine *m, Iteration *it) {
         m->capture_count = it->captures;
     }
     if (it->message >= 0) {
-        assign_pieces(m, it->start, it->piece, it->message);
+        assign_spans(m, it->start, it->span, it->message);
         it->message = -1;
         m->open_messages--;
     }
@@ -33,7 +33,7 @@ static bool next_item(Machine *m, Value *item) {
     step(m);
     *item = it->v[it->i++];
     it->start = m->out.n;
-    it->piece = m->pieces.n;
+    it->span = m->spans.n;
     if (item->tag == DICT && item->dict->message >= 0) {
         it->message = item->dict->message;
         m->open_messages++;
@@ -94,7 +94,7 @@ static Value sum(Machine *m, const Value *a, int n) {
 }
 
 static void print_sum(Machine *m, const Value *a, int n) {
-    const size_t start = m->out.n, first = m->pieces.n;
+    const size_t start = m->out.n, first = m->spans.n;
     if (all_plain_text(a, n))
         for (int i = 0; i < n; i++) put_traced(m, a[i].s, a[i].size);
     else
@@ -103,7 +103,7 @@ static void print_sum(Machine *m, const Value *a, int n) {
 }
 
 static void print_concat(Machine *m, const Value *a, int n) {
-    const size_t start = m->out.n, first = m->pieces.n;
+    const size_t start = m->out.n, first = m->spans.n;
     for (int i = 0; i < n; i++) put_value(m, a[i]);
     claim_statement(m, start, first);
 }
@@ -121,10 +121,10 @@ static void end_generation(Machine *m) {
         m->lost = true;
         return;
     }
-    for (int i = 0; i < TAG_COLUMNS; i++) APPEND(m, m->spans, m->conversation);
-    int32_t *own = m->spans.at + m->spans.n - TAG_COLUMNS; /* nested blocks end earlier but begin later */
+    for (int i = 0; i < TAG_COLUMNS; i++) APPEND(m, m->tags, m->conversation);
+    int32_t *own = m->tags.at + m->tags.n - TAG_COLUMNS; /* nested blocks end earlier but begin later */
     const int32_t begin = (int32_t)(start - m->text_start);
-    while (own > m->spans.at && own[TAG_ROW - TAG_COLUMNS] == m->conversation &&
+    while (own > m->tags.at && own[TAG_ROW - TAG_COLUMNS] == m->conversation &&
            own[TAG_START - TAG_COLUMNS] > begin) {
         memcpy(own, own - TAG_COLUMNS, TAG_COLUMNS * sizeof *own);
         own -= TAG_COLUMNS;
@@ -318,7 +318,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             step(m);
             charge(m, 4 * (size_t)macro->size);
             pass_arguments(m, macro, sp, callee + 1, n, named, k[pc[2]].list);
-            m->calls[m->call_count++] = (Call){pc + 3, locals, callee, op == OP_CALL_PRINT, m->out.n, m->pieces.n};
+            m->calls[m->call_count++] = (Call){pc + 3, locals, callee, op == OP_CALL_PRINT, m->out.n, m->spans.n};
             if (op == OP_CALL) begin_capture(m);
             locals = sp;
             sp += macro->locals;
@@ -331,7 +331,7 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             locals = call.locals;
             sp = call.stack;
             if (call.prints)
-                claim_statement(m, call.start, call.piece);
+                claim_statement(m, call.start, call.span);
             else
                 PUSH(end_capture(m));
             break;

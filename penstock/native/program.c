@@ -146,8 +146,8 @@ static void dealloc(ProgramObject *self) {
     if (m) {
         free_chunks(m->first);
         free(m->decoded_start), free(m->parsed.at), free(m->out.at), free(m->stack), free(m->globals);
-        free(m->sources.at), free(m->origins.at), free(m->pieces.at), free(m->scratch.at);
-        free(m->branches), free(m->fresh.at), free(m->spans.at), free(m);
+        free(m->sources.at), free(m->origins.at), free(m->spans.at), free(m->scratch.at);
+        free(m->branches), free(m->fresh.at), free(m->tags.at), free(m);
     }
     free(self->program.code), free(self->program.constants), free(self->program.macros);
     free_chunks(self->program.permanent);
@@ -197,23 +197,23 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keyword
 
 /* ---- rendering */
 
-void tidy_pieces(Machine *m) {
+void tidy_spans(Machine *m) {
     uint8_t *looped = arena(m, (size_t)m->message_count + 1);
     memset(looped, 0, (size_t)m->message_count + 1);
-    for (size_t i = 0; i < m->pieces.n; i++) looped[m->pieces.at[i].message] |= m->pieces.at[i].looped;
+    for (size_t i = 0; i < m->spans.n; i++) looped[m->spans.at[i].message] |= m->spans.at[i].looped;
     size_t n = 0;
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
+    for (size_t i = 0; i < m->spans.n; i++) {
+        const Span p = m->spans.at[i];
         if (p.end <= p.start || (!p.looped && looped[p.message] && m->roles[p.message] == ROLE_ASSISTANT)) continue;
-        if (n && m->pieces.at[n - 1].message == p.message && m->pieces.at[n - 1].end == p.start)
-            m->pieces.at[n - 1].end = p.end;
+        if (n && m->spans.at[n - 1].message == p.message && m->spans.at[n - 1].end == p.start)
+            m->spans.at[n - 1].end = p.end;
         else
-            m->pieces.at[n++] = p;
+            m->spans.at[n++] = p;
     }
-    m->pieces.n = n;
+    m->spans.n = n;
 }
 
-void add_span(Machine *m, Numbers *table, int32_t row, Piece p) {
+void keep_span(Machine *m, Numbers *table, int32_t row, Span p) {
     const int32_t fields[SPAN_COLUMNS] = {[SPAN_ROW] = row,
                                           [SPAN_MESSAGE] = p.message,
                                           [SPAN_START] = (int32_t)(p.start - m->text_start),
@@ -226,7 +226,7 @@ void begin_render(Machine *m, size_t size) {
     m->lost = m->refused = m->building = false;
     m->steps = STEPS_BASE + 10 * (int64_t)size;
     m->work = WORK_BASE + 1000 * (int64_t)size;
-    m->pieces.n = 0;
+    m->spans.n = 0;
     m->text_start = m->out.n;
 }
 
@@ -240,9 +240,9 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
     const bool known = !m->lost;
     const uint32_t n = c->messages.list->n;
     if (known)
-        tidy_pieces(m);
+        tidy_spans(m);
     else
-        m->pieces.n = 0;
+        m->spans.n = 0;
     uint8_t *flags = arena(m, n + 1);
     message_flags(m, c, known, 0, n, flags);
     for (uint32_t i = 0; i < n; i++) {
@@ -251,7 +251,7 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
         APPEND(m, b->weights, c->weights ? c->weights[i] : NAN);
     }
     b->weighted |= c->weights != NULL;
-    for (size_t i = 0; i < m->pieces.n; i++) add_span(m, &b->pieces, (int32_t)row, m->pieces.at[i]);
+    for (size_t i = 0; i < m->spans.n; i++) keep_span(m, &b->spans, (int32_t)row, m->spans.at[i]);
     b->row_flags[row] = c->notes | (known ? ROW_KNOWN : 0) | (c->variables ? ROW_OWN_VARIABLES : 0) |
                         (tools_are_shown(m, c) ? 0 : ROW_TOOLS_DROPPED) |
                         (documents_are_shown(m, c) ? 0 : ROW_DOCUMENTS_DROPPED);
@@ -271,17 +271,17 @@ static char *copied_text(Value words) {
 
 static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     Machine *m = self->machine;
-    const size_t spans = m->spans.n, pieces = b->pieces.n, roles = b->roles.n, start = m->out.n;
-    const size_t turns = b->turns.n, turn_pieces = b->turn_pieces.n, turn_spans = b->turn_spans.n,
+    const size_t tags = m->tags.n, spans = b->spans.n, roles = b->roles.n, start = m->out.n;
+    const size_t turns = b->turns.n, turn_spans = b->turn_spans.n, turn_tags = b->turn_tags.n,
                  turn_texts = b->turn_texts.n;
     volatile bool is_read = false;
     m->conversation = (int32_t)row;
     begin_row(m, b->sizes[row]);
     if (setjmp(m->on_give_up)) {
         m->out.n = start;
-        m->spans.n = spans;
-        b->pieces.n = pieces;
-        b->turns.n = turns, b->turn_pieces.n = turn_pieces, b->turn_spans.n = turn_spans;
+        m->tags.n = tags;
+        b->spans.n = spans;
+        b->turns.n = turns, b->turn_spans.n = turn_spans, b->turn_tags.n = turn_tags;
         b->turn_texts.n = turn_texts;
         b->roles.n = b->flags.n = b->weights.n = roles;
         b->counts[row] = 0;
@@ -297,7 +297,7 @@ static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     is_read = true;
     run(m, &self->program, c.messages, c.tools, c.variables);
     if (m->out.n - m->text_start > MAX_TEXT) give_up(m, "the text is too large");
-    if (m->lost) m->spans.n = spans;
+    if (m->lost) m->tags.n = tags;
     collect(m, b, row, &c);
     if (b->with_turns) render_turns(self, b, row, &c, start);
     b->status[row] = STATUS_RENDERED;
@@ -337,8 +337,8 @@ static PyObject *turns_of(const Batch *b, PyObject *rendered) { /* the result of
     if (!rendered) return NULL;
     PyObject *turns = Py_BuildValue("(NNNN)", bytes_of(b->turns.at, b->turns.n * sizeof(int32_t)),
                                     bytes_of(b->turn_texts.at, b->turn_texts.n),
-                                    bytes_of(b->turn_pieces.at, b->turn_pieces.n * sizeof(int32_t)),
-                                    bytes_of(b->turn_spans.at, b->turn_spans.n * sizeof(int32_t)));
+                                    bytes_of(b->turn_spans.at, b->turn_spans.n * sizeof(int32_t)),
+                                    bytes_of(b->turn_tags.at, b->turn_tags.n * sizeof(int32_t)));
     PyObject *result = turns ? PySequence_Concat(rendered, turns) : NULL;
     Py_DECREF(rendered);
     Py_XDECREF(turns);
@@ -354,7 +354,7 @@ static PyObject *result_of(const Machine *m, const Batch *b) {
             "(NOONNNNNNNNNNN)", bytes_of(m->out.at, m->out.n), texts, reasons, bytes_of(b->ends, n * sizeof(int64_t)),
             bytes_of(b->status, n), bytes_of(b->row_flags, n), bytes_of(b->fresh, n),
             bytes_of(b->needles, n * sizeof(int32_t)), bytes_of(b->counts, n * sizeof(int32_t)),
-            bytes_of(b->pieces.at, b->pieces.n * sizeof(int32_t)), bytes_of(m->spans.at, m->spans.n * sizeof(int32_t)),
+            bytes_of(b->spans.at, b->spans.n * sizeof(int32_t)), bytes_of(m->tags.at, m->tags.n * sizeof(int32_t)),
             bytes_of(b->roles.at, b->roles.n), bytes_of(b->flags.at, b->flags.n),
             bytes_of(b->weights.at, b->weighted ? b->weights.n * sizeof(float) : 0));
     Py_XDECREF(texts);
@@ -396,9 +396,9 @@ static bool begin_batch(Batch *b, PyObject *rows) {
 static void end_batch(Batch *b) {
     for (Py_ssize_t i = 0; b->reasons && i < b->n; i++) free(b->reasons[i]);
     free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->row_flags), free(b->fresh), free(b->needles);
-    free(b->counts), free(b->reasons), free(b->why), free(b->pieces.at), free(b->roles.at), free(b->flags.at);
-    free(b->weights.at), free(b->turns.at), free(b->turn_pieces.at), free(b->turn_spans.at), free(b->turn_texts.at);
-    free(b->previous.at), free(b->root_pieces.at);
+    free(b->counts), free(b->reasons), free(b->why), free(b->spans.at), free(b->roles.at), free(b->flags.at);
+    free(b->weights.at), free(b->turns.at), free(b->turn_spans.at), free(b->turn_tags.at), free(b->turn_texts.at);
+    free(b->previous.at), free(b->root_spans.at);
 }
 
 static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns) {
@@ -412,7 +412,7 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
     PyObject *held = PyList_GetSlice(rows, 0, PyList_Size(rows)); /* a copy: other threads may change the list */
     if (held && begin_batch(&b, held)) {
         Machine *m = self->machine;
-        m->out.n = m->spans.n = 0;
+        m->out.n = m->tags.n = 0;
         self->busy = true;
         m->thread = PyEval_SaveThread();
         locale_t usual = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* strtod and snprintf follow the thread's locale */

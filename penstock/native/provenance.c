@@ -1,7 +1,7 @@
 /* Tracks which message printed which bytes.
  *
  * A string is a slice of the row's bytes, of its decoded text, or of the arena, so slicing keeps its origin by itself;
- * code that copies bytes records where they came from. The output has pieces: sorted runs that belong to one message. */
+ * code that copies bytes records where they came from. The output has spans: sorted runs that belong to one message. */
 
 #include "constants.h"
 #include "values.h"
@@ -32,21 +32,21 @@ void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool l
     m->current->last_origin = m->origins.n;
 }
 
-/* Record a piece of output, unless the current iteration will claim it anyway. */
-static void add_piece(Machine *m, size_t start, size_t n, int32_t message, bool looped) {
+/* Record a span of output, unless the current iteration will claim it anyway. */
+static void add_span(Machine *m, size_t start, size_t n, int32_t message, bool looped) {
     if (m->open_messages && !m->building) {
         const Iteration *inner = &m->loops[m->loop_count - 1];
         while (inner->message < 0) inner--;
         if (inner->captures == m->capture_count && (inner->message == message || is_assistant(m, message))) return;
     }
-    APPEND(m, m->pieces, (Piece){start, start + n, message, looped});
+    APPEND(m, m->spans, (Span){start, start + n, message, looped});
 }
 
 static void copy_one(Machine *m, size_t offset, size_t n, int32_t message, bool looped, const char *to) {
     if (to)
         add_origin(m, to + offset, n, message, looped);
     else
-        add_piece(m, m->out.n + offset, n, message, looped);
+        add_span(m, m->out.n + offset, n, message, looped);
 }
 
 void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
@@ -83,48 +83,48 @@ void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
 static void claim(Machine *m, size_t start, size_t end, int32_t message) {
     if (end <= start) return;
     if (m->scratch.n) {
-        Piece *before = &m->scratch.at[m->scratch.n - 1];
+        Span *before = &m->scratch.at[m->scratch.n - 1];
         if (before->message == message && before->end == start) {
             before->end = end;
             return;
         }
     }
-    APPEND(m, m->scratch, (Piece){start, end, message, true});
+    APPEND(m, m->scratch, (Span){start, end, message, true});
 }
 
 /* At the end of an iteration over a message: its output belongs to the message, except for text of other messages. */
-void assign_pieces(Machine *m, size_t start, size_t first, int32_t message) {
+void assign_spans(Machine *m, size_t start, size_t first, int32_t message) {
     if (m->out.n <= start) return;
     m->scratch.n = 0;
     size_t at = start;
-    for (size_t i = first; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
+    for (size_t i = first; i < m->spans.n; i++) {
+        const Span p = m->spans.at[i];
         claim(m, at, p.start, message);
         claim(m, p.start, p.end, is_assistant(m, p.message) ? message : p.message);
         at = p.end;
     }
     claim(m, at, m->out.n, message);
-    m->pieces.n = first;
-    for (size_t i = 0; i < m->scratch.n; i++) APPEND(m, m->pieces, m->scratch.at[i]);
+    m->spans.n = first;
+    for (size_t i = 0; i < m->scratch.n; i++) APPEND(m, m->spans, m->scratch.at[i]);
 }
 
 /* Outside of loops over messages, an expression that prints text of one message belongs entirely to it. */
 void claim_statement(Machine *m, size_t start, size_t first) {
-    if (m->pieces.n <= first || m->open_messages || m->call_count || m->capture_count) return;
-    const int32_t message = m->pieces.at[first].message;
+    if (m->spans.n <= first || m->open_messages || m->call_count || m->capture_count) return;
+    const int32_t message = m->spans.at[first].message;
     bool looped = false;
-    for (size_t i = first; i < m->pieces.n; i++) {
-        if (m->pieces.at[i].message != message) return;
-        looped |= m->pieces.at[i].looped;
+    for (size_t i = first; i < m->spans.n; i++) {
+        if (m->spans.at[i].message != message) return;
+        looped |= m->spans.at[i].looped;
     }
-    m->pieces.at[first] = (Piece){start, m->out.n, message, looped};
-    m->pieces.n = first + 1;
+    m->spans.at[first] = (Span){start, m->out.n, message, looped};
+    m->spans.n = first + 1;
 }
 
 void drop_output(Machine *m, size_t mark) {
     charge(m, m->out.n - mark);
     m->out.n = mark;
-    while (m->pieces.n && m->pieces.at[m->pieces.n - 1].start >= mark) m->pieces.n--;
+    while (m->spans.n && m->spans.at[m->spans.n - 1].start >= mark) m->spans.n--;
 }
 
 Value take_output(Machine *m, size_t mark) {
@@ -133,13 +133,13 @@ Value take_output(Machine *m, size_t mark) {
     charge(m, n);
     char *text = arena(m, n + 1);
     if (n) memcpy(text, m->out.at + mark, n);
-    size_t first = m->pieces.n;
-    while (first && m->pieces.at[first - 1].start >= mark) first--;
-    for (size_t i = first; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
+    size_t first = m->spans.n;
+    while (first && m->spans.at[first - 1].start >= mark) first--;
+    for (size_t i = first; i < m->spans.n; i++) {
+        const Span p = m->spans.at[i];
         add_origin(m, text + (p.start - mark), p.end - p.start, p.message, p.looped);
     }
-    m->pieces.n = first;
+    m->spans.n = first;
     m->out.n = mark;
     return of_string(text, n);
 }

@@ -54,7 +54,7 @@ static bool are_printed(Machine *m, Value calls, Value text) {
     return true;
 }
 
-/* Text in the output, which moves when more is written to it, or a copy of the pieces that a message printed. */
+/* Text in the output, which moves when more is written to it, or a copy of the spans that a message printed. */
 typedef struct Shown {
     size_t start, size;
     Value copy;
@@ -68,22 +68,22 @@ static Shown whole_text(const Machine *m) {
     return (Shown){.start = m->text_start, .size = m->out.n - m->text_start, .copy = none()};
 }
 
-/* What a message printed in `count` pieces, `first` being the first of them. */
+/* What a message printed in `count` spans, `first` being the first of them. */
 static Shown printed_by(Machine *m, int32_t message, size_t first, size_t count) {
     if (count == 1) {
-        const Piece p = m->pieces.at[first];
+        const Span p = m->spans.at[first];
         return (Shown){.start = p.start, .size = p.end - p.start, .copy = none()};
     }
     size_t size = 0;
-    charge(m, 8 * m->pieces.n);
-    for (size_t i = 0; i < m->pieces.n; i++)
-        if (m->pieces.at[i].message == message) size += m->pieces.at[i].end - m->pieces.at[i].start;
+    charge(m, 8 * m->spans.n);
+    for (size_t i = 0; i < m->spans.n; i++)
+        if (m->spans.at[i].message == message) size += m->spans.at[i].end - m->spans.at[i].start;
     char *text = arena(m, size + 1), *p = text;
-    for (size_t i = 0; i < m->pieces.n && count; i++) {
-        const Piece piece = m->pieces.at[i];
-        if (piece.message != message) continue;
-        memcpy(p, m->out.at + piece.start, piece.end - piece.start);
-        p += piece.end - piece.start;
+    for (size_t i = 0; i < m->spans.n && count; i++) {
+        const Span span = m->spans.at[i];
+        if (span.message != message) continue;
+        memcpy(p, m->out.at + span.start, span.end - span.start);
+        p += span.end - span.start;
     }
     return (Shown){.copy = of_string(text, size)};
 }
@@ -211,8 +211,8 @@ void message_flags(Machine *m, const Conversation *c, bool known, uint32_t from,
     const uint32_t n = c->messages.list->n;
     size_t *first = arena(m, (n + 1) * sizeof(size_t)), *count = arena(m, (n + 1) * sizeof(size_t));
     memset(count, 0, (n + 1) * sizeof(size_t));
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const int32_t message = m->pieces.at[i].message;
+    for (size_t i = 0; i < m->spans.n; i++) {
+        const int32_t message = m->spans.at[i].message;
         if (!count[message]++) first[message] = i;
     }
     const Shown whole = whole_text(m);

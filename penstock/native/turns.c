@@ -6,7 +6,7 @@
 
 #include "batch.h"
 
-typedef struct Mark { /* where the arena stood */
+typedef struct Mark { /* the state of the arena */
     Chunk *chunk;
     size_t used, last_origin, origins;
 } Mark;
@@ -58,17 +58,17 @@ static void keep_text(Machine *m, Batch *b, size_t start, size_t n) {
     b->turn_texts.n += n;
 }
 
-static void keep_pieces(Machine *m, Batch *b, int32_t turn, size_t cut, size_t first_span) {
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
+static void keep_spans(Machine *m, Batch *b, int32_t turn, size_t cut, size_t first_tag) {
+    for (size_t i = 0; i < m->spans.n; i++) {
+        const Span p = m->spans.at[i];
         if (p.start - m->text_start < cut) continue;
-        add_span(m, &b->turn_pieces, turn, p);
+        keep_span(m, &b->turn_spans, turn, p);
     }
-    for (size_t i = first_span; i < m->spans.n && !m->lost; i += TAG_COLUMNS) {
-        const int32_t *tag = m->spans.at + i;
+    for (size_t i = first_tag; i < m->tags.n && !m->lost; i += TAG_COLUMNS) {
+        const int32_t *tag = m->tags.at + i;
         if ((size_t)tag[TAG_END] <= cut) continue;
         const int32_t fields[TAG_COLUMNS] = {[TAG_ROW] = turn, [TAG_START] = tag[TAG_START], [TAG_END] = tag[TAG_END]};
-        for (int k = 0; k < TAG_COLUMNS; k++) APPEND(m, b->turn_spans, fields[k]);
+        for (int k = 0; k < TAG_COLUMNS; k++) APPEND(m, b->turn_tags, fields[k]);
     }
 }
 
@@ -99,11 +99,11 @@ typedef struct Turn {
     uint8_t flags;
 } Turn;
 
-/* Both renders of the turn of message i, behind `whole`. Pieces and spans left behind are those of the turn. */
+/* Both renders of the turn of message i, after `whole`. Spans and tags are then those of the turn. */
 static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, uint32_t i, Text whole,
                         bool has_previous) {
     Machine *m = self->machine;
-    const size_t first_span = m->spans.n;
+    const size_t first_tag = m->tags.n;
     Turn found = {.flags = MESSAGE_CONTENT_PRINTED};
     const Mark at = mark(m);
     found.prompt.start = m->out.n;
@@ -113,7 +113,7 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
         return found;
     }
     found.prompt.size = m->out.n - found.prompt.start;
-    m->spans.n = first_span;
+    m->tags.n = first_tag;
     release(m, at);
     if (has_previous && b->previous.n <= found.prompt.size &&
         common_size(m->out.at + found.prompt.start, b->previous.at, b->previous.n) == b->previous.n)
@@ -129,9 +129,9 @@ static Turn render_both(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
         }
         found.turn.size = m->out.n - found.turn.start;
         if (m->lost)
-            m->pieces.n = 0;
+            m->spans.n = 0;
         else
-            tidy_pieces(m), found.state |= STATE_KNOWN;
+            tidy_spans(m), found.state |= STATE_KNOWN;
         uint8_t *flags = arena(m, c->messages.list->n + 1);
         message_flags(m, c, !m->lost, i, i + 1, flags);
         found.flags = flags[i];
@@ -158,19 +158,19 @@ static void keep_turn(Machine *m, Batch *b, Py_ssize_t row, uint32_t i, Turn tur
     if (!(turn.state & STATE_CONTINUES)) keep_text(m, b, turn.prompt.start + shared, turn.prompt.size - shared);
 }
 
-static void copy_pieces(Machine *m, Batch *b) { /* of the root; starts and ends count from its text */
-    b->root_pieces.n = 0;
-    for (size_t i = 0; i < m->pieces.n; i++) {
-        const Piece p = m->pieces.at[i];
-        APPEND(m, b->root_pieces, (Piece){p.start - m->text_start, p.end - m->text_start, p.message, false});
+static void copy_spans(Machine *m, Batch *b) { /* of the root; starts and ends count from its text */
+    b->root_spans.n = 0;
+    for (size_t i = 0; i < m->spans.n; i++) {
+        const Span p = m->spans.at[i];
+        APPEND(m, b->root_spans, (Span){p.start - m->text_start, p.end - m->text_start, p.message, false});
     }
 }
 
-/* The last piece of this render that begins in what it has in common with the root, pieces before it included. */
+/* The last span of this render that begins in what it has in common with the root, spans before it included. */
 static size_t cut_at(const Machine *m, const Batch *b, size_t common) {
     size_t cut = 0;
-    for (size_t i = 0; i < m->pieces.n && i < b->root_pieces.n; i++) {
-        const Piece p = m->pieces.at[i], q = b->root_pieces.at[i];
+    for (size_t i = 0; i < m->spans.n && i < b->root_spans.n; i++) {
+        const Span p = m->spans.at[i], q = b->root_spans.at[i];
         if (p.start - m->text_start > common || p.start - m->text_start != q.start || p.message != q.message) break;
         cut = q.start;
         if (p.end - m->text_start != q.end) break;
@@ -181,7 +181,7 @@ static size_t cut_at(const Machine *m, const Batch *b, size_t common) {
 static void render_side(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, uint32_t i, Text whole,
                         Text root, bool *has_previous) {
     Machine *m = self->machine;
-    const size_t behind = m->out.n, first_span = m->spans.n;
+    const size_t end = m->out.n, first_tag = m->tags.n;
     const int32_t number = (int32_t)(b->turns.n / TURN_COLUMNS);
     m->conversation = -2 - number; /* its `{% generation %}` blocks are not the row's */
     Turn turn = render_both(self, b, row, c, i, whole, *has_previous);
@@ -193,21 +193,21 @@ static void render_side(ProgramObject *self, Batch *b, Py_ssize_t row, const Con
             turn.state |= STATE_IN_ROOT;
         else
             cut = turn.state & STATE_KNOWN ? cut_at(m, b, common) : 0;
-        if (!(turn.state & STATE_IN_ROOT)) keep_pieces(m, b, number, cut, first_span);
+        if (!(turn.state & STATE_IN_ROOT)) keep_spans(m, b, number, cut, first_tag);
         remember(m, b, turn.turn.start, turn.turn.size);
     }
     keep_turn(m, b, row, i, turn, common, cut);
-    m->spans.n = first_span;
-    m->out.n = behind;
+    m->tags.n = first_tag;
+    m->out.n = end;
 }
 
 void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, size_t start) {
     Machine *m = self->machine;
     const Text whole = {start, m->out.n - start};
-    const size_t first_span = m->spans.n;
+    const size_t first_tag = m->tags.n;
     Text root = whole;
-    copy_pieces(m, b);
-    uint32_t last = c->messages.list->n; /* the message of the root; those behind it are refused, or not assistant's */
+    copy_spans(m, b);
+    uint32_t last = c->messages.list->n; /* the message of the root; later ones are refused, or not an assistant's */
     while (last > 0) {
         if (c->roles[--last] != ROLE_ASSISTANT) continue;
         m->conversation = -2 - (int32_t)(b->turns.n / TURN_COLUMNS);
@@ -217,16 +217,16 @@ void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversat
             turn.state |= is_whole ? STATE_IN_ROOT | STATE_IS_ROOT : STATE_IS_ROOT;
             if (!is_whole) {
                 root = turn.turn;
-                copy_pieces(m, b);
-                keep_pieces(m, b, (int32_t)(b->turns.n / TURN_COLUMNS), 0, first_span);
+                copy_spans(m, b);
+                keep_spans(m, b, (int32_t)(b->turns.n / TURN_COLUMNS), 0, first_tag);
             }
             keep_turn(m, b, row, last, turn, turn.turn.size, 0);
-            m->spans.n = first_span;
+            m->tags.n = first_tag;
             m->out.n = root.start + root.size > m->out.n ? m->out.n : root.start + root.size;
             break;
         }
         keep_turn(m, b, row, last, turn, 0, 0);
-        m->spans.n = first_span;
+        m->tags.n = first_tag;
         m->out.n = whole.start + whole.size;
     }
     bool has_previous = false;

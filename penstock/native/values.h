@@ -30,7 +30,7 @@ enum {
 #define ARENA_BASE ((size_t)64 << 20) /* bytes of the arena, plus 64 for every byte of the row */
 #define STEPS_BASE 2000000            /* loop steps and calls, plus 10 for every byte of the row */
 #define WORK_BASE ((int64_t)1 << 30)  /* bytes searched and copied, plus 1000 for every byte of the row */
-#define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: pieces of text, values being parsed */
+#define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: spans of text, values being parsed */
 
 typedef enum {
     UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP
@@ -86,17 +86,17 @@ typedef struct Source { /* a message's bytes in the row, and in the decoded text
     int32_t column, message;
 } Source;
 
-typedef struct Origin { /* bytes of the arena that were copied from a message; `looped` as in Piece */
+typedef struct Origin { /* bytes of the arena that were copied from a message; `looped` as in Span */
     const char *start;
     uint32_t size;
     uint32_t message : 31, looped : 1;
 } Origin;
 
-typedef struct Piece { /* bytes of the output that belong to a message; `looped`: by an iteration over messages */
+typedef struct Span { /* bytes of the output that belong to a message; `looped`: by an iteration over messages */
     size_t start, end;
     int32_t message;
     bool looped;
-} Piece;
+} Span;
 
 /* ---- the program */
 
@@ -131,14 +131,14 @@ typedef struct Iteration {
     bool may_change;    /* the loop's body may change namespaces that its filter reads */
     uint32_t kept_count;
     int32_t message;    /* the message of this iteration, or -1 */
-    size_t start, piece; /* lengths of output and pieces when the iteration began */
+    size_t start, span; /* lengths of output and spans when the iteration began */
 } Iteration;
 
 typedef struct Call {
     const int32_t *back;
     Value *locals, *stack;
     bool prints; /* its text goes to the output instead of a value */
-    size_t start, piece;
+    size_t start, span;
 } Call;
 
 #define VECTOR(type) struct { type *at; size_t n, capacity; }
@@ -171,14 +171,14 @@ typedef struct Machine {
     int64_t steps, work;
     VECTOR(Source) sources;
     VECTOR(Origin) origins;
-    VECTOR(Piece) pieces;
-    VECTOR(Piece) scratch;
+    VECTOR(Span) spans;
+    VECTOR(Span) scratch;
     size_t text_start; /* of this conversation in `out` */
     const uint8_t *roles; /* of its messages */
     int32_t message_count;
     uint8_t *branches;    /* whether a branch was taken and compared with the reference: 0 no, 1 yes, 2 in this batch */
     VECTOR(int32_t) fresh; /* branches taken for the first time in this row */
-    VECTOR(int32_t) spans;
+    VECTOR(int32_t) tags;
     int32_t conversation; /* index in the batch */
     PyThreadState *thread; /* of the caller while the GIL is released, else NULL */
 } Machine;
@@ -285,7 +285,7 @@ Value no_markup(Machine *m, Value v); /* gives up on Markup, whose methods escap
 /* The bytes [s, s+n) are about to be copied to `to`, or to the output if that is NULL. */
 void copy_origin(Machine *m, const char *s, size_t n, const char *to);
 void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool looped);
-void assign_pieces(Machine *m, size_t start, size_t first, int32_t message);
+void assign_spans(Machine *m, size_t start, size_t first, int32_t message);
 void claim_statement(Machine *m, size_t start, size_t first);
 void drop_output(Machine *m, size_t mark);
 Value take_output(Machine *m, size_t mark); /* turns the output since `mark` into a string */

@@ -30,7 +30,7 @@ from penstock.prepare.encode.example_batch import (
     ExampleBatch,
     concatenate_batches,
     encode_texts,
-    piece_texts,
+    plain_texts,
     with_prefix_and_suffix,
 )
 from penstock.prepare.faithful.arrange import Arranger, split_chains
@@ -56,7 +56,7 @@ from penstock.prepare.template.renderer import TemplateRenderer
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 
 DROPPED = "tool_calls_dropped"
-_NO_SEGMENTS = piece_texts((), Ending())[1]
+_NO_SEGMENTS = plain_texts((), Ending())[1]
 
 
 class _Read(NamedTuple):
@@ -297,7 +297,7 @@ class Pipeline:
         """Returns the notes on the end-of-sequence token of a plain text: appended, or missing."""
         if self.recipe.eos is Eos.AUTO and not self.recipe.special_tokens.get("eos_token"):
             return [Note.NO_EOS]
-        text = "".join(text for _, text in read.conversation.pieces or ())
+        text = "".join(text for _, text in read.conversation.texts or ())
         return [Note.EOS_APPENDED] if self.ending.after(text) else []
 
     # ---- rows that the C machine reads
@@ -336,7 +336,7 @@ class Pipeline:
         plain = _Examples()
         if without := by_template.pop("", []):
             state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
-            texts, segments = piece_texts([e.conversation for e in without], self.ending)
+            texts, segments = plain_texts([e.conversation for e in without], self.ending)
             plain.add([e.row for e in without], [e.side for e in without], texts, segments)
         for name, members in by_template.items():
             rendering = self.renderings[name]
@@ -361,7 +361,7 @@ class Pipeline:
         """Returns the conversations of a row as their template accepts them, with its name; '' for plain text."""
         found: list[tuple[str, Conversation]] = []
         for conversation in self.reader.conversations(row):
-            if conversation.pieces is not None:
+            if conversation.texts is not None:
                 found.append(("", conversation))
                 continue
             if not self.renderings:

@@ -14,7 +14,7 @@ import pytest
 from penstock.build.options import prepare_options
 from penstock.build.outcome import Outcome
 from penstock.build.run import Builder
-from penstock.native import RenderedBatch
+from penstock.native import RenderedBatch, RowStatus
 from penstock.prepare.chat.conversation import Part
 from penstock.prepare.chat.formats import detect
 from penstock.prepare.check import WINDOW, mismatches, sampled_rows
@@ -22,7 +22,8 @@ from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import make_recipe
 from penstock.prepare.slice_record import SliceRecord
 from penstock.prepare.sources.slices import SliceRows
-from penstock.prepare.template.compiler import Machine
+from penstock.prepare.template.compiler import CompiledTemplate
+from penstock.prepare.template.turns import SpanColumn
 from penstock.prepare.tokenizer.files import load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -324,18 +325,18 @@ def changed_text(batch: RenderedBatch) -> RenderedBatch:
     return batch._replace(data=batch.data.replace(b"TRICK", b"TRACK"), texts=texts)
 
 
-def changed_pieces(batch: RenderedBatch) -> RenderedBatch:
-    """Truncates the last piece of a row on the branch."""
-    pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4).copy()
+def changed_spans(batch: RenderedBatch) -> RenderedBatch:
+    """Truncates the last span of a row on the branch."""
+    spans = np.frombuffer(batch.spans, np.int32).reshape(-1, len(SpanColumn)).copy()
     for row, text in enumerate(batch.texts):
         if b"TRICK" in text:
-            pieces[np.flatnonzero(pieces[:, 0] == row)[-1], 3] -= len("<|im_end|>\n")
-    return batch._replace(pieces=pieces.tobytes())
+            spans[np.flatnonzero(spans[:, SpanColumn.ROW] == row)[-1], SpanColumn.END] -= len("<|im_end|>\n")
+    return batch._replace(spans=spans.tobytes())
 
 
 def refused(batch: RenderedBatch) -> RenderedBatch:
     wrong = [b"TRICK" in text for text in batch.texts]
-    status = bytes(3 if bad else status for bad, status in zip(wrong, batch.status, strict=True))
+    status = bytes(RowStatus.REFUSED if bad else status for bad, status in zip(wrong, batch.status, strict=True))
     reasons = ["no magic" if bad else reason for bad, reason in zip(wrong, batch.reasons, strict=True)]
     return batch._replace(status=status, reasons=reasons)
 
@@ -355,7 +356,7 @@ def shards(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.glob("shards/*/*.arrow")}
 
 
-@pytest.mark.parametrize("sabotage", [changed_text, changed_pieces, refused])
+@pytest.mark.parametrize("sabotage", [changed_text, changed_spans, refused])
 def test_a_faulty_branch_is_found_when_a_row_takes_it(
     sabotage: Callable[[RenderedBatch], RenderedBatch],
     tokenizer: Path,
@@ -373,8 +374,8 @@ def test_a_faulty_branch_is_found_when_a_row_takes_it(
     untouched = build("untouched")
     assert (untouched.progress.mismatches, untouched.progress.checked) != (0, 0)
     assert "spot check" not in untouched.progress.engines
-    render = Machine.render
-    monkeypatch.setattr(Machine, "render", lambda machine, rows: sabotage(render(machine, rows)))
+    render = CompiledTemplate.render
+    monkeypatch.setattr(CompiledTemplate, "render", lambda machine, rows: sabotage(render(machine, rows)))
     found = build("sabotaged")
     assert found.progress.mismatches == 2  # in both slices, though the second took no new branch
     assert found.progress.engines["spot check"] == {"the spot check found a difference": 3000}

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.native import native
-from penstock.prepare.template.compiler import Machine, conversation_layout
+from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout
 from penstock.prepare.template.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
@@ -23,7 +23,7 @@ def printed(expression: str, text: str) -> str:
     """What the machine prints for an expression on the content of one message."""
     template = "{% set v = messages[0].content %}{{ " + expression + " }}"
     base = {"documents": None, "add_generation_prompt": False}
-    machine = Machine(Sandbox(TODAY).parse_template(template), base, TODAY, conversation_layout([]))
+    machine = CompiledTemplate(Sandbox(TODAY).parse_template(template), base, TODAY, conversation_layout([]))
     row = {"messages": [{"role": "user", "content": text}], "tools": None, "variables": None}
     batch = machine.render([json.dumps(row).encode()])
     assert batch.status[0] == 0, batch.reasons[0]

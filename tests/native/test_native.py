@@ -21,7 +21,7 @@ from benchmarks.clock import DATE
 from benchmarks.models import trl_templates
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
-from penstock.prepare.template.compiler import Compiler, Machine, conversation_layout, encoded
+from penstock.prepare.template.compiler import CompiledTemplate, Compiler, conversation_layout, encoded
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
 from tools import constants, fuzz_bytecode
@@ -232,8 +232,8 @@ def test_very_deep_nesting() -> None:
     assert set(machine().render(rows).status) == {1}
 
 
-def machine() -> Machine:
-    return Machine(Sandbox(DATE).parse_template(TEMPLATE), {}, DATE, LAYOUT)
+def machine() -> CompiledTemplate:
+    return CompiledTemplate(Sandbox(DATE).parse_template(TEMPLATE), {}, DATE, LAYOUT)
 
 
 def counting() -> list[Any]:
@@ -292,7 +292,9 @@ def test_wrong_arguments_of_count_tokens(place: int, value: Any) -> None:
 
 def test_nothing_leaks() -> None:
     assert native is not None
-    refuses = Machine(Sandbox(DATE).parse_template("{{ raise_exception(messages[0].content) }}"), {}, DATE, LAYOUT)
+    refuses = CompiledTemplate(
+        Sandbox(DATE).parse_template("{{ raise_exception(messages[0].content) }}"), {}, DATE, LAYOUT
+    )
     subject, chat = machine(), encoded(Conversation([{"role": "user", "content": "é" * 1000}]))
     assert chat is not None
     assembly = assembled()

@@ -300,7 +300,7 @@ class Adapter:
 
     def adapt(self, conversation: Conversation) -> Conversation:
         """Returns the conversation as the template accepts it; itself if nothing must change. Raises RowError."""
-        if self._takes_all or conversation.pieces is not None:
+        if self._takes_all or conversation.texts is not None:
             return conversation
         self._notes.clear()
         tools = None if conversation.tools is None else self.adapt_tools(conversation.tools)
@@ -428,7 +428,7 @@ class SpecialTextFinder:
         """Returns the first needle in a conversation's text, or None."""
         if not self.needles:
             return None
-        values = [conversation.messages, conversation.tools, [text for _, text in conversation.pieces or ()]]
+        values = [conversation.messages, conversation.tools, [text for _, text in conversation.texts or ()]]
         return self._literals.first(_strings(values))
 
 

@@ -52,10 +52,10 @@ def roles_of(messages: Iterable[object]) -> list[Role]:
 
 
 class Conversation(NamedTuple):
-    """One normalised conversation: what a template renders, or plain pieces of text.
+    """One normalised conversation: what a template renders, or plain texts.
 
-    `pieces` is set for rows without a template (plain text, string prompt and completion): the text
-    is their concatenation, and each piece counts as one message of the given role; `messages` is then empty.
+    `texts` is set for rows without a template (plain text, string prompt and completion): they are concatenated, and
+    each counts as one message of the given role; `messages` is then empty.
     `weights` has one entry per message (None if not given). `variables` are the row's own template variables. `notes`
     record which parts of the row aren't used.
     """
@@ -64,6 +64,6 @@ class Conversation(NamedTuple):
     tools: list[Any] | None = None
     weights: tuple[float | None, ...] | None = None
     variables: dict[str, Any] | None = None
-    pieces: tuple[tuple[Role, str], ...] | None = None
+    texts: tuple[tuple[Role, str], ...] | None = None
     notes: tuple[Note, ...] = ()
     label: bool | None = None  # KTO: whether the answer is desirable

@@ -78,7 +78,7 @@ class RowReader:
         prompt, completion = self._value(record, "prompt"), self._value(record, "completion")
         if type(prompt) is str and type(completion) is str:
             self._refuse_chat(record)
-            return (self._pieces(prompt, completion, "completion"),)
+            return (self._plain(prompt, completion, "completion"),)
         if type(prompt) is str:
             raise self._mixed("prompt", "completion")
         turns = self._reader.read(prompt, self._columns["prompt"]).then(self._side(completion, "completion"))
@@ -94,7 +94,7 @@ class RowReader:
             if prompt is None:
                 prompt = _shared_text(chosen, rejected)
                 chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-            return self._pieces(prompt, chosen, "chosen"), self._pieces(prompt, rejected, "rejected")
+            return self._plain(prompt, chosen, "chosen"), self._plain(prompt, rejected, "rejected")
         sides = _whole_sides(
             self._prompt(record, prompt),
             self._side(chosen, "chosen"),
@@ -119,7 +119,7 @@ class RowReader:
         text = self._text(record, "text")
         if not text:
             raise RowError("empty_text", f"column {self._columns['text']!r} is an empty string", "Remove the row")
-        return (Conversation([], pieces=((Role.ASSISTANT, text),)),)
+        return (Conversation([], texts=((Role.ASSISTANT, text),)),)
 
     def _value(self, record: Record, purpose: str) -> Any:
         column = self._columns[purpose]
@@ -176,12 +176,12 @@ class RowReader:
         messages.append({"role": "user", "content": f"{query}\n\n{below}" if query and below else query or below})
         return messages
 
-    def _pieces(self, prompt: str, answer: str, purpose: str) -> Conversation:
+    def _plain(self, prompt: str, answer: str, purpose: str) -> Conversation:
         """Returns a conversation of plain texts, which no template renders. An empty prompt is omitted."""
         if not answer:
             raise RowError("empty_text", f"column {self._columns[purpose]!r} is an empty string", "Remove the row")
-        pieces = ((Role.USER, prompt), (Role.ASSISTANT, answer)) if prompt else ((Role.ASSISTANT, answer),)
-        return Conversation([], pieces=pieces)
+        texts = ((Role.USER, prompt), (Role.ASSISTANT, answer)) if prompt else ((Role.ASSISTANT, answer),)
+        return Conversation([], texts=texts)
 
     def _refuse_chat(self, record: Record) -> None:
         """Refuses a system prompt or tools beside plain strings: no template renders these rows, so they'd be lost."""

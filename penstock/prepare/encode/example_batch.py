@@ -296,23 +296,23 @@ class Ending(NamedTuple):
         return self.token if self.always or not text.endswith(self.token) else ""
 
 
-def piece_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
+def plain_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
     """Returns the texts of conversations that no template renders, and their segments."""
-    plain = ["".join(text for _, text in c.pieces or ()) for c in conversations]
+    plain = ["".join(text for _, text in c.texts or ()) for c in conversations]
     endings = [ending.after(text) for text in plain]
     texts = [(text + end).encode() for text, end in zip(plain, endings, strict=True)]
-    return texts, _piece_segments(conversations, endings)
+    return texts, _plain_segments(conversations, endings)
 
 
-def _piece_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
-    """Makes each piece a body segment, and the ending the stop of the last message."""
+def _plain_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
+    """Makes each text a body segment, and the ending the stop of the last message."""
     cuts: list[tuple[int, Role, Part, int]] = []  # size in bytes, role, part, message
     counts: list[int] = []
     for conversation, ending in zip(conversations, endings, strict=True):
-        pieces = conversation.pieces or ()
-        own = [(len(text.encode()), role, Part.BODY, number) for number, (role, text) in enumerate(pieces)]
+        texts = conversation.texts or ()
+        own = [(len(text.encode()), role, Part.BODY, number) for number, (role, text) in enumerate(texts)]
         if ending:
-            own.append((len(ending.encode()), pieces[-1][0], Part.STOP, len(pieces) - 1))
+            own.append((len(ending.encode()), texts[-1][0], Part.STOP, len(texts) - 1))
         cuts += own
         counts.append(len(own))
     sizes, roles, parts, messages = zip(*cuts, strict=True) if cuts else ((), (), (), ())

@@ -1,10 +1,9 @@
 """Arranges the rendered turns of rows into chains.
 
-A chain is kept from the start of a message on at which the tokenizer looks at the text by itself. A turn whose answer
-can't be established belongs to no chain, and is noted. Where a turn does not begin with its prompt, the server's prompt
-rules: the answer follows it, if all that the prompt has more is a block that it closes itself, such as an empty
-`<think>` block. Rows whose turns all stand in their text as it is cost a few numpy passes, others some ten microseconds
-a turn.
+A chain is stored from the start of a message at which the tokenizer starts afresh. A turn whose answer is undetermined
+belongs to no chain, and is noted. If a turn does not begin with its prompt, we use the server's prompt, followed by the
+answer, provided that whatever the prompt adds is a closed block, such as an empty `<think>` block. Rows whose turns all
+appear unchanged take a few numpy passes, others about ten microseconds per turn.
 """
 
 from __future__ import annotations
@@ -21,28 +20,32 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.errors import RowError
 from penstock.prepare.chat.notes import Note
-from penstock.prepare.faithful.chains import Chain, Chains, Own, Places, chain_segments, joined_chains
+from penstock.prepare.faithful.chains import Chain, Chains, OwnTurn, Places, chain_segments, joined_chains
 from penstock.prepare.regions.headers import Boundaries
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
 from penstock.prepare.template.rendered import Rendered
 from penstock.prepare.template.turns import REFUSED as REFUSED_FLAGS
-from penstock.prepare.template.turns import Turns, TurnState
+from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn, Turns, TurnState
 
 Found = dict[Note, list[int]]
-Straddles = Callable[[bytes, bytes], bool]  # of a prompt and its answer
-# As plain integers: operators of flags take a microsecond each, several times a turn.
+Straddles = Callable[[bytes, bytes], bool]  # takes a prompt and its answer
+# Plain integers, because operators of flags take a microsecond each, several times a turn.
 _REFUSED, _CONTINUES, _EXTENDS = REFUSED_FLAGS.value, TurnState.CONTINUES.value, TurnState.EXTENDS.value
 _IN_ROOT, _KNOWN, _IS_ROOT = TurnState.IN_ROOT.value, TurnState.KNOWN.value, TurnState.IS_ROOT.value
+_ROW, _STATE = TurnColumn.ROW.value, TurnColumn.STATE.value
+_PROMPT_SIZE, _SIZE = TurnColumn.PROMPT_SIZE.value, TurnColumn.SIZE.value
+_MESSAGE, _START, _END = SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value
+_TAG_START, _TAG_END = TagColumn.START.value, TagColumn.END.value
 _USUAL = _CONTINUES | _IN_ROOT
 _LINE_ENDS, _BLANKS = b"\n\v\f\r", b"\t\n\v\f\r "
-_LOOK_BACK = 4096  # bytes of a prompt that are looked at
+_LOOK_BACK = 4096  # bytes at the end of a prompt that decide its last tokens
 _MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
 _LAST_BLOCK = re.compile(rb"<\|?([A-Za-z_]{1,40})\|?>[^<>]{0,200}<[/|]?\1\|?>\s*\Z")
 
 
 class _Turn(NamedTuple):
-    """A turn of the table, with its texts."""
+    """A turn: its number, the columns of `TurnColumn` after the first, and its texts."""
 
     number: int
     message: int
@@ -50,28 +53,28 @@ class _Turn(NamedTuple):
     prompt_size: int
     size: int
     flags: int
-    common: int  # bytes that it has in common with the root
+    common: int  # size of the prefix that it shares with the root
     cut: int  # where `text` begins
     shared: int  # where `prompt` begins
     text: bytes
     prompt: bytes
-    pieces: Places
-    spans: Places
+    spans: Places  # `SpanColumn`
+    tags: Places  # `TagColumn`
 
     @property
-    def own(self) -> Own:
+    def own(self) -> OwnTurn:
         as_whole = self.state & _IS_ROOT and self.state & _IN_ROOT
-        return Own(self.message, self.prompt_size, self.size, -1 if as_whole else self.flags)
+        return OwnTurn(self.message, self.prompt_size, self.size, -1 if as_whole else self.flags)
 
     def whole(self, root: Chain) -> Chain:
         """The turn as a chain that shares nothing."""
         if self.state & _IN_ROOT:
-            pieces, spans = root.before(self.size)
-            return Chain(root.row, root.text[: self.size], pieces, spans, root.known, [self.own])
-        pieces = np.concatenate((root.pieces[root.pieces[:, 1] < self.cut], self.pieces))
-        spans = np.concatenate((root.spans[root.spans[:, 1] <= self.cut], self.spans))
+            spans, tags = root.before(self.size)
+            return Chain(root.row, root.text[: self.size], spans, tags, root.known, [self.own])
+        spans = np.concatenate((root.spans[root.spans[:, _START] < self.cut], self.spans))
+        tags = np.concatenate((root.tags[root.tags[:, _TAG_END] <= self.cut], self.tags))
         known = root.known and bool(self.state & _KNOWN)
-        return Chain(root.row, root.text[: self.cut] + self.text, pieces, spans, known, [self.own])
+        return Chain(root.row, root.text[: self.cut] + self.text, spans, tags, known, [self.own])
 
 
 class Arranger:
@@ -80,18 +83,18 @@ class Arranger:
     def __init__(
         self, boundaries: Boundaries, safe_tokens: Sequence[str], straddles: Straddles, *, may_tear: bool
     ) -> None:
-        """`safe_tokens` are those at which a text can be cut without changing any token; `straddles` says whether an
-        answer's first token would take in its prompt's end, and `may_tear` whether both can be encoded apart."""
+        """A text can be cut at `safe_tokens` without changing any token. `straddles` tells whether an answer's first
+        token would absorb the end of its prompt, `may_tear` whether prompt and answer can be encoded separately."""
         self._boundaries, self._straddles, self._may_tear = boundaries, straddles, may_tear
         self._safe = tuple(token.encode() for token in safe_tokens)
         self._apart: frozenset[int] = frozenset()
 
     def arrange(self, rendered: Rendered, apart: frozenset[int] = frozenset()) -> Chains:
-        """The examples of a batch, rows in order; the root is the last one of its row. Those `apart` share nothing."""
+        """The examples of a batch in row order, the root last in its row. Examples of rows in `apart` share nothing."""
         self._apart = apart
         turns = rendered.turns
         assert turns is not None
-        unusual = turns.table[(turns.table[:, 2] & _USUAL) != _USUAL, 0]
+        unusual = turns.table[(turns.table[:, _STATE] & _USUAL) != _USUAL, _ROW]
         odd = np.union1d(unusual, self._straddling_rows(rendered, turns)).astype(np.int64)
         notes: Found = {}
         made: list[Chain] = []
@@ -103,12 +106,13 @@ class Arranger:
         return joined_chains(rendered, made, simple, {note: np.unique(rows) for note, rows in notes.items()})
 
     def _straddling_rows(self, rendered: Rendered, turns: Turns) -> Int64:
-        """Rows with a turn in their text as it stands whose first token would take in the prompt's end."""
-        table = turns.table[(turns.table[:, 2] & _USUAL) == _USUAL].astype(np.int64)
-        rows, text = table[:, 0], np.frombuffer(rendered.data, np.uint8)
+        """Rows with an unchanged turn whose first token would absorb the end of its prompt."""
+        table = turns.table[(turns.table[:, _STATE] & _USUAL) == _USUAL].astype(np.int64)
+        rows, text = table[:, _ROW], np.frombuffer(rendered.data, np.uint8)
         starts = np.concatenate(([0], rendered.text_ends))[:-1][rows]
-        seams, ends = starts + table[:, 3], starts + table[:, 4]
-        inside = np.flatnonzero((table[:, 3] > 0) & (table[:, 3] < table[:, 4]) & (ends <= rendered.text_ends[rows]))
+        prompts, sizes = table[:, _PROMPT_SIZE], table[:, _SIZE]
+        seams, ends = starts + prompts, starts + sizes
+        inside = np.flatnonzero((prompts > 0) & (prompts < sizes) & (ends <= rendered.text_ends[rows]))
         doubtful = inside[_may_merge(text[seams[inside] - 1], text[seams[inside]])]
         found: list[int] = []
         for k in doubtful.tolist():
@@ -124,7 +128,7 @@ class Arranger:
         root = whole
         if base is not None and not base.state & _IN_ROOT:
             known = whole.known and bool(base.state & _KNOWN)
-            root = replace(whole, text=base.text, pieces=base.pieces, spans=base.spans, known=known)
+            root = replace(whole, text=base.text, spans=base.spans, tags=base.tags, known=known)
             notes.setdefault(Note.TRAILING_MESSAGES, []).append(whole.row)
         if base is not None and not base.state & _CONTINUES:
             joined = self._spliced(base, root)
@@ -151,11 +155,11 @@ class Arranger:
         return [*sides, root]
 
     def _add_side(self, turn: _Turn, previous: _Turn | None, root: Chain, sides: list[Chain]) -> None:
-        """A turn that the root does not have: it goes on with the chain before it, or begins one."""
+        """Adds a turn that the root lacks: it extends the previous chain, or begins one."""
         cut = turn.cut
         known = root.known and bool(turn.state & _KNOWN)
-        side = Chain(root.row, turn.text, turn.pieces, turn.spans, known, [turn.own], skipped=cut)
-        side.pieces, side.spans = side.moved(-cut)
+        side = Chain(root.row, turn.text, turn.spans, turn.tags, known, [turn.own], skipped=cut)
+        side.spans, side.tags = side.moved(-cut)
         last = sides[-1] if sides else None
         follows = last is not None and previous is not None and last.turns[-1].message == previous.message
         if last is not None and follows and turn.state & _EXTENDS and not last.seam and not last.is_spliced:
@@ -165,7 +169,7 @@ class Arranger:
         sides.append(self._cut_back(side, root))
 
     def _add_spliced(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Found) -> None:
-        """A turn whose render does not begin with its prompt."""
+        """Adds a turn whose render does not begin with its prompt."""
         chain = turn.whole(root)
         chain.turns = []
         joined = self._spliced(turn, chain)
@@ -179,7 +183,7 @@ class Arranger:
             sides.append(side)
 
     def _add_torn(self, turn: _Turn, root: Chain, sides: list[Chain], notes: Found) -> None:
-        """A chain of its own for a turn that is encoded apart from its prompt."""
+        """Adds a chain for a turn that is encoded separately from its prompt."""
         if not self._may_tear:
             notes.setdefault(Note.TURN_STRADDLES, []).append(root.row)
             return
@@ -199,17 +203,17 @@ class Arranger:
         return self._tears(_prompt_end(text, 0, seam), text[seam:])
 
     def _tears(self, prompt: bytes, answer: bytes) -> bool:
-        """Whether the first token of the answer would take in the prompt's end; never at a special token."""
+        """Whether the first token of the answer would absorb the end of the prompt; never at a special token."""
         if self._safe and (prompt.endswith(self._safe) or answer.startswith(self._safe)):
             return False
         return self._straddles(prompt, answer)
 
     def _spliced(self, turn: _Turn, chain: Chain) -> Chain | None:
-        """The server's prompt, then the answer of a turn that does not begin with it; None if it is undetermined."""
-        first = chain.pieces[chain.pieces[:, 0] == turn.message]
-        if not chain.known or not len(first) or first[0, 1] > turn.shared:
+        """The server's prompt, then the answer of a turn that does not begin with it; None if that is undetermined."""
+        own_starts = chain.spans[chain.spans[:, _MESSAGE] == turn.message, _START]
+        if not chain.known or not len(own_starts) or own_starts[0] > turn.shared:
             return None
-        start, text = int(first[0, 1]), chain.text[: turn.size]
+        start, text = int(own_starts[0]), chain.text[: turn.size]
         prompt = text[: turn.shared] + turn.prompt
         shared = self._boundaries.shared(prompt[start:], text[start:])
         if shared is None:
@@ -218,44 +222,46 @@ class Arranger:
             return None
         header = start + len(shared) + _repeated_end(prompt[start + len(shared) :], text[start + len(shared) :])
         more = len(prompt) - header
-        pieces, spans = chain.before(turn.size)
-        behind = (pieces[:, 0] == turn.message) & (pieces[:, 2] >= header)
-        pieces[:, 1] += np.where(pieces[:, 1] > header, more, 0).astype(np.int32)
-        pieces[:, 2] += np.where(behind | (pieces[:, 2] > header), more, 0).astype(np.int32)
-        spans = (spans + np.where(spans >= header, more, 0)).astype(np.int32)
+        spans, tags = chain.before(turn.size)
+        starts, ends, tag_places = spans[:, _START], spans[:, _END], tags[:, _TAG_START:]
+        moves = (ends > header) | ((spans[:, _MESSAGE] == turn.message) & (ends >= header))
+        starts += np.where(starts > header, more, 0).astype(np.int32)
+        ends += np.where(moves, more, 0).astype(np.int32)
+        tag_places += np.where(tag_places >= header, more, 0).astype(np.int32)
         own = turn.own._replace(prompt_end=len(prompt), answer_end=len(text) + more)
-        spliced = replace(chain, text=prompt + text[header:], pieces=pieces, spans=spans, is_spliced=True)
+        spliced = replace(chain, text=prompt + text[header:], spans=spans, tags=tags, is_spliced=True)
         return replace(spliced, turns=[*chain.turns, own])
 
-    # ---- what is shared
+    # ---- shared prefixes
 
     def _may_share(self, chain: Chain, root: Chain) -> bool:
         return chain.known and root.known and bool(self._safe) and chain.row not in self._apart
 
     def _shortened(self, chain: Chain, root: Chain, common: int) -> Chain:
-        """A chain that is whole, from where it can be cut on: the start of a message in what is in common."""
-        starts = chain.pieces[:, 1]
+        """A whole chain without the prefix that it shares with the root, which ends at the start of a message."""
+        starts = chain.spans[:, _START]
         for cut in reversed(starts[starts <= common].tolist() if self._may_share(chain, root) else []):
             if cut and chain.text.startswith(self._safe, cut) and root.text.startswith(chain.text[:cut]):
-                kept = replace(chain, pieces=chain.pieces[starts >= cut], spans=chain.spans[chain.spans[:, 1] > cut])
-                pieces, spans = kept.moved(-cut)
-                return replace(chain, text=chain.text[cut:], pieces=pieces, spans=spans, skipped=cut)
+                kept = replace(chain, spans=chain.spans[starts >= cut], tags=chain.tags[chain.tags[:, _TAG_END] > cut])
+                spans, tags = kept.moved(-cut)
+                return replace(chain, text=chain.text[cut:], spans=spans, tags=tags, skipped=cut)
         return chain
 
     def _cut_back(self, side: Chain, root: Chain) -> Chain:
-        """Move the beginning of a chain back to where the tokenizer can begin, or to the very start."""
+        """Moves the start of a chain back to where the tokenizer can start, or to the start of the text."""
         cut, limit = side.skipped, side.turns[0].prompt_end
         may_share = self._may_share(side, root)
         if not cut or (may_share and cut <= limit and side.text.startswith(self._safe)):
             return side
-        starts = root.pieces[:, 1]
+        starts = root.spans[:, _START]
         earlier = [start for start in starts[starts < cut].tolist() if start <= limit] if may_share else []
         at = next((s for s in reversed(earlier) if s and root.text.startswith(self._safe, s)), 0)
         inside = (starts >= at) & (starts < cut)
-        spans = root.spans[(root.spans[:, 1] > at) & (root.spans[:, 1] <= cut)]
-        before = replace(root, pieces=root.pieces[inside], spans=spans).moved(-at)
-        pieces, spans = (np.concatenate(pair) for pair in zip(before, side.moved(cut - at), strict=True))
-        return replace(side, text=root.text[at:cut] + side.text, pieces=pieces, spans=spans, skipped=at)
+        tag_ends = root.tags[:, _TAG_END]
+        tags = root.tags[(tag_ends > at) & (tag_ends <= cut)]
+        before = replace(root, spans=root.spans[inside], tags=tags).moved(-at)
+        spans, tags = (np.concatenate(pair) for pair in zip(before, side.moved(cut - at), strict=True))
+        return replace(side, text=root.text[at:cut] + side.text, spans=spans, tags=tags, skipped=at)
 
 
 def _turns_of(turns: Turns, rows: set[int]) -> dict[int, list[_Turn]]:
@@ -263,16 +269,16 @@ def _turns_of(turns: Turns, rows: set[int]) -> dict[int, list[_Turn]]:
     found: dict[int, list[_Turn]] = {row: [] for row in rows}
     kept, kept_prompt = (sizes.tolist() for sizes in turns.kept)
     numbers = np.arange(len(turns.table) + 1)
-    piece_ends = np.searchsorted(turns.pieces[:, 0], numbers).tolist()
-    span_ends = np.searchsorted(turns.spans[:, 0], numbers).tolist()
+    span_ends = np.searchsorted(turns.spans[:, SpanColumn.ROW], numbers).tolist()
+    tag_ends = np.searchsorted(turns.tags[:, TagColumn.ROW], numbers).tolist()
     at = 0
     for number, (row, *fields) in enumerate(turns.table.tolist()):
         middle, end = at + kept[number], at + kept[number] + kept_prompt[number]
         if row in found:
-            pieces = turns.pieces[piece_ends[number] : piece_ends[number + 1], 1:]
-            spans = turns.spans[span_ends[number] : span_ends[number + 1], 1:]
+            spans = turns.spans[span_ends[number] : span_ends[number + 1]]
+            tags = turns.tags[tag_ends[number] : tag_ends[number + 1]]
             texts = turns.data[at:middle], turns.data[middle:end]
-            found[row].append(_Turn._make((number, *fields, *texts, pieces, spans)))
+            found[row].append(_Turn._make((number, *fields, *texts, spans, tags)))
         at = end
     for own in found.values():
         own.sort(key=lambda turn: turn.message)
@@ -280,20 +286,19 @@ def _turns_of(turns: Turns, rows: set[int]) -> dict[int, list[_Turn]]:
 
 
 def _wholes(rendered: Rendered, rows: Int64) -> list[Chain]:
-    """Rows as they were rendered whole."""
+    """Rows as they were rendered as a whole."""
     every = np.arange(len(rendered.text_ends) + 1)
-    piece_ends = np.searchsorted(rendered.piece_rows, every).tolist()
     span_ends = np.searchsorted(rendered.span_rows, every).tolist()
+    tag_ends = np.searchsorted(rendered.tag_rows, every).tolist()
     found = []
     for row in rows.tolist():
         start, end = int(rendered.text_ends[row - 1]) if row else 0, int(rendered.text_ends[row])
-        own, spans = slice(*piece_ends[row : row + 2]), slice(*span_ends[row : row + 2])
-        pieces = rendered.piece_messages[own], rendered.piece_starts[own] - start, rendered.piece_ends[own] - start
-        blocks = rendered.span_starts[spans] - start, rendered.span_ends[spans] - start
-        known = bool(rendered.known[row])
-        found.append(
-            Chain(row, rendered.data[start:end], _stacked(*pieces), _stacked(*blocks), known, [], is_root=True)
-        )
+        own, tagged = slice(*span_ends[row : row + 2]), slice(*tag_ends[row : row + 2])
+        places = rendered.span_starts[own] - start, rendered.span_ends[own] - start
+        spans = _stacked(rendered.span_rows[own], rendered.span_messages[own], *places)
+        places = rendered.tag_starts[tagged] - start, rendered.tag_ends[tagged] - start
+        tags = _stacked(rendered.tag_rows[tagged], *places)
+        found.append(Chain(row, rendered.data[start:end], spans, tags, bool(rendered.known[row]), [], is_root=True))
     return found
 
 
@@ -302,7 +307,7 @@ def _stacked(*columns: npt.NDArray[Any]) -> Places:
 
 
 def _prompt_end(text: bytes, start: int, seam: int) -> bytes:
-    """The last bytes of the prompt that ends at a seam, from a whole character on."""
+    """The last bytes of the prompt that ends at a seam, starting at a character."""
     first = max(start, seam - _LOOK_BACK)
     while first < seam and text[first] & 0xC0 == 0x80:
         first += 1
@@ -310,13 +315,13 @@ def _prompt_end(text: bytes, start: int, seam: int) -> bytes:
 
 
 def _may_merge(last: Any, first: Any) -> Any:
-    """Whether a tokenizer may see two neighbouring bytes as one: hardly where a line ends before visible text."""
+    """Whether one token may hold two adjacent bytes: not if a line ends and visible text follows."""
     blank = (first == 32) | ((first >= 9) & (first <= 13))
     return np.where((last >= 10) & (last <= 13), blank, True)
 
 
 def _before_block(prompt: bytes) -> bytes | None:
-    """What precedes the block that ends a prompt, such as `<|channel>thought\\n<channel|>`; None if none does."""
+    """The text before the block that ends a prompt, such as `<|channel>thought\\n<channel|>`; None if there is none."""
     block = _LAST_BLOCK.search(prompt)
     return prompt[: block.start()] if block else None
 
@@ -329,7 +334,7 @@ def _repeated_end(block: bytes, answer: bytes) -> int:
 
 
 def _is_closed(prompt: bytes) -> bool:
-    """Whether all that a prompt opens it closes: `<think></think>` does, `<think>` does not."""
+    """Whether a prompt closes everything it opens: `<think></think>` does, `<think>` does not."""
     if not prompt.strip():
         return True
     depth: Counter[bytes] = Counter()
@@ -343,13 +348,11 @@ def _is_closed(prompt: bytes) -> bool:
     return bool(depth) and not any(depth.values())
 
 
-# ---- chain segments --------------------------------------------------------------------------------------------------
-#
-# Turns rendered as inference sees them, arranged into examples and cut into segments.
+# ---- segments
 
 
 class ChainSegments(NamedTuple):
-    """Dataset to encode. Each text begins where the example departs from the last one of its row, the root."""
+    """Examples to encode. Each text begins where the example departs from its root, the last example of the row."""
 
     texts: list[bytes]
     segments: Segments

@@ -1,8 +1,8 @@
-"""Chains: the examples of a row in which every assistant turn stands in the context that inference shows.
+"""Chains: the examples of a row, in which every assistant turn follows the prompt that inference shows.
 
-The root of a row holds all turns that the template does not rewrite later on. Of the others, those whose renders extend
-each other share a chain; a chain begins like the root, and only what follows is kept. A turn belongs to one example and
-is context in all others. `arrange` makes the chains of a row; here they become one batch of texts to split.
+The root of a row holds all turns that the template does not rewrite later. Other turns share a chain if their renders
+extend each other. A chain begins like the root, and only the rest is stored. A turn belongs to one example and is
+context in all others. `arrange` makes the chains of a row; this module turns them into a batch of texts to split.
 """
 
 from __future__ import annotations
@@ -19,68 +19,74 @@ from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.chat.notes import NotedRows, joined_notes
 from penstock.prepare.regions.dropped import find_dropped
-from penstock.prepare.regions.segments import Pieces, Segments, gathered
-from penstock.prepare.regions.splitter import Splitter, pieces_of
+from penstock.prepare.regions.segments import Segments, Spans, gathered
+from penstock.prepare.regions.splitter import Splitter, spans_of
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn
 
 Places = npt.NDArray[np.int32]
+# Plain integers, because numpy takes longer to index by an enum.
+_MESSAGE, _START, _END = SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value
+_TAG_START, _TAG_END = TagColumn.START.value, TagColumn.END.value
 
 
-class Own(NamedTuple):
-    """A turn that an example trains: where its prompt and its answer end in the example's whole text."""
+class OwnTurn(NamedTuple):
+    """A turn that an example trains, with the ends of its prompt and answer in the example's whole text."""
 
     message: int
     prompt_end: int
     answer_end: int
-    flags: int  # what became of its message; -1: as in the text of the whole row
+    flags: int  # `MessageFlag`; -1: as in the text of the whole row
 
 
 @dataclass(slots=True)
 class Chain:
-    """One example of a row. Its text begins with the first `skipped` bytes of the root, which are not repeated."""
+    """One example of a row. The first `skipped` bytes of the root precede its `text`."""
 
     row: int
     text: bytes
-    pieces: Places  # message, start, end in `text`
-    spans: Places  # start, end in `text`
+    spans: Places  # `SpanColumn`; places are those in `text`
+    tags: Places  # `TagColumn`
     known: bool
-    turns: list[Own]
+    turns: list[OwnTurn]
     skipped: int = 0
-    seam: int = 0  # where in `text` it must be encoded in two parts; 0: nowhere
-    is_spliced: bool = False  # the server's prompt stands in it instead of what the template prints for the turn
+    seam: int = 0  # where `text` is split for encoding; 0: nowhere
+    is_spliced: bool = False  # it has the server's prompt instead of the template's render of the turn
     is_root: bool = False
-    others: range = range(0)  # messages between its turns, which belong to it as well
+    others: range = range(0)  # messages between its turns, which also belong to it
 
     def moved(self, by: int) -> tuple[Places, Places]:
-        """Its pieces and spans, counted from another start."""
-        pieces = self.pieces.copy()
-        pieces[:, 1:] += by
-        return pieces, self.spans + np.int32(by)
+        """Copies of its spans and tags, shifted."""
+        spans, tags = self.spans.copy(), self.tags.copy()
+        spans[:, _START:] += by
+        tags[:, _TAG_START:] += by
+        return spans, tags
 
     def before(self, end: int) -> tuple[Places, Places]:
-        """Its pieces and spans that begin before a place, cut off there."""
-        pieces, spans = self.pieces[self.pieces[:, 1] < end].copy(), self.spans[self.spans[:, 0] < end]
-        pieces[:, 2] = np.minimum(pieces[:, 2], end)
-        return pieces, np.minimum(spans, end)
+        """Copies of its spans and tags that begin before `end`, truncated there."""
+        spans, tags = self.spans[self.spans[:, _START] < end], self.tags[self.tags[:, _TAG_START] < end]
+        spans[:, _END] = np.minimum(spans[:, _END], end)
+        tags[:, _TAG_END] = np.minimum(tags[:, _TAG_END], end)
+        return spans, tags
 
 
 @dataclass(slots=True)
 class Chains:
-    """All examples of a batch: a batch of texts to split, and what belongs to each."""
+    """All examples of a batch: texts to split, and the messages that belong to each."""
 
-    rendered: Rendered  # of chains, the texts behind what they have in common with their roots
-    rows: Int64  # per example: the conversation that it comes from
-    skipped: Int64  # per example: bytes of the root that stand before its text
-    seams: Int64  # per example: where its text is encoded in two parts; 0: nowhere
-    own: Bool  # per message of each example
-    prompt_ends: Int64  # per message of each example: -1 where it trains no turn of it
+    rendered: Rendered  # texts of examples, without the prefixes that they share with their roots
+    rows: Int64  # per example: its conversation
+    skipped: Int64  # per example: bytes of the root that precede its text
+    seams: Int64  # per example: where its text is split for encoding; 0: nowhere
+    own: Bool  # per message of each example: whether it belongs to the example
+    prompt_ends: Int64  # per message of each example: -1 unless the example trains it
     answer_ends: Int64
     notes: NotedRows = field(default_factory=dict)
 
 
 def joined_chains(rendered: Rendered, made: Sequence[Chain], simple: Int64, notes: NotedRows) -> Chains:
-    """All examples of a batch, rows in order: the simple rows, which are their own roots, and the chains of others."""
+    """All examples of a batch in row order: `simple` rows, which are their own roots, and the chains of the others."""
     rows = np.concatenate((simple, np.array([chain.row for chain in made], np.int64)))
     order = np.argsort(rows, kind="stable")
     place = np.empty(len(order), np.int64)
@@ -92,8 +98,9 @@ def joined_chains(rendered: Rendered, made: Sequence[Chain], simple: Int64, note
     to = np.full(len(rendered.text_ends), -1, np.int64)
     to[simple] = simple_places
     assert rendered.turns is not None
-    table = rendered.turns.table[to[rendered.turns.table[:, 0]] >= 0].astype(np.int64)
-    ends[:, offsets[to[table[:, 0]]] + table[:, 1]] = table[:, 3:5].T
+    table = rendered.turns.table[to[rendered.turns.table[:, TurnColumn.ROW]] >= 0].astype(np.int64)
+    numbers = offsets[to[table[:, TurnColumn.ROW]]] + table[:, TurnColumn.MESSAGE]
+    ends[:, numbers] = table[:, TurnColumn.PROMPT_SIZE], table[:, TurnColumn.SIZE]
     flags = batch.message_flags.copy()
     for chain, example in zip(made, places.tolist(), strict=True):
         _mark(chain, slice(int(offsets[example]), int(offsets[example + 1])), own, ends, flags)
@@ -116,7 +123,7 @@ def _batch(
     simple_places: Int64,
     places: Int64,
 ) -> Rendered:
-    """The texts of all examples, with pieces, spans and messages."""
+    """The texts of all examples, with spans, tags and messages."""
     data, text_ends = rendered.data, rendered.text_ends
     if made:
         whole = rendered.texts
@@ -127,13 +134,17 @@ def _batch(
     shift = np.full(len(rendered.text_ends), -1, np.int64)
     shift[simple] = simple_places
     move = _Move(shift, np.concatenate(([0], rendered.text_ends))[:-1], starts)
-    pieces = move(rendered.piece_rows, rendered.piece_messages, rendered.piece_starts, rendered.piece_ends)
-    spans = move(rendered.span_rows, rendered.span_rows, rendered.span_starts, rendered.span_ends)
+    spans = move(rendered.span_rows, rendered.span_messages, rendered.span_starts, rendered.span_ends)
+    tags = move(rendered.tag_rows, rendered.tag_rows, rendered.tag_starts, rendered.tag_ends)
     if made:
-        own = [chain.pieces if chain.known else chain.pieces[:0] for chain in made]
-        blocks = [chain.spans if chain.known else chain.spans[:0] for chain in made]
-        pieces = _with(pieces, own, places, starts)
-        spans = _with(spans, blocks, places, starts)
+        found = [chain.spans if chain.known else chain.spans[:0] for chain in made]
+        table, examples = np.concatenate(found).astype(np.int64), np.repeat(places, list(map(len, found)))
+        more = _Runs(examples, table[:, _MESSAGE], table[:, _START], table[:, _END])
+        spans = _joined(spans, more, starts)
+        found = [chain.tags if chain.known else chain.tags[:0] for chain in made]
+        table, examples = np.concatenate(found).astype(np.int64), np.repeat(places, list(map(len, found)))
+        more = _Runs(examples, examples, table[:, _TAG_START], table[:, _TAG_END])
+        tags = _joined(tags, more, starts)
     known = np.empty(len(rows), np.bool_)
     known[simple_places] = rendered.known[simple]
     known[places] = [chain.known for chain in made]
@@ -144,13 +155,13 @@ def _batch(
         data=data,
         text_ends=text_ends,
         known=known,
-        piece_rows=pieces[0].astype(np.int32),
-        piece_messages=pieces[1].astype(np.int32),
-        piece_starts=pieces[2],
-        piece_ends=pieces[3],
-        span_rows=spans[0].astype(np.int32),
-        span_starts=spans[2],
-        span_ends=spans[3],
+        span_rows=spans.examples.astype(np.int32),
+        span_messages=spans.messages.astype(np.int32),
+        span_starts=spans.starts,
+        span_ends=spans.ends,
+        tag_rows=tags.examples.astype(np.int32),
+        tag_starts=tags.starts,
+        tag_ends=tags.ends,
         message_offsets=offsets,
         message_roles=rendered.message_roles[messages],
         message_flags=rendered.message_flags[messages],
@@ -164,7 +175,7 @@ def _batch(
 
 
 def _mark(chain: Chain, place: slice, own: Bool, ends: Int64, flags: UInt8) -> None:
-    """What belongs to one chain: its turns, and the messages between them."""
+    """Marks what belongs to one chain: its turns, and the messages between them."""
     first = int(place.start)
     if not chain.is_root:
         own[place] = False
@@ -179,7 +190,7 @@ def _mark(chain: Chain, place: slice, own: Bool, ends: Int64, flags: UInt8) -> N
 
 
 def _mark_roots(made: Sequence[Chain], places: list[int], offsets: Int64, own: Bool, roles: UInt8) -> None:
-    """What belongs to another chain of the row does not belong to its root, which is the last one."""
+    """Takes from roots, which are the last chains of their rows, what belongs to another chain of the row."""
     taken: list[int] = []
     for chain, example in zip(made, places, strict=True):
         taken += chain.others
@@ -189,46 +200,49 @@ def _mark_roots(made: Sequence[Chain], places: list[int], offsets: Int64, own: B
             taken = []
 
 
-_Moved = tuple[Int64, Int64, Int64, Int64]
+class _Runs(NamedTuple):
+    """Spans or tags of examples; the messages of tags mean nothing."""
+
+    examples: Int64
+    messages: Int64
+    starts: Int64
+    ends: Int64
 
 
 class _Move(NamedTuple):
-    """Moves the pieces of texts that stand elsewhere now; -1: nowhere."""
+    """Moves spans and tags to the new places of their texts; those of texts without one (-1) are dropped."""
 
     to: Int64
     old: Int64
     new: Int64
 
-    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> _Moved:
+    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> _Runs:
         keep = self.to[rows] >= 0
         rows, places = rows[keep], self.to[rows[keep]]
         shift = self.new[places] - self.old[rows]
-        return places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift
+        return _Runs(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
 
 
-def _with(found: _Moved, more: Sequence[npt.NDArray[Any]], places: Int64, text_starts: Int64) -> _Moved:
-    """The pieces or spans of chains added, all in order."""
-    rows = np.repeat(places, [len(pieces) for pieces in more])
-    added = np.concatenate(more).astype(np.int64)
-    messages = added[:, 0] if added.shape[1] == 3 else np.zeros_like(rows)  # spans have none
-    columns = (rows, messages, added[:, -2] + text_starts[rows], added[:, -1] + text_starts[rows])
-    joined = [np.concatenate(pair) for pair in zip(found, columns, strict=True)]
-    order = np.lexsort((joined[3], joined[2], joined[0]))
-    rows, messages, starts, ends = (column[order] for column in joined)
-    return rows, messages, starts, ends
+def _joined(one: _Runs, other: _Runs, text_starts: Int64) -> _Runs:
+    """All spans or tags in order. Those of `other` have places relative to their texts."""
+    shift = text_starts[other.examples]
+    other = other._replace(starts=other.starts + shift, ends=other.ends + shift)
+    joined = _Runs(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
+    order = np.lexsort((joined.ends, joined.starts, joined.examples))
+    return _Runs(*(column[order] for column in joined))
 
 
-# ---- chain labels ----------------------------------------------------------------------------------------------------
-#
-# Labels of chains: a turn that an example trains lies between its prompt's end and its own; what is not its own is
-# context.
+# ---- segments
 
 
 def chain_segments(splitter: Splitter, chains: Chains) -> tuple[Segments, dict[int, RowError]]:
-    """Cut examples whose prompts and answers are known into segments; errors are keyed by conversation."""
+    """Cuts examples into segments; errors are keyed by conversation.
+
+    A trained turn lies between the ends of its prompt and its answer; messages of other examples are context.
+    """
     rendered = chains.rendered if splitter.has_regions else chains.rendered.without_regions()
-    pieces = with_answers(pieces_of(rendered), chains)
-    segments = splitter.cut(rendered, pieces, PromptEnds(chains, splitter.finder), chains.prompt_ends < 0)
+    spans = with_answers(spans_of(rendered), chains)
+    segments = splitter.cut(rendered, spans, PromptEnds(chains, splitter.finder), chains.prompt_ends < 0)
     errors, dropped = find_dropped(rendered)
     of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(segments.notes, dropped).items()}
     segments = replace(labelled(segments, chains), notes=joined_notes(of_rows, chains.notes))
@@ -236,13 +250,13 @@ def chain_segments(splitter: Splitter, chains: Chains) -> tuple[Segments, dict[i
 
 
 class Repeats(Protocol):
-    """Finds headers that a message prints once more."""
+    """Finds headers that a message repeats."""
 
-    def find_repeated(self, data: bytes, later: Pieces) -> Int64: ...
+    def find_repeated(self, data: bytes, later: Spans) -> Int64: ...
 
 
 class PromptEnds:
-    """Headers that end where the prompt does."""
+    """Finds the ends of headers: the ends of prompts."""
 
     def __init__(self, chains: Chains, repeats: Repeats) -> None:
         starts = np.concatenate(([0], chains.rendered.text_ends))[:-1]
@@ -250,47 +264,47 @@ class PromptEnds:
         self._ends = np.where(chains.prompt_ends >= 0, chains.prompt_ends + np.repeat(starts, counts), -1)
         self._repeats = repeats
 
-    def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]:
-        """For the first pieces of assistant messages: where headers end."""
+    def find(self, regions: Rendered, opening: Spans, previous: UInt8) -> tuple[Int64, set[int]]:
+        """Where headers end, given the first spans of assistant messages."""
         return np.clip(self._ends[opening.numbers], opening.starts, opening.ends), set()
 
-    def find_repeated(self, data: bytes, later: Pieces) -> Int64:
-        """For further pieces of messages: behind the prompt, where a header ends that is printed once more."""
+    def find_repeated(self, data: bytes, later: Spans) -> Int64:
+        """Where repeated headers end, given later spans of messages; never before the end of the prompt."""
         found = self._repeats.find_repeated(data, later)
         return np.clip(np.maximum(found, self._ends[later.numbers]), later.starts, later.ends)
 
 
-def with_answers(pieces: Pieces, chains: Chains) -> Pieces:
-    """Let turns have all that the template prints for them: an end token behind all messages, or a marker that the next
-    message prints as soon as there is one. White space is nobody's."""
+def with_answers(spans: Spans, chains: Chains) -> Spans:
+    """Extends turns to everything the template prints for them: an end token after all messages, or a marker that the
+    next message prints. White space stays without an owner."""
     rendered = chains.rendered
     text_starts = np.concatenate(([0], rendered.text_ends))[:-1]
-    answers = chains.answer_ends[pieces.numbers]
-    answers = np.where(answers >= 0, answers + text_starts[pieces.rows], -1)
+    answers = chains.answer_ends[spans.numbers]
+    answers = np.where(answers >= 0, answers + text_starts[spans.rows], -1)
     last = np.zeros(len(chains.own), np.int64)
-    last[pieces.numbers] = np.arange(len(pieces.rows))
-    short = (answers > pieces.ends) & (last[pieces.numbers] == np.arange(len(pieces.rows)))
-    short &= pieces.roles == Role.ASSISTANT
+    last[spans.numbers] = np.arange(len(spans.rows))
+    short = (answers > spans.ends) & (last[spans.numbers] == np.arange(len(spans.rows)))
+    short &= spans.roles == Role.ASSISTANT
     if not short.any():
-        return pieces
-    starts, ends = pieces.starts.copy(), pieces.ends.copy()
+        return spans
+    starts, ends = spans.starts.copy(), spans.ends.copy()
     for index in np.flatnonzero(short).tolist():
         end = int(answers[index])
         more = rendered.data[int(ends[index]) : end].strip()
-        start, number = int(text_starts[pieces.rows[index]]), int(pieces.numbers[index])
+        start, number = int(text_starts[spans.rows[index]]), int(spans.numbers[index])
         prompt = rendered.data[start : start + int(chains.prompt_ends[number])]
         if not more or prompt.rstrip().endswith(more):  # some templates end every text like a prompt (Hunyuan)
             continue
         ends[index] = end
-        behind = index + 1
-        while behind < len(starts) and pieces.rows[behind] == pieces.rows[index] and starts[behind] < end:
-            starts[behind], ends[behind] = end, max(int(ends[behind]), end)
-            behind += 1
-    return pieces._replace(starts=starts, ends=ends)
+        after = index + 1
+        while after < len(starts) and spans.rows[after] == spans.rows[index] and starts[after] < end:
+            starts[after], ends[after] = end, max(int(ends[after]), end)
+            after += 1
+    return spans._replace(starts=starts, ends=ends)
 
 
 def labelled(segments: Segments, chains: Chains) -> Segments:
-    """Mark what is context; nothing is trained before the prompt's end, nor behind the answer."""
+    """Labels context, and text before the end of the prompt or after the answer, none of which is trained."""
     for ends in (chains.prompt_ends, chains.answer_ends):
         segments = _split(segments, chains, ends)
     numbers, _, starts = _places(segments, chains)
@@ -306,7 +320,7 @@ def labelled(segments: Segments, chains: Chains) -> Segments:
 
 
 def _places(segments: Segments, chains: Chains) -> tuple[Int64, Int64, Int64]:
-    """Of each segment: the number of its message in the batch (-1: none), its example, where it starts."""
+    """For each segment: the number of its message in the batch (-1: none), its example, and its start."""
     counts = np.diff(segments.offsets)
     examples = np.repeat(np.arange(len(counts)), counts)
     numbers = np.where(segments.messages >= 0, chains.rendered.message_offsets[examples] + segments.messages, -1)
@@ -317,7 +331,7 @@ def _places(segments: Segments, chains: Chains) -> tuple[Int64, Int64, Int64]:
 
 
 def _split(segments: Segments, chains: Chains, bounds: Int64) -> Segments:
-    """Cut assistants' words where a bound of their message lies inside."""
+    """Cuts assistants' bodies and stops at the bound of their message."""
     numbers, examples, starts = _places(segments, chains)
     bound = np.where(numbers >= 0, bounds[np.maximum(numbers, 0)], -1)
     words: Bool = (segments.roles == Role.ASSISTANT) & np.isin(segments.parts, (Part.BODY, Part.STOP))

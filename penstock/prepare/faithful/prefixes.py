@@ -1,8 +1,8 @@
-"""Dataset that begin like another one: reading shards in which a prefix is stored once.
+"""Reads examples whose shared prefix is stored once.
 
-The examples of a row are adjacent, and its last one is the root, which is stored whole. An example with a prefix is the
-first tokens of its root and what is stored of itself. Prefixes end where a segment of the root ends, so segments are
-shared the same way; in an example that shares them they are context, whatever they are in the root.
+The examples of a row are adjacent. The last one is the root, which is stored whole. Another example consists of its
+prefix, which is the first tokens of the root, and its own tokens. A prefix ends where a segment of the root ends, so
+whole segments are shared. Shared segments are context, whatever they are in the root.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.prepare.encode.columns import Columns
 
 
 def roots(columns: Columns) -> Int64:
-    """For each example, the last one of its row."""
+    """For each example, the root of its row."""
     rows = np.asarray(columns.rows)
     return np.searchsorted(rows, rows, side="right") - 1
 
 
 def sizes(columns: Columns) -> Int64:
-    """Tokens of each example, those of its prefix included."""
+    """The number of tokens of each example, including its prefix."""
     stored = np.diff(columns.id_offsets).astype(np.int64)
     return stored if columns.prefixes is None else stored + columns.prefixes
 
@@ -43,7 +43,7 @@ def tokens(columns: Columns, number: int, start: int = 0, end: int | None = None
 
 
 def root_of(columns: Columns, number: int) -> int:
-    """The last example of the row."""
+    """The root of the row that an example belongs to."""
     return int(np.searchsorted(columns.rows, columns.rows[number], side="right")) - 1
 
 
@@ -76,8 +76,8 @@ def shared_counts(columns: Columns) -> Int64:
 
 
 def segment_places(columns: Columns) -> tuple[Int64, Int64, Int64]:
-    """Where the segments of all examples are stored, shared ones repeated; the examples' offsets among them; and how
-    many of each are shared."""
+    """The stored positions of the segments of all examples (shared ones repeat), the offsets of examples among them,
+    and the number of shared segments of each."""
     shared, own = shared_counts(columns), np.diff(columns.segment_offsets).astype(np.int64)
     firsts = columns.segment_offsets.astype(np.int64)
     starts = np.stack((firsts[roots(columns)], firsts[:-1]), axis=1).ravel()
@@ -100,12 +100,12 @@ def last_messages(columns: Columns, role: Role) -> npt.NDArray[np.int32]:
 
 
 def context_parts(parts: npt.NDArray[np.uint8], shared: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """The parts of segments, of which the shared ones are context."""
+    """The parts of segments, where shared ones become context."""
     return np.where(shared, np.uint8(Part.CONTEXT), parts)
 
 
 def check_prefixes(columns: Columns) -> None:
-    """Whether prefixes end where segments of their roots end; a CorruptError where they do not."""
+    """Raises a `CorruptError` if a prefix does not end where a segment of its root ends."""
     assert columns.prefixes is not None
     root = roots(columns)
     if columns.prefixes[root].any():

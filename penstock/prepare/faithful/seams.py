@@ -1,9 +1,9 @@
 """Seams: the token boundaries between a prompt and its answer.
 
-A server encodes the prompt by itself, so the tokens before an answer must be those of the prompt alone. If both are
-encoded as one text, the answer's first token may absorb the end of the prompt (a newline, if the answer starts with
-one). Such turns are detected before encoding, and encoded in two parts; the remaining ones are found by comparing
-tokens, and are not trained. Costs a few microseconds per turn.
+A server encodes the prompt alone, so the tokens before an answer must be those of the prompt. If both are encoded as
+one text, the answer's first token may absorb the end of the prompt (a newline, if the answer starts with one). Such
+turns are detected before encoding, and encoded in two parts; any others are found by comparing tokens, and are not
+trained. A turn takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Seams:
     def mismatches(
         self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch, seams: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Returns (example, message) of answers that don't start right after the tokens of their prompt.
+        """The (example, message) of answers that don't start right after the tokens of their prompt.
 
-        After a seam, text before the answer (white space before a tag) was encoded by itself, too.
+        After a seam, text before the answer (white space before a tag) was also encoded separately.
         """
         found: list[tuple[int, int]] = []
         examples, starts = _answer_starts(segments)
@@ -66,7 +66,7 @@ class Seams:
         return found
 
     def _tail(self, prompt: bytes) -> bytes:
-        """Returns the prompt from its last marker on, or all of it if it has none."""
+        """The prompt from its last marker to its end, or all of it if it has none."""
         if not self._markers:
             return prompt
         for text in (prompt[-_MARKER_WINDOW:], prompt):
@@ -86,7 +86,7 @@ class Seams:
 
 
 def _answer_starts(segments: Segments) -> tuple[Int64, Int64]:
-    """Returns the example and the number of each segment that starts the trained part of an assistant message."""
+    """The example and the number of each segment that starts the trained part of an assistant message."""
     examples = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
     is_trained = (segments.roles == Role.ASSISTANT) & ((segments.parts == Part.BODY) | (segments.parts == Part.STOP))
     trained = np.flatnonzero(is_trained)
@@ -102,8 +102,8 @@ def _answer_starts(segments: Segments) -> tuple[Int64, Int64]:
 def split_at_seams(
     texts: list[bytes], segments: Segments, seams: Sequence[int]
 ) -> tuple[list[bytes], Segments, list[int]]:
-    """Splits texts at their seams (0 for none), where segments end. Returns the parts, their segments, and the number
-    of parts per text."""
+    """Splits texts at their seams (0 for none), which are ends of segments. Returns the parts, their segments, and the
+    number of parts per text."""
     if not any(seams):
         return texts, segments, [1] * len(texts)
     parts: list[bytes] = []
@@ -125,7 +125,7 @@ def split_at_seams(
 
 
 def cut_at_seams(segments: Segments, seams: Sequence[int]) -> Segments:
-    """Cuts each segment that a seam (0 for none) crosses: text before the seam is encoded by itself."""
+    """Cuts each segment that a seam (0 for none) crosses, because text before the seam is encoded separately."""
     places, examples = [], []
     for example in np.flatnonzero(seams).tolist():
         first, last = segments.offsets[example : example + 2].tolist()
@@ -144,7 +144,7 @@ def cut_at_seams(segments: Segments, seams: Sequence[int]) -> Segments:
 
 
 def merge_parts(batch: ExampleBatch, counts: list[int]) -> ExampleBatch:
-    """Merges the parts of each text into one example again."""
+    """Merges the parts of each text back into one example."""
     if max(counts, default=1) == 1:
         return batch
     last = np.cumsum(counts)

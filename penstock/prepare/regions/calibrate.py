@@ -21,8 +21,8 @@ Variables = Mapping[str, Any]
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class Engine(Protocol):
-    """The part of the template engine that calibration uses."""
+class Renderer(Protocol):
+    """The part of the template renderer that calibration uses."""
 
     @property
     def has_generation(self) -> bool: ...
@@ -119,12 +119,12 @@ def _foreign_probes() -> list[Conversation]:
     ]
 
 
-def foreign_literals(engine: Engine) -> list[bytes]:
+def foreign_literals(renderer: Renderer) -> list[bytes]:
     """What a template prints in an assistant's turn before text that is not the assistant's own, if it ever does so."""
-    probes = render_probes(engine, conversations=_foreign_probes())
+    probes = render_probes(renderer, conversations=_foreign_probes())
     found = []
-    for conversation, text, pieces in _texts(probes):
-        for number, own in pieces.items():
+    for conversation, text, spans in _texts(probes):
+        for number, own in spans.items():
             if conversation.messages[number]["role"] == "assistant":
                 region = b"".join(text[start:end] for start, end in own)
                 literal, printed, _ = region.partition(FOREIGN.encode())
@@ -152,7 +152,7 @@ _FORMS: tuple[Callable[[Message], Message], ...] = (lambda message: message, _as
 
 
 def render_probes(
-    engine: Engine, variables: Variables | None = None, conversations: Sequence[Conversation] | None = None
+    renderer: Renderer, variables: Variables | None = None, conversations: Sequence[Conversation] | None = None
 ) -> ProbeRenders:
     """Renders each probe in the first form that the template accepts; probes refused in every form are left out."""
     waiting: Sequence[Conversation] = _probes() if conversations is None else conversations
@@ -162,21 +162,21 @@ def render_probes(
             Conversation([form(m) for m in c.messages], c.tools, variables=dict(variables) if variables else None)
             for c in waiting
         ]
-        refused = engine.render(tried).errors
+        refused = renderer.render(tried).errors
         accepted += [c for i, c in enumerate(tried) if i not in refused]
         waiting = [c for i, c in enumerate(waiting) if i in refused]
         if not waiting:
             break
-    return ProbeRenders(accepted, engine.render(accepted))
+    return ProbeRenders(accepted, renderer.render(accepted))
 
 
-def observe(engine: Engine, probes: ProbeRenders) -> list[Observation]:
+def observe(renderer: Renderer, probes: ProbeRenders) -> list[Observation]:
     """Returns an observation for each assistant message of the probes."""
     seen = []
-    for conversation, text, pieces in _texts(probes):
+    for conversation, text, spans in _texts(probes):
         for number, message in enumerate(conversation.messages):
-            if message["role"] == "assistant" and number in pieces:
-                seen.append(_observe_message(engine, conversation, number, text, pieces[number]))
+            if message["role"] == "assistant" and number in spans:
+                seen.append(_observe_message(renderer, conversation, number, text, spans[number]))
     return seen
 
 
@@ -187,32 +187,32 @@ def literals_of_others(probes: ProbeRenders) -> list[tuple[Role, bytes]]:
     print whole instructions.
     """
     found = []
-    for conversation, text, pieces in _texts(probes):
+    for conversation, text, spans in _texts(probes):
         for number, message in enumerate(conversation.messages):
             later = message["role"] == "user" and number > 1 and not conversation.tools
-            if number in pieces and (later or message["role"] == "tool"):
-                start, end = pieces[number][0]
+            if number in spans and (later or message["role"] == "tool"):
+                start, end = spans[number][0]
                 literal, opened, _ = text[start:end].partition(OPEN.encode())
                 found += [(role_number(message["role"]), literal)] if opened else []
     return found
 
 
 def _texts(probes: ProbeRenders) -> Iterator[tuple[Conversation, bytes, dict[int, list[tuple[int, int]]]]]:
-    """Each probe with its text, and with the pieces of each message in it."""
+    """Each probe with its text, and with the spans of each message in it."""
     regions = probes.rendered
     for row, conversation in enumerate(probes.conversations):
         low = int(regions.text_ends[row - 1]) if row else 0
-        pieces: dict[int, list[tuple[int, int]]] = {}
-        for index in (regions.piece_rows == row).nonzero()[0].tolist():
-            ends = int(regions.piece_starts[index]) - low, int(regions.piece_ends[index]) - low
-            pieces.setdefault(int(regions.piece_messages[index]), []).append(ends)
-        yield conversation, regions.data[low : int(regions.text_ends[row])], pieces
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for index in (regions.span_rows == row).nonzero()[0].tolist():
+            ends = int(regions.span_starts[index]) - low, int(regions.span_ends[index]) - low
+            spans.setdefault(int(regions.span_messages[index]), []).append(ends)
+        yield conversation, regions.data[low : int(regions.text_ends[row])], spans
 
 
 def _observe_message(
-    engine: Engine, conversation: Conversation, number: int, text: bytes, pieces: list[tuple[int, int]]
+    renderer: Renderer, conversation: Conversation, number: int, text: bytes, spans: list[tuple[int, int]]
 ) -> Observation:
-    message, (start, end), final = conversation.messages[number], pieces[0], pieces[-1]
+    message, (start, end), final = conversation.messages[number], spans[0], spans[-1]
     region, last = text[start:end], text[final[0] : final[1]]
     return Observation(
         previous=role_number(conversation.messages[number - 1]["role"]) if number else Role.NONE,
@@ -220,12 +220,12 @@ def _observe_message(
         literal=region.partition(OPEN.encode())[0],
         region=region,
         ending=last.rpartition(CLOSE.encode())[2] if CLOSE.encode() in last else b"",
-        supplied=supplied(engine, conversation, number, text, start, region),
+        supplied=supplied(renderer, conversation, number, text, start, region),
     )
 
 
 def supplied(
-    engine: Engine, conversation: Conversation, number: int, text: bytes, start: int, region: bytes
+    renderer: Renderer, conversation: Conversation, number: int, text: bytes, start: int, region: bytes
 ) -> bytes | None:
     """The part of message `number`'s region that the generation prompt supplies; None if undetermined.
 
@@ -235,12 +235,12 @@ def supplied(
     """
     before, tools = conversation.messages[:number], conversation.tools
     try:
-        prompt = engine.plain(before, tools, conversation.variables, add_generation_prompt=True).encode()
+        prompt = renderer.plain(before, tools, conversation.variables, add_generation_prompt=True).encode()
         if prompt.startswith(text[:start]):
             return prompt[start:]
         if text.startswith(prompt):
-            return b""  # the region starts after the prompt, behind some glue
-        bare = engine.plain(before, tools, conversation.variables).encode()
+            return b""  # there is glue between the prompt and the region
+        bare = renderer.plain(before, tools, conversation.variables).encode()
     except RowError:
         return None
     if not prompt.startswith(bare):

@@ -207,8 +207,7 @@ def _table(
     return Headers(prompts, openings, bare, boundaries, markers)
 
 
-# ---- stops -----------------------------------------------------------------------------------------------------------
-# Finds stops: the end-of-turn token that closes an assistant's region, before any trailing white space.
+# ---- stops: the end-of-turn tokens that close an assistant's region, before any trailing white space
 #
 # The end tokens of a recipe are learned from observations of its template and the tokenizer's special tokens. Only the
 # very end of a region is searched, so that markers inside messages have no effect. A region takes one or two

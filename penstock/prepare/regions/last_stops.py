@@ -38,18 +38,18 @@ class LastStops:
 
     def __call__(self, rendered: Rendered) -> Rendered:
         """The same batch with stops appended to texts; they belong to no message yet."""
-        if not len(rendered.piece_rows):
+        if not len(rendered.span_rows):
             return rendered
         lasts = np.full(len(rendered.text_ends), -1, np.int64)
-        lasts[rendered.piece_rows] = np.arange(len(rendered.piece_rows))
+        lasts[rendered.span_rows] = np.arange(len(rendered.span_rows))
         numbers = rendered.message_offsets[1:] - 1
-        owners = rendered.message_offsets[rendered.piece_rows[lasts]] + rendered.piece_messages[lasts]
+        owners = rendered.message_offsets[rendered.span_rows[lasts]] + rendered.span_messages[lasts]
         open_ended = rendered.known & (lasts >= 0) & (owners == numbers)
         open_ended &= rendered.message_roles[numbers] == Role.ASSISTANT
-        open_ended &= rendered.piece_ends[lasts] == rendered.text_ends
+        open_ended &= rendered.span_ends[lasts] == rendered.text_ends
         stops: dict[int, bytes] = {}
         for row in np.flatnonzero(open_ended).tolist():
-            start, end = int(rendered.piece_starts[lasts[row]]), int(rendered.text_ends[row])
+            start, end = int(rendered.span_starts[lasts[row]]), int(rendered.text_ends[row])
             if not rendered.data[start:end].rstrip().endswith(self._markers):
                 stops[row] = self._stops[bool(rendered.message_flags[numbers[row]] & MessageFlag.HAS_CALLS)]
         return _appended(rendered, stops) if stops else rendered
@@ -63,10 +63,10 @@ def _appended(rendered: Rendered, stops: dict[int, bytes]) -> Rendered:
         rendered,
         data=b"".join(text + stops.get(row, b"") for row, text in enumerate(rendered.texts)),
         text_ends=rendered.text_ends + np.cumsum(added),
-        piece_starts=rendered.piece_starts + moved[rendered.piece_rows],
-        piece_ends=rendered.piece_ends + moved[rendered.piece_rows],
         span_starts=rendered.span_starts + moved[rendered.span_rows],
         span_ends=rendered.span_ends + moved[rendered.span_rows],
+        tag_starts=rendered.tag_starts + moved[rendered.tag_rows],
+        tag_ends=rendered.tag_ends + moved[rendered.tag_rows],
         notes=joined_notes(rendered.notes, {Note.STOP_APPENDED: np.array(sorted(stops), np.int64)}),
     )
 
@@ -83,7 +83,7 @@ def _after_answers(probes: ProbeRenders) -> list[tuple[bool, bool, bytes]]:
     """Of each answer: whether it calls tools, whether it is the last message, and the text after its region."""
     rendered, found = probes.rendered, []
     ends: dict[tuple[int, int], int] = {}
-    for row, message, end in zip(rendered.piece_rows, rendered.piece_messages, rendered.piece_ends, strict=True):
+    for row, message, end in zip(rendered.span_rows, rendered.span_messages, rendered.span_ends, strict=True):
         ends[int(row), int(message)] = int(end)
     for (row, number), end in ends.items():
         messages = probes.conversations[row].messages

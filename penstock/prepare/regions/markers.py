@@ -20,7 +20,7 @@ from penstock.arrays import Int64
 from penstock.native import native
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.regions.calibrate import CLOSE, OPEN, Observation
-from penstock.prepare.regions.segments import Pieces
+from penstock.prepare.regions.segments import Spans
 from penstock.prepare.template.rendered import Rendered
 
 FindMarkers = Callable[[bytes], Iterable[tuple[int, int]]]  # where the markers of a text begin and end
@@ -38,16 +38,16 @@ class TurnMarkers:
         """Whether a text starts with a marker, after any white space."""
         return text.lstrip().startswith(self.opening)
 
-    def uncertain_rows(self, regions: Rendered, pieces: Pieces, trained: Int64, bodies: Int64, ends: Int64) -> set[int]:
-        """The rows in which the body of a trained piece, from `bodies` to `ends`, holds a marker of the template."""
+    def uncertain_rows(self, regions: Rendered, spans: Spans, trained: Int64, bodies: Int64, ends: Int64) -> set[int]:
+        """The rows in which the body of a trained span, from `bodies` to `ends`, holds a marker of the template."""
         if not self.opening and not self.inside:
             return set()
         own = trained[bodies[trained] < ends[trained]]
         found: set[int] = set()
         for index in own[self._find(regions.data, bodies[own], ends[own])].tolist():
-            row = int(pieces.rows[index])
+            row = int(spans.rows[index])
             if row not in found:
-                message = regions.conversation(row).messages[int(pieces.messages[index])]
+                message = regions.conversation(row).messages[int(spans.messages[index])]
                 if self._prints(regions.data[int(bodies[index]) : int(ends[index])], message):
                     found.add(row)
         return found

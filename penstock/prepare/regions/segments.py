@@ -77,16 +77,12 @@ def gathered(offsets: Int64, order: Int64) -> tuple[Int64, Int64]:
     return np.arange(out[-1]) + np.repeat(offsets[:-1][order] - out[:-1], lengths), out
 
 
-# ---- cuts ------------------------------------------------------------------------------------------------------------
-#
-# The texts of a batch cut into labelled runs, as arrays; the last step before `Segments`.
-#
-# Runs are in order, end at absolute offsets and may be empty. In the resulting `Segments`, every byte of every text
-# belongs to exactly one run. The conversion takes a few numpy passes over the runs.
+# ---- cuts: the step before segments
 
 
 class Cuts(NamedTuple):
-    """Runs of the concatenated texts: each starts where the previous one ends, and none crosses the end of a text."""
+    """Runs of the concatenated texts, with absolute ends. Each starts where the previous one ends, none crosses the end
+    of a text, and they may be empty."""
 
     ends: Int64
     roles: UInt8
@@ -95,8 +91,8 @@ class Cuts(NamedTuple):
     inclusive: Bool
 
 
-class Pieces(NamedTuple):
-    """The pieces of rows with known regions, and the number and role of each piece's message."""
+class Spans(NamedTuple):
+    """The spans of rows with known regions, and the number and role of each span's message."""
 
     rows: Int32
     messages: Int32
@@ -105,9 +101,9 @@ class Pieces(NamedTuple):
     starts: Int64
     ends: Int64
 
-    def take(self, which: Int64) -> Pieces:
-        """Selects pieces by index."""
-        return Pieces(
+    def take(self, which: Int64) -> Spans:
+        """Selects spans by index."""
+        return Spans(
             self.rows[which],
             self.messages[which],
             self.numbers[which],
@@ -118,7 +114,7 @@ class Pieces(NamedTuple):
 
 
 class PartCuts(NamedTuple):
-    """The cuts of a batch. `lost` rows are uncertain, so they are cut as if they had no pieces."""
+    """The cuts of a batch. `lost` rows are uncertain, so they are cut as if they had no spans."""
 
     cuts: Cuts
     lost: set[int]

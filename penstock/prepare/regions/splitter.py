@@ -19,8 +19,8 @@ from penstock.prepare.chat.conversation import Message, Part, Role
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.modes import RegionsMode
 from penstock.prepare.regions.calibrate import (
-    Engine,
     ProbeRenders,
+    Renderer,
     foreign_literals,
     literals_of_others,
     observe,
@@ -30,7 +30,7 @@ from penstock.prepare.regions.dropped import find_dropped
 from penstock.prepare.regions.headers import Boundaries, StopFinder, learn_end_tokens, learn_headers, stops_answers
 from penstock.prepare.regions.last_stops import LastStops, token_after_every_answer
 from penstock.prepare.regions.markers import learn_markers
-from penstock.prepare.regions.segments import Pieces, Segments, run_lengths, to_segments
+from penstock.prepare.regions.segments import Segments, Spans, run_lengths, to_segments
 from penstock.prepare.regions.structure import Finder, HeaderFinder, structural_cuts, tagged_cuts
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
@@ -57,7 +57,7 @@ class Splitter:
 
     def __init__(
         self,
-        engine: Engine,
+        renderer: Renderer,
         *,
         special_tokens: frozenset[str],
         eos_token: str | None,
@@ -69,20 +69,20 @@ class Splitter:
     ) -> None:
         """`only_last`: only the last answers of conversations are meant to be trained."""
         self._only_last = only_last
-        self._tagged = mode is RegionsMode.AUTO and engine.has_generation
-        probes = render_probes(engine)
-        observations = observe(engine, probes)
+        self._tagged = mode is RegionsMode.AUTO and renderer.has_generation
+        probes = render_probes(renderer)
+        observations = observe(renderer, probes)
         self.boundaries = Boundaries(special_tokens)
-        literals = literals_of_others(probes), foreign_literals(engine)
+        literals = literals_of_others(probes), foreign_literals(renderer)
         self._markers = learn_markers(observations, *literals, self.boundaries.markers)
         headers = learn_headers(observations, self.boundaries, self._markers)
-        self._finder = HeaderFinder(engine, headers)
+        self._finder = HeaderFinder(renderer, headers)
         self._has_headers = bool(headers.prompts)
         end_tokens = learn_end_tokens(observations, special_tokens, eos_token)
         self._stops = StopFinder(end_tokens)
         warnings = []
         if why_unknown or (not headers.prompts and not self._tagged):
-            warnings.append(f"regions are unknown: {why_unknown or _why_no_headers(engine, probes)}")
+            warnings.append(f"regions are unknown: {why_unknown or _why_no_headers(renderer, probes)}")
         self._next_markers = [marker.encode() for marker in next_markers]
         if observations and not self._next_markers and not stops_answers(observations, end_tokens):
             outside = token_after_every_answer(probes, special_tokens)
@@ -99,10 +99,10 @@ class Splitter:
 
     def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
         """Cut a batch into segments; also returns errors for rows that must be refused."""
-        pieces = pieces_of(rendered)
-        segments = self.cut(rendered, pieces, self._finder)
+        spans = spans_of(rendered)
+        segments = self.cut(rendered, spans, self._finder)
         errors, dropped = find_dropped(rendered)
-        unlike = self._finder.unlike_inference(rendered, pieces, only_last=self._only_last)
+        unlike = self._finder.unlike_inference(rendered, spans, only_last=self._only_last)
         unlike = unlike[segments.known[unlike]]
         differs = {Note.PROMPT_DIFFERS: unlike} if len(unlike) else {}
         return replace(segments, notes={**segments.notes, **dropped, **differs}), errors
@@ -120,7 +120,7 @@ class Splitter:
     def cut(
         self,
         rendered: Rendered,
-        pieces: Pieces,
+        spans: Spans,
         finder: Finder,
         context: Bool | None = None,
         *,
@@ -132,11 +132,11 @@ class Splitter:
         """
         tagged = self._tagged if tagged is None else tagged
         if tagged:
-            outcome = tagged_cuts(rendered, pieces, rendered.known, self._stops)
+            outcome = tagged_cuts(rendered, spans, rendered.known, self._stops)
         else:
             markers = self._markers, self._next_markers
             roles = rendered.message_roles
-            outcome = structural_cuts(rendered, pieces, roles, finder, self._stops, *markers, context)
+            outcome = structural_cuts(rendered, spans, roles, finder, self._stops, *markers, context)
         known, reason = rendered.known.copy(), Note.SPAN_UNOWNED if tagged else Note.HEADER_UNKNOWN
         known[list(outcome.lost)] = False
         found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
@@ -145,16 +145,14 @@ class Splitter:
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
         """Warnings about tags that disagree with the structure."""
-        pieces = pieces_of(rendered)
-        structure = _byte_parts(self.cut(rendered, pieces, self._finder, tagged=False))
-        author = _byte_parts(self.cut(rendered, pieces, self._finder, tagged=True))
+        spans = spans_of(rendered)
+        structure = _byte_parts(self.cut(rendered, spans, self._finder, tagged=False))
+        author = _byte_parts(self.cut(rendered, spans, self._finder, tagged=True))
         trained = (author == Part.BODY) | (author == Part.STOP)
         visible = np.frombuffer(rendered.data, np.uint8) > ord(" ")
         calling = (rendered.message_flags & MessageFlag.HAS_CALLS) > 0
         of_calls = np.zeros(len(visible), np.bool_)
-        for start, end in zip(
-            pieces.starts[calling[pieces.numbers]], pieces.ends[calling[pieces.numbers]], strict=True
-        ):
+        for start, end in zip(spans.starts[calling[spans.numbers]], spans.ends[calling[spans.numbers]], strict=True):
             of_calls[start:end] = True
         if (~trained & visible & of_calls & (structure == Part.BODY)).any():
             yield "the template's {% generation %} tags leave tool calls out; --regions structure trains them"
@@ -164,11 +162,11 @@ class Splitter:
             yield "the template's {% generation %} tags leave the stop token out; --regions structure trains it"
 
 
-def _why_no_headers(engine: Engine, probes: ProbeRenders) -> str:
+def _why_no_headers(renderer: Renderer, probes: ProbeRenders) -> str:
     """Why a template's headers can't be found."""
     asked: list[Message] = [{"role": "user", "content": "q"}]
     try:
-        without, prompt = engine.plain(asked), engine.plain(asked, add_generation_prompt=True)
+        without, prompt = renderer.plain(asked), renderer.plain(asked, add_generation_prompt=True)
     except RowError as error:
         return f"{error.reason}, as it does with every conversation that Penstock tried"
     if not probes.conversations:
@@ -180,16 +178,16 @@ def _why_no_headers(engine: Engine, probes: ProbeRenders) -> str:
     )
 
 
-def pieces_of(rendered: Rendered) -> Pieces:
-    """Adds the batch-wide number and the role of its message to each piece."""
-    numbers = rendered.message_offsets[rendered.piece_rows] + rendered.piece_messages
-    return Pieces(
-        rendered.piece_rows,
-        rendered.piece_messages,
+def spans_of(rendered: Rendered) -> Spans:
+    """Adds the batch-wide number and the role of its message to each span."""
+    numbers = rendered.message_offsets[rendered.span_rows] + rendered.span_messages
+    return Spans(
+        rendered.span_rows,
+        rendered.span_messages,
         numbers,
         rendered.message_roles[numbers],
-        rendered.piece_starts,
-        rendered.piece_ends,
+        rendered.span_starts,
+        rendered.span_ends,
     )
 
 

@@ -1,7 +1,7 @@
 """Cuts assistant regions by structure: header, body, stop and tail.
 
 Headers come from tables learned at calibration, stops from the template's end tokens. Rows with an uncertain header are
-cut as if they had no pieces. Each assistant message takes two short comparisons; if no table determines its header, its
+cut as if they had no spans. Each assistant message takes two short comparisons; if no table determines its header, its
 prompt is rendered, up to 16 times per row.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 from penstock.arrays import Bool, Int64, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Conversation, Part, Role
-from penstock.prepare.regions.calibrate import Engine, observe, render_probes
+from penstock.prepare.regions.calibrate import Renderer, observe, render_probes
 from penstock.prepare.regions.headers import Headers, StopFinder, begins_with, learn_headers
 from penstock.prepare.regions.markers import TurnMarkers
-from penstock.prepare.regions.segments import Cuts, PartCuts, Pieces
+from penstock.prepare.regions.segments import Cuts, PartCuts, Spans
 from penstock.prepare.template.rendered import Rendered
 
 _MAX_PROMPTS_PER_ROW = 16  # bounds the renders for a long conversation
@@ -33,15 +33,15 @@ _RUNS = np.array([Part.GLUE, Part.HEADER, Part.BODY, Part.STOP, Part.TAIL], np.u
 class HeaderFinder:
     """Finds where the headers of assistant messages end."""
 
-    def __init__(self, engine: Engine, headers: Headers) -> None:
-        self._engine, self._headers = engine, headers
+    def __init__(self, renderer: Renderer, headers: Headers) -> None:
+        self._renderer, self._headers = renderer, headers
         self._candidates = [*(headers.candidates(role) for role in Role), ()]
         unlike = {role: headers.prompts_unlike_headers(role) for role in _ASKING}
         self._at_inference = {role: prompts for role, prompts in unlike.items() if prompts}
         self._tables: dict[str, Headers] = {}
 
-    def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]:
-        """Where each assistant message's header ends, given its first piece, and the rows where that is uncertain."""
+    def find(self, regions: Rendered, opening: Spans, previous: UInt8) -> tuple[Int64, set[int]]:
+        """Where each assistant message's header ends, given its first span, and the rows where that is uncertain."""
         contexts = previous.copy()
         if regions.own_variables is not None:
             contexts[regions.own_variables[opening.rows]] = _OWN_VARIABLES
@@ -70,14 +70,14 @@ class HeaderFinder:
                     found[index] += len(own)
         return found, lost
 
-    def unlike_inference(self, regions: Rendered, pieces: Pieces, *, only_last: bool) -> Int64:
+    def unlike_inference(self, regions: Rendered, spans: Spans, *, only_last: bool) -> Int64:
         """Rows with an answer, or a last one, that begins with none of the prompts inference shows in its context.
 
         Free of charge where a template begins all answers with its generation prompt.
         """
         if not self._at_inference and regions.own_variables is None:
             return np.empty(0, np.int64)
-        opening = pieces.take(_first_and_last(pieces, len(regions.message_roles))[0])
+        opening = spans.take(_first_and_last(spans, len(regions.message_roles))[0])
         if only_last:
             opening = opening.take(np.flatnonzero(np.diff(opening.rows, append=-1)))
         if regions.message_weights is not None:
@@ -97,8 +97,8 @@ class HeaderFinder:
             found[index] = bool(prompts) and not regions.data[start:end].startswith(prompts)
         return np.unique(opening.rows[found]).astype(np.int64)
 
-    def find_repeated(self, data: bytes, later: Pieces) -> Int64:
-        """Where a repeated header ends in later pieces of messages."""
+    def find_repeated(self, data: bytes, later: Spans) -> Int64:
+        """Where a repeated header ends in later spans of messages."""
         ends = zip(later.starts.tolist(), later.ends.tolist(), strict=True)
         return np.array([start + len(self._headers.opening(data[start:end])) for start, end in ends], np.int64)
 
@@ -106,7 +106,7 @@ class HeaderFinder:
         self,
         conversation: Conversation,
         regions: Rendered,
-        opening: Pieces,
+        opening: Spans,
         index: int,
         previous: Role,
         rendered_prompts: Counter[int],
@@ -123,7 +123,7 @@ class HeaderFinder:
             return None
         before = conversation.messages[: int(opening.messages[index])]
         try:
-            text = self._engine.plain(before, conversation.tools, conversation.variables, add_generation_prompt=True)
+            text = self._renderer.plain(before, conversation.tools, conversation.variables, add_generation_prompt=True)
         except RowError:
             return headers.for_any_context(region)
         prompt, low = text.encode(), int(regions.text_ends[row - 1]) if row else 0
@@ -141,8 +141,8 @@ class HeaderFinder:
         if key not in self._tables:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
-            rendered = render_probes(self._engine, conversation.variables)
-            seen, known = observe(self._engine, rendered), self._headers
+            rendered = render_probes(self._renderer, conversation.variables)
+            seen, known = observe(self._renderer, rendered), self._headers
             self._tables[key] = learn_headers(seen, known.boundaries, known.markers)
         return self._tables[key]
 
@@ -150,13 +150,13 @@ class HeaderFinder:
 class Finder(Protocol):
     """Finds where the headers of assistant messages end."""
 
-    def find(self, regions: Rendered, opening: Pieces, previous: UInt8) -> tuple[Int64, set[int]]: ...
-    def find_repeated(self, data: bytes, later: Pieces) -> Int64: ...
+    def find(self, regions: Rendered, opening: Spans, previous: UInt8) -> tuple[Int64, set[int]]: ...
+    def find_repeated(self, data: bytes, later: Spans) -> Int64: ...
 
 
 def structural_cuts(
     regions: Rendered,
-    pieces: Pieces,
+    spans: Spans,
     roles: UInt8,
     finder: Finder,
     stops: StopFinder,
@@ -169,39 +169,39 @@ def structural_cuts(
     Rows with a body that holds a turn marker are lost, unless its message is only `context`. If a turn has no stop,
     one of `next_markers` that follows it counts as its stop.
     """
-    opens, closes = _first_and_last(pieces, len(roles))
-    opening = pieces.take(opens)
+    opens, closes = _first_and_last(spans, len(roles))
+    opening = spans.take(opens)
     header_ends, lost = finder.find(regions, opening, _previous_roles(opening, roles))
-    bodies = pieces.starts.copy()
+    bodies = spans.starts.copy()
     bodies[opens] = header_ends
-    repeated = pieces.roles == Role.ASSISTANT
+    repeated = spans.roles == Role.ASSISTANT
     repeated[opens] = False
     later = np.flatnonzero(repeated)
-    bodies[later] = finder.find_repeated(regions.data, pieces.take(later))
-    stop_starts, stop_ends = pieces.ends.copy(), pieces.ends.copy()
-    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], pieces.ends[closes])
-    trained = pieces.roles == Role.ASSISTANT
+    bodies[later] = finder.find_repeated(regions.data, spans.take(later))
+    stop_starts, stop_ends = spans.ends.copy(), spans.ends.copy()
+    stop_starts[closes], stop_ends[closes] = stops.find(regions.data, bodies[closes], spans.ends[closes])
+    trained = spans.roles == Role.ASSISTANT
     if context is not None:
-        trained &= ~context[pieces.numbers]
-    lost |= markers.uncertain_rows(regions, pieces, np.flatnonzero(trained), bodies, stop_starts)
+        trained &= ~context[spans.numbers]
+    lost |= markers.uncertain_rows(regions, spans, np.flatnonzero(trained), bodies, stop_starts)
     if lost:
-        certain = ~np.isin(pieces.rows, list(lost))
-        pieces, bodies = pieces.take(np.flatnonzero(certain)), bodies[certain]
+        certain = ~np.isin(spans.rows, list(lost))
+        spans, bodies = spans.take(np.flatnonzero(certain)), bodies[certain]
         stop_starts, stop_ends = stop_starts[certain], stop_ends[certain]
-        _, closes = _first_and_last(pieces, len(roles))
+        _, closes = _first_and_last(spans, len(roles))
     if next_markers:
         open_ended = closes[stop_starts[closes] == stop_ends[closes]]
-        pieces, bodies, stop_ends = _extend_to_markers(regions, pieces, bodies, stop_ends, open_ended, next_markers)
-    unstopped = set(pieces.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
-    return PartCuts(_interleave(regions, pieces, bodies, stop_starts, stop_ends), lost, unstopped)
+        spans, bodies, stop_ends = _extend_to_markers(regions, spans, bodies, stop_ends, open_ended, next_markers)
+    unstopped = set(spans.rows[closes][stop_starts[closes] == stop_ends[closes]].tolist())
+    return PartCuts(_interleave(regions, spans, bodies, stop_starts, stop_ends), lost, unstopped)
 
 
 def _extend_to_markers(
-    regions: Rendered, pieces: Pieces, bodies: Int64, stop_ends: Int64, closes: Int64, markers: Sequence[bytes]
-) -> tuple[Pieces, Int64, Int64]:
+    regions: Rendered, spans: Spans, bodies: Int64, stop_ends: Int64, closes: Int64, markers: Sequence[bytes]
+) -> tuple[Spans, Int64, Int64]:
     """Extends turns without a stop over the marker that follows, taking it from the text after them."""
-    starts, ends, bodies, stop_ends = pieces.starts.copy(), pieces.ends.copy(), bodies.copy(), stop_ends.copy()
-    limits = regions.text_ends[pieces.rows]
+    starts, ends, bodies, stop_ends = spans.starts.copy(), spans.ends.copy(), bodies.copy(), stop_ends.copy()
+    limits = regions.text_ends[spans.rows]
     for index in closes.tolist():
         end = int(ends[index])
         size = max((len(m) for m in markers if regions.data.startswith(m, end, int(limits[index]))), default=0)
@@ -212,128 +212,124 @@ def _extend_to_markers(
         if follows:
             starts[index + 1] = end + size
             bodies[index + 1] = max(bodies[index + 1], end + size)
-    return pieces._replace(starts=starts, ends=ends), bodies, stop_ends
+    return spans._replace(starts=starts, ends=ends), bodies, stop_ends
 
 
-def _previous_roles(opening: Pieces, roles: UInt8) -> UInt8:
-    """The roles of the messages before those of some pieces."""
+def _previous_roles(opening: Spans, roles: UInt8) -> UInt8:
+    """The roles of the messages before those of some spans."""
     return np.where(opening.messages > 0, roles[opening.numbers - 1], np.uint8(Role.NONE))
 
 
-def _first_and_last(pieces: Pieces, messages: int) -> tuple[Int64, Int64]:
-    """The first and the last piece of each assistant message, in text order."""
-    own = np.flatnonzero(pieces.roles == Role.ASSISTANT)
+def _first_and_last(spans: Spans, messages: int) -> tuple[Int64, Int64]:
+    """The first and the last span of each assistant message, in text order."""
+    own = np.flatnonzero(spans.roles == Role.ASSISTANT)
     first, last = np.full(messages, -1, np.int64), np.full(messages, -1, np.int64)
-    first[pieces.numbers[own][::-1]] = own[::-1]
-    last[pieces.numbers[own]] = own
-    return own[first[pieces.numbers[own]] == own], own[last[pieces.numbers[own]] == own]
+    first[spans.numbers[own][::-1]] = own[::-1]
+    last[spans.numbers[own]] = own
+    return own[first[spans.numbers[own]] == own], own[last[spans.numbers[own]] == own]
 
 
-def _interleave(regions: Rendered, pieces: Pieces, bodies: Int64, stop_starts: Int64, stop_ends: Int64) -> Cuts:
-    """Five runs per piece (preceding glue, header, body, stop, tail), and the glue at the end of each text."""
+def _interleave(regions: Rendered, spans: Spans, bodies: Int64, stop_starts: Int64, stop_ends: Int64) -> Cuts:
+    """Five runs per span (preceding glue, header, body, stop, tail), and the glue at the end of each text."""
     rows = len(regions.text_ends)
-    total = 5 * len(pieces.rows) + rows
-    tails = 5 * np.searchsorted(pieces.rows, np.arange(rows), side="right") + np.arange(rows)
-    of_pieces = np.ones(total, np.bool_)
-    of_pieces[tails] = False
+    total = 5 * len(spans.rows) + rows
+    tails = 5 * np.searchsorted(spans.rows, np.arange(rows), side="right") + np.arange(rows)
+    of_spans = np.ones(total, np.bool_)
+    of_spans[tails] = False
     ends, messages = np.empty(total, np.int64), np.full(total, -1, np.int32)
     roles, parts = np.full(total, Role.NONE, np.uint8), np.full(total, Part.GLUE, np.uint8)
     ends[tails] = regions.text_ends
-    ends[of_pieces] = np.stack((pieces.starts, bodies, stop_starts, stop_ends, pieces.ends), axis=1).ravel()
+    ends[of_spans] = np.stack((spans.starts, bodies, stop_starts, stop_ends, spans.ends), axis=1).ravel()
     glue = np.array([True, False, False, False, False])
-    roles[of_pieces] = np.where(glue, np.uint8(Role.NONE), pieces.roles[:, None]).ravel()
-    messages[of_pieces] = np.where(glue, np.int32(-1), pieces.messages[:, None]).ravel()
-    parts[of_pieces] = np.tile(_RUNS, len(bodies))
+    roles[of_spans] = np.where(glue, np.uint8(Role.NONE), spans.roles[:, None]).ravel()
+    messages[of_spans] = np.where(glue, np.int32(-1), spans.messages[:, None]).ravel()
+    parts[of_spans] = np.tile(_RUNS, len(bodies))
     return Cuts(ends, roles, parts, messages, np.zeros(total, np.bool_))
 
 
-# ---- tagged ----------------------------------------------------------------------------------------------------------
+# ---- cuts by the template's own `{% generation %}` blocks, called tags here
 #
-# Cuts by the template's own `{% generation %}` blocks, byte for byte.
-#
-# A span is the body (and stop) of the assistant message that owns most of it; text of that message before the span is
-# header, text after it is tail. The end of a span is inclusive, as in transformers. A row with a span that no assistant
-# message owns is lost. A batch takes a few numpy passes and one comparison at the end of each span.
+# A tag is the body (and stop) of the assistant message that owns most of it; text of that message before the tag is
+# header, text after it is tail. The end of a tag is inclusive, as in transformers. A row with a tag that no assistant
+# message owns is lost. A batch takes a few numpy passes and one comparison at the end of each tag.
 
 
-class _Spans(NamedTuple):
+class _Tags(NamedTuple):
     rows: Int64
     starts: Int64
     ends: Int64
 
 
-def tagged_cuts(regions: Rendered, pieces: Pieces, known: Bool, stops: StopFinder) -> PartCuts:
-    """Cuts at spans; a row with a span that no assistant message owns is lost."""
-    spans = _disjoint(regions, known)
-    owners = _owners(pieces, spans)
-    lost = set(spans.rows[owners < 0].tolist())
+def tagged_cuts(regions: Rendered, spans: Spans, known: Bool, stops: StopFinder) -> PartCuts:
+    """Cuts at tags; a row with a tag that no assistant message owns is lost."""
+    tags = _disjoint(regions, known)
+    owners = _owners(spans, tags)
+    lost = set(tags.rows[owners < 0].tolist())
     if lost:
         certain = known & ~np.isin(np.arange(len(known)), list(lost))
-        pieces = pieces.take(np.flatnonzero(certain[pieces.rows]))
-        return tagged_cuts(regions, pieces, certain, stops)._replace(lost=lost)
-    stop = np.stack(stops.find(regions.data, spans.starts, spans.ends), axis=1)
-    last_of_message = np.append(np.diff(pieces.numbers[owners]) != 0, np.ones(min(1, len(owners)), np.bool_))
-    unstopped = set(spans.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
-    return PartCuts(_label(regions, pieces, spans, owners, stop), lost, unstopped)
+        spans = spans.take(np.flatnonzero(certain[spans.rows]))
+        return tagged_cuts(regions, spans, certain, stops)._replace(lost=lost)
+    stop = np.stack(stops.find(regions.data, tags.starts, tags.ends), axis=1)
+    last_of_message = np.append(np.diff(spans.numbers[owners]) != 0, np.ones(min(1, len(owners)), np.bool_))
+    unstopped = set(tags.rows[(stop[:, 0] == stop[:, 1]) & last_of_message].tolist())
+    return PartCuts(_label(regions, spans, tags, owners, stop), lost, unstopped)
 
 
-def _disjoint(regions: Rendered, known: Bool) -> _Spans:
-    """The spans of known rows, in order, without empty ones and with nested ones merged."""
-    keep = known[regions.span_rows] & (regions.span_ends > regions.span_starts)
-    rows, starts, ends = regions.span_rows[keep].astype(np.int64), regions.span_starts[keep], regions.span_ends[keep]
+def _disjoint(regions: Rendered, known: Bool) -> _Tags:
+    """The tags of known rows, in order, without empty ones and with nested ones merged."""
+    keep = known[regions.tag_rows] & (regions.tag_ends > regions.tag_starts)
+    rows, starts, ends = regions.tag_rows[keep].astype(np.int64), regions.tag_starts[keep], regions.tag_ends[keep]
     order = np.argsort(starts, kind="stable")
     rows, starts, ends = rows[order], starts[order], ends[order]
     reach = np.maximum.accumulate(ends) if len(ends) else ends
     fresh = np.concatenate((np.ones(min(1, len(ends)), np.bool_), starts[1:] >= reach[:-1]))
     lasts = np.concatenate((np.flatnonzero(fresh)[1:] - 1, [len(ends) - 1])) if len(ends) else np.empty(0, np.int64)
-    return _Spans(rows[fresh], starts[fresh], reach[lasts])
+    return _Tags(rows[fresh], starts[fresh], reach[lasts])
 
 
-def _owners(pieces: Pieces, spans: _Spans) -> Int64:
-    """The assistant piece with the most text in each span, or for a span of glue the preceding one; -1 if none."""
-    first = np.searchsorted(pieces.ends, spans.starts, side="right")
-    stop = np.searchsorted(pieces.starts, spans.ends, side="left")
-    assistants = np.flatnonzero(pieces.roles == Role.ASSISTANT)
-    owners = np.full(len(spans.starts), -1, np.int64)
+def _owners(spans: Spans, tags: _Tags) -> Int64:
+    """The assistant span with the most text in each tag, or for a tag of glue the preceding one; -1 if none."""
+    first = np.searchsorted(spans.ends, tags.starts, side="right")
+    stop = np.searchsorted(spans.starts, tags.ends, side="left")
+    assistants = np.flatnonzero(spans.roles == Role.ASSISTANT)
+    owners = np.full(len(tags.starts), -1, np.int64)
     single = stop - first == 1
-    owners[single] = np.where(pieces.roles[first[single]] == Role.ASSISTANT, first[single], -1)
+    owners[single] = np.where(spans.roles[first[single]] == Role.ASSISTANT, first[single], -1)
     for index in np.flatnonzero(~single).tolist():
         low, high = int(first[index]), int(stop[index])
         if high > low:
-            own = low + np.flatnonzero(pieces.roles[low:high] == Role.ASSISTANT)
-            shared = np.minimum(pieces.ends[own], spans.ends[index]) - np.maximum(
-                pieces.starts[own], spans.starts[index]
-            )
+            own = low + np.flatnonzero(spans.roles[low:high] == Role.ASSISTANT)
+            shared = np.minimum(spans.ends[own], tags.ends[index]) - np.maximum(spans.starts[own], tags.starts[index])
             owners[index] = own[shared.argmax()] if len(own) else -1
         else:  # such as the end-of-sequence token after all messages
             before = int(np.searchsorted(assistants, low, side="left")) - 1
-            if before >= 0 and pieces.rows[assistants[before]] == spans.rows[index]:
+            if before >= 0 and spans.rows[assistants[before]] == tags.rows[index]:
                 owners[index] = assistants[before]
     return owners
 
 
-def _label(regions: Rendered, pieces: Pieces, spans: _Spans, owners: Int64, stop: Int64) -> Cuts:
-    """Cuts at spans, at their stops and at the edges of pieces outside spans, and labels the runs in between."""
-    edges = np.concatenate((pieces.starts, pieces.ends))
-    span = np.searchsorted(spans.starts, edges, side="left") - 1
-    if len(spans.starts):
-        edges = edges[(span < 0) | (edges >= spans.ends[span])]
-    ends = np.unique(np.concatenate((edges, regions.text_ends, spans.starts, spans.ends, stop.ravel())))
+def _label(regions: Rendered, spans: Spans, tags: _Tags, owners: Int64, stop: Int64) -> Cuts:
+    """Cuts at tags, at their stops and at the edges of spans outside tags, and labels the runs in between."""
+    edges = np.concatenate((spans.starts, spans.ends))
+    tag = np.searchsorted(tags.starts, edges, side="left") - 1
+    if len(tags.starts):
+        edges = edges[(tag < 0) | (edges >= tags.ends[tag])]
+    ends = np.unique(np.concatenate((edges, regions.text_ends, tags.starts, tags.ends, stop.ravel())))
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-    span, inside = _covering(spans.starts, spans.ends, starts)
-    piece, covered = _covering(pieces.starts, pieces.ends, starts)
+    tag, inside = _covering(tags.starts, tags.ends, starts)
+    span, covered = _covering(spans.starts, spans.ends, starts)
     roles, messages = np.full(len(ends), Role.NONE, np.uint8), np.full(len(ends), -1, np.int32)
     parts = np.full(len(ends), Part.GLUE, np.uint8)
-    roles[covered], messages[covered] = pieces.roles[piece[covered]], pieces.messages[piece[covered]]
+    roles[covered], messages[covered] = spans.roles[span[covered]], spans.messages[span[covered]]
     parts[covered] = Part.BODY
     outside = covered & (roles == Role.ASSISTANT) & ~inside
     if len(owners):
-        numbers = pieces.numbers[owners]
-        after = outside & (span >= 0) & (numbers[span] == pieces.numbers[np.maximum(piece, 0)])
-        in_stop = inside & (stop[span, 0] <= starts) & (starts < stop[span, 1])
-        roles[inside], messages[inside] = Role.ASSISTANT, pieces.messages[owners[span[inside]]]
+        numbers = spans.numbers[owners]
+        after = outside & (tag >= 0) & (numbers[tag] == spans.numbers[np.maximum(span, 0)])
+        in_stop = inside & (stop[tag, 0] <= starts) & (starts < stop[tag, 1])
+        roles[inside], messages[inside] = Role.ASSISTANT, spans.messages[owners[tag[inside]]]
         parts[inside], parts[in_stop] = Part.BODY, Part.STOP
-        inclusive = inside & (ends == spans.ends[span])
+        inclusive = inside & (ends == tags.ends[tag])
     else:
         after, inclusive = np.zeros(len(ends), np.bool_), np.zeros(len(ends), np.bool_)
     parts[outside], parts[after] = Part.HEADER, Part.TAIL

@@ -163,9 +163,7 @@ def measure(value: Any, limit: int) -> tuple[int, int]:
     return characters, values
 
 
-# ---- costs -----------------------------------------------------------------------------------------------------------
-#
-# The costs of operators, string methods and filters that a small template could make expensive.
+# ---- costs of operators, string methods and filters that a small template could make expensive
 #
 # Each function charges a `Budget` before its operation runs. It has the parameters of the operation; arguments that the
 # operation will reject are ignored.

@@ -305,12 +305,7 @@ def _may_change_namespaces(node: nodes.Node) -> bool:
     return node.find(nodes.NSRef) is not None or any(name not in FUNCTIONS for name in called)
 
 
-# ---- machine ---------------------------------------------------------------------------------------------------------
-# The fast engine: a template compiled for the C machine, which renders rows straight from their JSON.
-#
-# A `Machine` reads either raw rows, as a column mapping describes them (doing the work of `penstock.prepare.chat`,
-# including adaptation to the template), or conversations that have already been read in Python. It renders exact bytes
-# or gives up; a row that it gives up on goes to the reference, with the reason.
+# ---- compiled templates
 
 
 class Reading(IntEnum):
@@ -330,8 +325,12 @@ _READINGS = {
 _COLUMNS = ("messages", "tools", "system", "variables", "query", "input", "response", "history")
 
 
-class Machine:
-    """One template and one way to read rows. Raises `NotCompiled` if the machine can't render the template exactly."""
+class CompiledTemplate:
+    """One template and one way to read rows: raw, or as conversations that were read in Python.
+
+    Raises `NotCompiled` if the machine can't render the template exactly. A row is rendered exactly or given up, with a
+    reason; the reference then renders it.
+    """
 
     def __init__(
         self,

@@ -152,11 +152,10 @@ def _plain() -> list[Conversation]:
 PROBES: Final = (*_plain(), *_with_calls(text=False), *_with_calls(text=True))
 
 
-# ---- probe checks ----------------------------------------------------------------------------------------------------
-# Checks a template on the probes before it is used: that the engines agree, and that the regions are right.
+# ---- checks of a template on the probes: that the engines agree, and that the regions are right
 #
-# Regions are wrong if a marker word of one message lies in a piece of another and either of them is an assistant
-# message; they are uncertain if a word of an assistant lies in no piece. In both cases the template's regions are
+# Regions are wrong if a marker word of one message lies in a span of another and either of them is an assistant
+# message; they are uncertain if a word of an assistant lies in no span. In both cases the template's regions are
 # unknown. The checks take about 0.1 s per template.
 
 
@@ -164,25 +163,25 @@ Row = tuple[bytes, bool, list[tuple[int, int, int]], list[tuple[int, int]], bool
 
 
 def rows(regions: Rendered) -> Iterator[Row]:
-    """Yields each row: its text, whether its regions are known, its pieces and spans in the text, whether it failed."""
-    pieces: list[list[tuple[int, int, int]]] = [[] for _ in regions.text_ends]
-    spans: list[list[tuple[int, int]]] = [[] for _ in regions.text_ends]
+    """Yields each row: its text, whether its regions are known, its spans and tags in the text, whether it failed."""
+    spans: list[list[tuple[int, int, int]]] = [[] for _ in regions.text_ends]
+    tags: list[list[tuple[int, int]]] = [[] for _ in regions.text_ends]
     begins = [0, *regions.text_ends.tolist()]
-    columns = (regions.piece_rows, regions.piece_messages, regions.piece_starts, regions.piece_ends)
+    columns = (regions.span_rows, regions.span_messages, regions.span_starts, regions.span_ends)
     for row, message, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        pieces[row].append((message, start - begins[row], end - begins[row]))
-    columns3 = (regions.span_rows, regions.span_starts, regions.span_ends)
+        spans[row].append((message, start - begins[row], end - begins[row]))
+    columns3 = (regions.tag_rows, regions.tag_starts, regions.tag_ends)
     for row, start, end in zip(*(column.tolist() for column in columns3), strict=True):
-        spans[row].append((start - begins[row], end - begins[row]))
+        tags[row].append((start - begins[row], end - begins[row]))
     for row, end in enumerate(begins[1:]):
         text = regions.data[begins[row] : end]
-        yield text, bool(regions.known[row]), pieces[row], spans[row], row in regions.errors
+        yield text, bool(regions.known[row]), spans[row], tags[row], row in regions.errors
 
 
 def first_difference(served: Rendered, expected: Rendered) -> str:
     """The first difference between the engines on the probes, or an empty string."""
     for number, (one, other) in enumerate(zip(rows(served), rows(expected), strict=True)):
-        for what, a, b in zip(("text", "knowledge", "pieces", "spans", "refusal"), one, other, strict=True):
+        for what, a, b in zip(("text", "knowledge", "spans", "tags", "refusal"), one, other, strict=True):
             if a != b:
                 return f"what the machine renders differently: the {what} of probe {number}"
     words = {number: str(error) for number, error in served.errors.items()}
@@ -192,14 +191,14 @@ def first_difference(served: Rendered, expected: Rendered) -> str:
 
 
 def first_region_error(rendered: Rendered, conversations: Sequence[Conversation]) -> str:
-    """The first marker word that does not lie in a piece of its own message, or an empty string."""
+    """The first marker word that does not lie in a span of its own message, or an empty string."""
     for number, (row, conversation) in enumerate(zip(rows(rendered), conversations, strict=True)):
-        text, known, pieces, _, failed = row
+        text, known, spans, _, failed = row
         if failed or not known:
             continue
         speakers = [message.get("role") == "assistant" for message in conversation.messages]
         for word in WORD.finditer(text):
-            owner = next((m for m, start, end in pieces if start <= word.start() < end), None)
+            owner = next((m for m, start, end in spans if start <= word.start() < end), None)
             speaker = int(word[1])
             if owner is None and speakers[speaker]:
                 return f"text of an assistant appears outside of the messages (built-in conversation {number})"

@@ -23,19 +23,13 @@ from markupsafe import Markup
 
 from penstock.prepare.template.budget import Budget
 
-# ---- traced string ---------------------------------------------------------------------------------------------------
-# Strings that know which message each of their characters comes from.
-#
-# To a template, a `Traced` string is an ordinary string. Operations that slice or join it keep the origin of every
-# character; operations that rewrite characters (`upper`, `tojson`, `%`, …) return a plain string. Each run of
-# characters with one origin costs about a microsecond, which is charged to the render's budget.
-
+# ---- traced strings
 
 SPAN: Final = 128  # cost of a new span, in characters
 _END: Final = 1 << 62
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """A run of characters that belongs to one message."""
 
     start: int
@@ -45,13 +39,17 @@ class Span(NamedTuple):
 
 
 class Traced(str):
-    """A string with the spans that belong to messages: sorted, disjoint and never empty."""
+    """A string with the spans that belong to messages: sorted, disjoint and never empty.
+
+    Operations that slice or join it keep the origin of every character; operations that rewrite characters (`upper`,
+    `tojson`, `%`, …) return a plain string. A span costs about a microsecond, which is charged to the render's budget.
+    """
 
     __slots__ = ("budget", "spans")
-    spans: tuple[Span, ...]
+    spans: tuple[TracedSpan, ...]
     budget: Budget | None
 
-    def __new__(cls, text: str = "", spans: Iterable[Span] = (), budget: Budget | None = None) -> Traced:
+    def __new__(cls, text: str = "", spans: Iterable[TracedSpan] = (), budget: Budget | None = None) -> Traced:
         self = super().__new__(cls, text)
         self.spans, self.budget = tuple(spans), budget
         return self
@@ -59,14 +57,14 @@ class Traced(str):
     def __str__(self) -> str:
         return self  # so that printing keeps the spans
 
-    def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[Span]:
+    def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[TracedSpan]:
         """The spans of a part, shifted to begin at `to`."""
         shift = to - start
         for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
             first, last, message, looped = self.spans[number]
             if first >= end or start == end:
                 break
-            yield Span(max(first, start) + shift, min(last, end) + shift, message, looped)
+            yield TracedSpan(max(first, start) + shift, min(last, end) + shift, message, looped)
 
     def cut(self, start: int, end: int) -> Traced:
         """The characters from start to end."""
@@ -77,13 +75,13 @@ class Traced(str):
             self.budget.allocate(SPAN * (len(spans) + 1))
         return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget)
 
-    def _cut_all(self, pieces: Iterable[str], gap: int = 0) -> list[str]:
-        """Cuts out consecutive pieces, with `gap` characters between them."""
+    def _cut_all(self, texts: Iterable[str], gap: int = 0) -> list[str]:
+        """Cuts out consecutive texts, with `gap` characters between them."""
         found: list[str] = []
         position = 0
-        for piece in pieces:
-            found.append(self.cut(position, position + len(piece)))
-            position += len(piece) + gap
+        for text in texts:
+            found.append(self.cut(position, position + len(text)))
+            position += len(text) + gap
         return found
 
     # ---- parts
@@ -100,7 +98,7 @@ class Traced(str):
         position = 0
         for start, end, message, looped in self.spans:
             yield from str.__getitem__(self, slice(position, start))
-            whole = (Span(0, 1, message, looped),)
+            whole = (TracedSpan(0, 1, message, looped),)
             for character in str.__getitem__(self, slice(start, end)):
                 yield Traced(character, whole, self.budget)
             position = end
@@ -127,14 +125,14 @@ class Traced(str):
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._located(str.rsplit(self, sep, maxsplit), sep)
 
-    def _located(self, pieces: list[str], separator: str | None) -> list[str]:
+    def _located(self, texts: list[str], separator: str | None) -> list[str]:
         if separator is not None:
-            return self._cut_all(pieces, len(separator))
+            return self._cut_all(texts, len(separator))
         found: list[str] = []
         position = 0
-        for piece in pieces:
-            start = self.find(piece, position)
-            position = start + len(piece)
+        for text in texts:
+            start = self.find(text, position)
+            position = start + len(text)
             found.append(self.cut(start, position))
         return found
 
@@ -177,7 +175,7 @@ class Traced(str):
         return _assemble(parts[:-1])
 
     def _characters(self, count: int) -> list[str]:
-        """The pieces between which `replace("", …)` inserts: single characters, then the rest."""
+        """The texts between which `replace("", …)` inserts: single characters, then the rest."""
         times = min(count, len(self) + 1) if count >= 0 else len(self) + 1
         return ["", *(self[index] for index in range(times - 1)), self.cut(times - 1, _END)] if times else [self]
 
@@ -189,7 +187,7 @@ def concat(parts: Iterable[str]) -> Traced:
 
 def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
     """Joins parts (string, start, length); the spans of a complete first part are reused."""
-    spans: list[Span] = []
+    spans: list[TracedSpan] = []
     texts: list[str] = []
     budget = None
     size = 0
@@ -210,7 +208,7 @@ def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
     return Traced("".join(texts), spans, budget)
 
 
-def add_span(spans: list[Span], span: Span) -> None:
+def add_span(spans: list[TracedSpan], span: TracedSpan) -> None:
     """Appends a span, or extends the last one."""
     start, end, message, looped = span
     if start == end:
@@ -218,7 +216,7 @@ def add_span(spans: list[Span], span: Span) -> None:
     if spans:
         first, last, before, before_looped = spans[-1]
         if last == start and before == message and before_looped == looped:
-            spans[-1] = Span(first, end, message, looped)
+            spans[-1] = TracedSpan(first, end, message, looped)
             return
     spans.append(span)
 
@@ -231,7 +229,7 @@ def traced(text: str) -> Traced:
 def trace(value: Any, message: int, budget: Budget) -> Any:
     """Copies a JSON value with all of its strings traced to a message."""
     if isinstance(value, str):
-        return Traced(value, (Span(0, len(value), message),) if value else (), budget)
+        return Traced(value, (TracedSpan(0, len(value), message),) if value else (), budget)
     if isinstance(value, dict):
         return {trace(key, message, budget): trace(item, message, budget) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -239,7 +237,7 @@ def trace(value: Any, message: int, budget: Budget) -> Any:
     return value
 
 
-def _end_of(span: Span) -> int:
+def _end_of(span: TracedSpan) -> int:
     return span.end
 
 
@@ -248,10 +246,15 @@ def _joins(other: object) -> bool:
     return isinstance(other, str) and not isinstance(other, Markup)
 
 
-# ---- ownership -------------------------------------------------------------------------------------------------------
+# ---- ownership
 
 
-Piece = tuple[int, int, int]  # message, start, end
+class Span(NamedTuple):
+    """Text that one message printed."""
+
+    message: int
+    start: int
+    end: int
 
 
 @dataclass(eq=False, slots=True)
@@ -316,7 +319,7 @@ class Buffer:
     assistants: Sequence[bool]  # whether message n is an assistant message
     generations: list[tuple[int, int]] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
-    _spans: list[Span] = field(default_factory=list)
+    _spans: list[TracedSpan] = field(default_factory=list)
     _size: int = 0
     _open: list[_Open] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)  # of generation blocks
@@ -331,7 +334,7 @@ class Buffer:
                 if isinstance(chunk, Traced):
                     budget.allocate(SPAN * len(chunk.spans))
                     for start, end, message, looped in chunk.spans:
-                        add_span(self._spans, Span(start + self._size, end + self._size, message, looped))
+                        add_span(self._spans, TracedSpan(start + self._size, end + self._size, message, looped))
                 self._size += len(chunk)
         while self._open:
             self._close()
@@ -361,16 +364,16 @@ class Buffer:
             return
         position = start
         for span in _take_from(self._spans, start):
-            add_span(self._spans, Span(position, span.start, message, True))
+            add_span(self._spans, TracedSpan(position, span.start, message, True))
             owner = message if self.assistants[span.message] else span.message
-            add_span(self._spans, Span(span.start, span.end, owner, True))
+            add_span(self._spans, TracedSpan(span.start, span.end, owner, True))
             position = span.end
-        add_span(self._spans, Span(position, self._size, message, True))
+        add_span(self._spans, TracedSpan(position, self._size, message, True))
 
 
-def _take_from(spans: list[Span], start: int) -> list[Span]:
+def _take_from(spans: list[TracedSpan], start: int) -> list[TracedSpan]:
     """Removes and returns the spans from a position onwards."""
-    taken: list[Span] = []
+    taken: list[TracedSpan] = []
     while spans and spans[-1].end > start:
         span = spans.pop()
         if span.start < start:
@@ -385,19 +388,19 @@ def claim_statement(text: Traced) -> Traced:
     if len({span.message for span in text.spans}) != 1:
         return text
     looped = any(span.looped for span in text.spans)
-    return Traced(text, [Span(0, len(text), text.spans[0].message, looped)], text.budget)
+    return Traced(text, [TracedSpan(0, len(text), text.spans[0].message, looped)], text.budget)
 
 
-def pieces_of(spans: Iterable[Span], assistants: Sequence[bool]) -> list[Piece]:
+def owned_spans(traced_spans: Iterable[TracedSpan], assistants: Sequence[bool]) -> list[Span]:
     """Applies rule 3, and merges adjacent spans of a message."""
-    spans = list(spans)
-    looped = {span.message for span in spans if span.looped}
-    pieces: list[Piece] = []
-    for span in spans:
+    traced_spans = list(traced_spans)
+    looped = {span.message for span in traced_spans if span.looped}
+    spans: list[Span] = []
+    for span in traced_spans:
         if not span.looped and span.message in looped and assistants[span.message]:
             continue
-        if pieces and pieces[-1][0] == span.message and pieces[-1][2] == span.start:
-            pieces[-1] = (span.message, pieces[-1][1], span.end)
+        if spans and spans[-1].message == span.message and spans[-1].end == span.start:
+            spans[-1] = spans[-1]._replace(end=span.end)
         else:
-            pieces.append((span.message, span.start, span.end))
-    return pieces
+            spans.append(Span(span.message, span.start, span.end))
+    return spans

@@ -23,19 +23,17 @@ from penstock.prepare.chat.conversation import Conversation, Message, Role, role
 from penstock.prepare.chat.formats import REASONING_KEYS
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.template.printed import MessageFlag, Shown, flags_of, shows_documents, shows_tools, used_keys
-from penstock.prepare.template.provenance import Piece
+from penstock.prepare.template.provenance import Span
 from penstock.prepare.template.rendered import Rendered
 from penstock.prepare.template.sandbox import Sandbox, is_generation
 from penstock.prepare.template.tracer import Trace, Tracer
-from penstock.prepare.template.turns import TracedText, Turns, reference_turns
+from penstock.prepare.template.turns import SpanColumn, TagColumn, TracedText, Turns, reference_turns
 
-# ---- batch -----------------------------------------------------------------------------------------------------------
-#
-# Collects the rendered rows of a batch into a `Rendered`, one row at a time.
+# ---- batches
 
 
 class BatchCollector:
-    """The rows of a batch that have been rendered so far."""
+    """Collects the rendered rows of a batch into a `Rendered`, one row at a time."""
 
     def __init__(self, conversations: Sequence[Conversation], used_keys: Mapping[str, str]) -> None:
         self.reference: Counter[str] = Counter()
@@ -44,8 +42,8 @@ class BatchCollector:
         self._size = 0
         self._ends: list[int] = []
         self._known: list[bool] = []
-        self._pieces: list[tuple[int, int, int, int]] = []
-        self._spans: list[tuple[int, int, int]] = []
+        self._spans: list[tuple[int, int, int, int]] = []
+        self._tags: list[tuple[int, int, int]] = []
         self._offsets: list[int] = [0]
         self._roles: list[Role] = []
         self._flags: list[int] = []
@@ -54,15 +52,15 @@ class BatchCollector:
 
     def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
         """Add a row; `trace` is None if its regions are unknown."""
-        pieces: list[Piece] = []
-        spans: list[tuple[int, int]] = []
+        spans: list[Span] = []
+        tags: list[tuple[int, int]] = []
         if trace is not None:
-            ends = chain(*(piece[1:] for piece in trace.pieces), *trace.generations)
+            ends = chain(*((span.start, span.end) for span in trace.spans), *trace.generations)
             at = byte_offsets(text, data, ends)
-            pieces = [(number, at[start], at[end]) for number, start, end in trace.pieces]
-            spans = [(at[start], at[end]) for start, end in trace.generations]
+            spans = [Span(span.message, at[span.start], at[span.end]) for span in trace.spans]
+            tags = [(at[start], at[end]) for start, end in trace.generations]
         printed = [b""] * len(conversation.messages)
-        for number, start, end in pieces:
+        for number, start, end in spans:
             printed[number] += data[start:end]
         roles = roles_of(conversation.messages)
         for message, role, own in zip(conversation.messages, roles, printed, strict=True):
@@ -72,18 +70,18 @@ class BatchCollector:
             self._notes.setdefault(Note.TOOLS_DROPPED, []).append(len(self._ends))
         if conversation.variables and not shows_documents(conversation.variables, data):
             self._notes.setdefault(Note.DOCUMENTS_DROPPED, []).append(len(self._ends))
-        self._add_row(data, trace is not None, pieces, spans)
+        self._add_row(data, trace is not None, spans, tags)
 
-    def add_pieces(self, pieces: Iterable[tuple[Role, str]]) -> None:
-        """Add a row without a template: each piece counts as a message."""
-        texts, places, size = [], [], 0
-        for number, (role, text) in enumerate(pieces):
-            texts.append(text.encode())
+    def add_texts(self, texts: Iterable[tuple[Role, str]]) -> None:
+        """Add a row without a template: each text counts as a message."""
+        encoded, places, size = [], [], 0
+        for number, (role, text) in enumerate(texts):
+            encoded.append(text.encode())
             if text:
-                places.append((number, size, size + len(texts[-1])))
-            size += len(texts[-1])
+                places.append(Span(number, size, size + len(encoded[-1])))
+            size += len(encoded[-1])
             self._add_message(role, MessageFlag.CONTENT_PRINTED)
-        self._add_row(b"".join(texts), True, places, [])
+        self._add_row(b"".join(encoded), True, places, [])
 
     def add_error(self, conversation: Conversation, error: RowError) -> None:
         """Add a row that the template refused."""
@@ -96,10 +94,10 @@ class BatchCollector:
         self._roles.append(role)
         self._flags.append(flags.value)
 
-    def _add_row(self, data: bytes, known: bool, pieces: list[Piece], spans: list[tuple[int, int]]) -> None:
+    def _add_row(self, data: bytes, known: bool, spans: list[Span], tags: list[tuple[int, int]]) -> None:
         row, base = len(self._ends), self._size
-        self._pieces += [(row, message, base + start, base + end) for message, start, end in pieces]
-        self._spans += [(row, base + start, base + end) for start, end in spans]
+        self._spans += [(row, message, base + start, base + end) for message, start, end in spans]
+        self._tags += [(row, base + start, base + end) for start, end in tags]
         self._texts.append(data)
         self._size += len(data)
         self._ends.append(self._size)
@@ -108,19 +106,19 @@ class BatchCollector:
 
     def rendered(self) -> Rendered:
         """The collected batch."""
-        pieces = np.array(self._pieces, np.int64).reshape(-1, 4)
-        spans = np.array(self._spans, np.int64).reshape(-1, 3)
+        spans = np.array(self._spans, np.int64).reshape(-1, len(SpanColumn))
+        tags = np.array(self._tags, np.int64).reshape(-1, len(TagColumn))
         return Rendered(
             data=b"".join(self._texts),
             text_ends=np.array(self._ends, np.int64),
             known=np.array(self._known, np.bool_),
-            piece_rows=pieces[:, 0].astype(np.int32),
-            piece_messages=pieces[:, 1].astype(np.int32),
-            piece_starts=pieces[:, 2].copy(),
-            piece_ends=pieces[:, 3].copy(),
-            span_rows=spans[:, 0].astype(np.int32),
-            span_starts=spans[:, 1].copy(),
-            span_ends=spans[:, 2].copy(),
+            span_rows=spans[:, SpanColumn.ROW].astype(np.int32),
+            span_messages=spans[:, SpanColumn.MESSAGE].astype(np.int32),
+            span_starts=spans[:, SpanColumn.START].copy(),
+            span_ends=spans[:, SpanColumn.END].copy(),
+            tag_rows=tags[:, TagColumn.ROW].astype(np.int32),
+            tag_starts=tags[:, TagColumn.START].copy(),
+            tag_ends=tags[:, TagColumn.END].copy(),
             message_offsets=np.array(self._offsets, np.int64),
             message_roles=np.array(self._roles, np.uint8),
             message_flags=np.array(self._flags, np.uint8),
@@ -143,7 +141,7 @@ def byte_offsets(text: str, data: bytes, places: Iterable[int]) -> dict[int, int
     return offsets
 
 
-# ---- reference -------------------------------------------------------------------------------------------------------
+# ---- rendering
 
 
 class Reference:
@@ -191,8 +189,8 @@ class Reference:
         """Renders a batch and records which message printed which bytes. `why` is the reason to count for each row."""
         batch = BatchCollector(conversations, self._used_keys)
         for conversation in conversations:
-            if conversation.pieces is not None:
-                batch.add_pieces(conversation.pieces)
+            if conversation.texts is not None:
+                batch.add_texts(conversation.texts)
                 continue
             try:
                 context = self._context(conversation.messages, conversation.tools, conversation.variables)
@@ -220,11 +218,10 @@ class Reference:
             found = self.render([part])
             if found.errors:
                 return None
-            pieces = zip(
-                *(a.tolist() for a in (found.piece_messages, found.piece_starts, found.piece_ends)), strict=True
-            )
-            spans = zip(found.span_starts.tolist(), found.span_ends.tolist(), strict=True)
-            return TracedText(found.data, list(pieces) if found.known[0] else None, list(spans))
+            columns = found.span_messages, found.span_starts, found.span_ends
+            spans = map(Span, *(column.tolist() for column in columns))
+            tags = zip(found.tag_starts.tolist(), found.tag_ends.tolist(), strict=True)
+            return TracedText(found.data, list(spans) if found.known[0] else None, list(tags))
 
         return reference_turns(conversations, prompt, traced, self._used_keys)
 

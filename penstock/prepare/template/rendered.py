@@ -20,21 +20,21 @@ from penstock.prepare.template.turns import Turns, joined_turns
 class Rendered:
     """The texts of a batch, joined without separators, and which message printed which bytes.
 
-    A piece is a run of bytes printed by one message. Pieces are sorted, never overlap and never cross texts; a message
-    may have several. Spans are `{% generation %}` blocks. All offsets are absolute in `data`. A conversation in
-    `errors` has an empty text; one whose regions are uncertain has `known` False and no pieces or spans.
+    A span is a run of bytes printed by one message. Spans are sorted, never overlap and never cross texts; a message
+    may have several. Tags are `{% generation %}` blocks. All offsets are absolute in `data`. A conversation in
+    `errors` has an empty text; one whose regions are uncertain has `known` False and no spans or tags.
     """
 
     data: bytes
     text_ends: Int64  # one per conversation
     known: Bool  # one per conversation
-    piece_rows: Int32  # number of the conversation in the batch
-    piece_messages: Int32  # number of the message in its conversation
-    piece_starts: Int64
-    piece_ends: Int64
-    span_rows: Int32
+    span_rows: Int32  # number of the conversation in the batch
+    span_messages: Int32  # number of the message in its conversation
     span_starts: Int64
     span_ends: Int64
+    tag_rows: Int32
+    tag_starts: Int64
+    tag_ends: Int64
     message_offsets: Int64  # conversation r owns messages message_offsets[r]:message_offsets[r+1]
     message_roles: UInt8
     message_flags: UInt8
@@ -58,13 +58,13 @@ class Rendered:
         return replace(
             self,
             known=np.zeros_like(self.known),
-            piece_rows=rows,
-            piece_messages=rows,
-            piece_starts=places,
-            piece_ends=places,
             span_rows=rows,
+            span_messages=rows,
             span_starts=places,
             span_ends=places,
+            tag_rows=rows,
+            tag_starts=places,
+            tag_ends=places,
         )
 
 
@@ -88,8 +88,8 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         sort = np.lexsort((end, begin, places[rows]))
         return places[rows][sort].astype(np.int32), begin[sort], end[sort], sort
 
-    piece_rows, piece_starts, piece_ends, sort = moved("piece_rows", "piece_starts", "piece_ends")
-    span_rows, span_starts, span_ends, _ = moved("span_rows", "span_starts", "span_ends")
+    span_rows, span_starts, span_ends, sort = moved("span_rows", "span_starts", "span_ends")
+    tag_rows, tag_starts, tag_ends, _ = moved("tag_rows", "tag_starts", "tag_ends")
     counts = np.concatenate([np.diff(part.message_offsets) for part, _ in parts])
     offsets = np.concatenate(([0], np.cumsum(counts)))[:-1]
     messages = np.concatenate([np.arange(offsets[k], offsets[k] + counts[k]) for k in order] or [offsets])
@@ -103,13 +103,13 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         data=b"".join(texts[k] for k in order.tolist()),
         text_ends=new_ends,
         known=np.concatenate([part.known for part, _ in parts])[order],
-        piece_rows=piece_rows,
-        piece_messages=np.concatenate([part.piece_messages for part, _ in parts])[sort],
-        piece_starts=piece_starts,
-        piece_ends=piece_ends,
         span_rows=span_rows,
+        span_messages=np.concatenate([part.span_messages for part, _ in parts])[sort],
         span_starts=span_starts,
         span_ends=span_ends,
+        tag_rows=tag_rows,
+        tag_starts=tag_starts,
+        tag_ends=tag_ends,
         message_offsets=np.concatenate(([0], np.cumsum(counts[order]))),
         message_roles=np.concatenate([part.message_roles for part, _ in parts])[messages],
         message_flags=np.concatenate([part.message_flags for part, _ in parts])[messages],

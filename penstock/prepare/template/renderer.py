@@ -22,11 +22,11 @@ from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import ColumnMapping
 from penstock.prepare.chat.notes import Note, joined_notes
 from penstock.prepare.template.bytecode import NotCompiled
-from penstock.prepare.template.compiler import Machine, can_read, conversation_layout, encoded, row_layout
+from penstock.prepare.template.compiler import CompiledTemplate, can_read, conversation_layout, encoded, row_layout
 from penstock.prepare.template.probes import PROBES, first_difference, first_region_error
 from penstock.prepare.template.reference import Reference, template_refusal
 from penstock.prepare.template.rendered import Rendered, merge
-from penstock.prepare.template.turns import Turns
+from penstock.prepare.template.turns import SpanColumn, TagColumn, Turns
 
 _LEFT = (RowStatus.UNREAD, RowStatus.GAVE_UP)
 _NOTES = {Note[str(flag.name)]: flag.value for flag in RowFlag if flag not in (RowFlag.KNOWN, RowFlag.OWN_VARIABLES)}
@@ -72,8 +72,8 @@ class TemplateRenderer:
         self.adapter = Adapter(self.plain, arguments_as_given=arguments_as_given)
         self.special_text = SpecialTextFinder({*special_text, *_turn_markers(self.plain, added_tokens)})
         self.last_stops: Callable[[Rendered], Rendered] | None = None  # appends stops, if the recipe asks for them
-        self._rows: Machine | None = None
-        self._conversations: Machine | None = None
+        self._rows: CompiledTemplate | None = None
+        self._conversations: CompiledTemplate | None = None
         self.why_reference = "the fast engine is switched off"
         self.why_unknown = ""  # why no row of this template has regions
         if fast:
@@ -88,9 +88,9 @@ class TemplateRenderer:
         needles = self.special_text.needles
         try:
             tree = self.reference.parse(template)
-            self._conversations = Machine(tree, base, date, conversation_layout(needles))
+            self._conversations = CompiledTemplate(tree, base, date, conversation_layout(needles))
             if mapping is not None and can_read(mapping):
-                self._rows = Machine(tree, base, date, row_layout(mapping, self.adapter.needs, needles))
+                self._rows = CompiledTemplate(tree, base, date, row_layout(mapping, self.adapter.needs, needles))
         except NotCompiled as reason:
             return f"the template uses {reason}"
         return ""
@@ -165,12 +165,12 @@ class TemplateRenderer:
         for k in rendered.errors:
             special.pop(k, None)
         if self._with_turns:
-            usual = [None if k in rendered.errors or c.pieces is not None else c for k, c in enumerate(conversations)]
+            usual = [None if k in rendered.errors or c.texts is not None else c for k, c in enumerate(conversations)]
             rendered = replace(rendered, turns=self.reference.turns(usual))
         return replace(rendered, special=special, **_conversation_fields(conversations, rendered))
 
-    def _render_machine(self, machine: Machine, conversations: Sequence[Conversation]) -> Rendered:
-        rows = [encoded(c) if c.pieces is None else None for c in conversations]
+    def _render_machine(self, machine: CompiledTemplate, conversations: Sequence[Conversation]) -> Rendered:
+        rows = [encoded(c) if c.texts is None else None for c in conversations]
         batch = (machine.render_turns if self._with_turns else machine.render)([row or b"" for row in rows])
         rendered = self._rendered(batch, conversations.__getitem__)
         left = [k for k, status in enumerate(batch.status) if status in _LEFT]
@@ -179,7 +179,7 @@ class TemplateRenderer:
         why = {k: _NOT_JSON if rows[k] is None else str(batch.reasons[k]) for k in left}
         served = self._render_reference([conversations[k] for k in left], "counted below")
         counted = Counter(
-            why[k] for n, k in enumerate(left) if n not in served.errors and conversations[k].pieces is None
+            why[k] for n, k in enumerate(left) if n not in served.errors and conversations[k].texts is None
         )
         served = replace(served, reference=counted)
         kept = [k for k in range(len(rows)) if k not in why]
@@ -198,9 +198,10 @@ class TemplateRenderer:
         """Converts the machine's arrays; rows that were not rendered have an empty text."""
         ends = np.frombuffer(batch.ends, np.int64)
         starts = np.concatenate(([0], ends))[:-1]
-        pieces = np.frombuffer(batch.pieces, np.int32).reshape(-1, 4)
-        spans = np.frombuffer(batch.spans, np.int32).reshape(-1, 3)
-        piece_base, span_base = starts[pieces[:, 0]].astype(np.int64), starts[spans[:, 0]].astype(np.int64)
+        spans = np.frombuffer(batch.spans, np.int32).reshape(-1, len(SpanColumn))
+        tags = np.frombuffer(batch.tags, np.int32).reshape(-1, len(TagColumn))
+        span_rows, tag_rows = spans[:, SpanColumn.ROW], tags[:, TagColumn.ROW]
+        span_base, tag_base = starts[span_rows].astype(np.int64), starts[tag_rows].astype(np.int64)
         flags = np.frombuffer(batch.row_flags, np.uint8)
         own_variables = (flags & RowFlag.OWN_VARIABLES.value) > 0
         found = np.frombuffer(batch.needles, np.int32)
@@ -212,13 +213,13 @@ class TemplateRenderer:
             data=batch.data,
             text_ends=ends,
             known=(flags & RowFlag.KNOWN.value) > 0,
-            piece_rows=pieces[:, 0],
-            piece_messages=pieces[:, 1],
-            piece_starts=piece_base + pieces[:, 2],
-            piece_ends=piece_base + pieces[:, 3],
-            span_rows=spans[:, 0],
-            span_starts=span_base + spans[:, 1],
-            span_ends=span_base + spans[:, 2],
+            span_rows=span_rows,
+            span_messages=spans[:, SpanColumn.MESSAGE],
+            span_starts=span_base + spans[:, SpanColumn.START],
+            span_ends=span_base + spans[:, SpanColumn.END],
+            tag_rows=tag_rows,
+            tag_starts=tag_base + tags[:, TagColumn.START],
+            tag_ends=tag_base + tags[:, TagColumn.END],
             message_offsets=np.concatenate(([0], np.cumsum(np.frombuffer(batch.counts, np.int32), dtype=np.int64))),
             message_roles=np.frombuffer(batch.roles, np.uint8),
             message_flags=np.frombuffer(batch.flags, np.uint8),
@@ -253,8 +254,8 @@ def _select(rendered: Rendered, kept: list[int]) -> Rendered:
         rendered,
         text_ends=rendered.text_ends[kept],
         known=rendered.known[kept],
-        piece_rows=place[rendered.piece_rows].astype(np.int32),
         span_rows=place[rendered.span_rows].astype(np.int32),
+        tag_rows=place[rendered.tag_rows].astype(np.int32),
         message_offsets=np.concatenate(([0], np.cumsum(counts))),
         own_variables=None if variables is None else variables[kept],
         special={numbers[k]: token for k, token in rendered.special.items()},

@@ -31,9 +31,7 @@ from penstock.errors import TemplateError
 from penstock.prepare.template import budget as costs
 from penstock.prepare.template.budget import Budget
 
-# ---- extensions ------------------------------------------------------------------------------------------------------
-#
-# The tag, filters and globals that transformers adds to jinja2 for chat templates.
+# ---- the tag, filters and globals that transformers adds to jinja2
 
 
 class GenerationTag(Extension):
@@ -119,9 +117,7 @@ def _check_name(name: object) -> None:
         )
 
 
-# ---- metering --------------------------------------------------------------------------------------------------------
-#
-# Adds nodes to a syntax tree that charge for loops, macros, comparisons, keys and slices.
+# ---- metering: nodes added to the syntax tree that charge for loops, macros, comparisons, keys and slices
 #
 # jinja2's sandbox has hooks for everything else. The added nodes are filters that return their input.
 
@@ -216,7 +212,7 @@ def _count(body: Iterable[nodes.Node]) -> int:
     return count
 
 
-# ---- sandbox ---------------------------------------------------------------------------------------------------------
+# ---- sandbox
 
 
 CALL_STEPS: Final = 20  # a call takes about as long as 20 other nodes

@@ -25,11 +25,11 @@ from penstock.prepare.template.provenance import (
     Iteration,
     Loop,
     Mark,
-    Piece,
+    Span,
     Traced,
     claim_statement,
     concat,
-    pieces_of,
+    owned_spans,
     trace,
     traced,
 )
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
     """A rendered text and its owners; positions are character offsets."""
 
     text: str
-    pieces: list[Piece]
+    spans: list[Span]
     generations: list[tuple[int, int]]
     known: bool
 
@@ -90,8 +90,8 @@ class Tracer(Sandbox):
         text = root.collect(
             template.root_render_func(template.new_context({**context, "messages": copies})), self.budget
         )
-        pieces = pieces_of(text.spans, self._assistants)
-        return Trace(text, pieces, sorted(root.generations), not self._captured_generation)
+        spans = owned_spans(text.spans, self._assistants)
+        return Trace(text, spans, sorted(root.generations), not self._captured_generation)
 
     # ---- text
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.printed import Shown, flags_of
+from penstock.prepare.template.provenance import Span
 
 Table = npt.NDArray[np.int32]
 
@@ -57,7 +58,7 @@ class TurnState(IntFlag):
     """What the renders of a turn showed."""
 
     PROMPT_REFUSED = 1  # the template refuses the messages before it
-    TURN_REFUSED = 2  # … or those up to it
+    TURN_REFUSED = 2  # the template refuses the messages up to it
     CONTINUES = 4  # the turn begins with its prompt
     EXTENDS = 8  # its prompt begins with the turn before it
     IN_ROOT = 16  # the root begins with the turn
@@ -79,13 +80,13 @@ class Turns:
 
     table: Table  # `TurnColumn`
     data: bytes
-    pieces: Table  # `SpanColumn`, of the kept text of turns
-    spans: Table  # `TagColumn`
+    spans: Table  # `SpanColumn`, of the kept text of turns
+    tags: Table  # `TagColumn`
 
     @classmethod
-    def of(cls, table: bytes, data: bytes, pieces: bytes, spans: bytes) -> Turns:
+    def of(cls, table: bytes, data: bytes, spans: bytes, tags: bytes) -> Turns:
         """The machine's arrays."""
-        arrays = (np.frombuffer(found, np.int32) for found in (table, pieces, spans))
+        arrays = (np.frombuffer(found, np.int32) for found in (table, spans, tags))
         shapes = [array.reshape(-1, width) for array, width in zip(arrays, _WIDTHS, strict=True)]
         return cls(shapes[0], data, shapes[1], shapes[2])
 
@@ -93,17 +94,20 @@ class Turns:
     def kept(self) -> tuple[Int64, Int64]:
         """How many bytes of each turn, and of its prompt, are kept."""
         table = self.table.astype(np.int64)
-        states = table[:, 2]
+        states = table[:, TurnColumn.STATE]
         is_there = (states & REFUSED) == 0
-        turn = np.where(is_there & (_without(states, TurnState.IN_ROOT)), table[:, 4] - table[:, 7], 0)
-        prompt = np.where(is_there & (_without(states, TurnState.CONTINUES)), table[:, 3] - table[:, 8], 0)
-        return turn, prompt
+        turns = table[:, TurnColumn.SIZE] - table[:, TurnColumn.CUT]
+        prompts = table[:, TurnColumn.PROMPT_SIZE] - table[:, TurnColumn.SHARED]
+        return (
+            np.where(is_there & _without(states, TurnState.IN_ROOT), turns, 0),
+            np.where(is_there & _without(states, TurnState.CONTINUES), prompts, 0),
+        )
 
     def moved(self, places: npt.NDArray[np.int64]) -> Turns:
         """The same turns, with conversations renumbered."""
         table = self.table.copy()
-        table[:, 0] = places[table[:, 0]]
-        return Turns(table, self.data, self.pieces, self.spans)
+        table[:, TurnColumn.ROW] = places[table[:, TurnColumn.ROW]]
+        return Turns(table, self.data, self.spans, self.tags)
 
 
 def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
@@ -113,26 +117,27 @@ def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
 def joined_turns(parts: Sequence[Turns]) -> Turns:
     """The turns of several batches, whose conversation numbers already refer to the merged batch."""
     before = np.cumsum([0, *(len(part.table) for part in parts)])
-    pieces, spans = [part.pieces.copy() for part in parts], [part.spans.copy() for part in parts]
-    for own, first in zip((*pieces, *spans), (*before[:-1], *before[:-1]), strict=True):
-        own[:, 0] += first
+    spans, tags = [part.spans.copy() for part in parts], [part.tags.copy() for part in parts]
+    for own_spans, own_tags, first in zip(spans, tags, before[:-1], strict=True):
+        own_spans[:, SpanColumn.ROW] += first
+        own_tags[:, TagColumn.ROW] += first
     return Turns(
         np.concatenate([part.table for part in parts]),
         b"".join(part.data for part in parts),
-        np.concatenate(pieces),
         np.concatenate(spans),
+        np.concatenate(tags),
     )
 
 
-# -- the reference's way --------------------------------------------------------------------------------------------
+# ---- turns by the reference
 
 
 class TracedText(NamedTuple):
-    """A text with the pieces (message, start, end) of messages, and `{% generation %}` blocks; None: not certain."""
+    """A text with its spans, None if they are uncertain, and its `{% generation %}` blocks."""
 
     data: bytes
-    pieces: list[tuple[int, int, int]] | None
-    spans: list[tuple[int, int]]
+    spans: list[Span] | None
+    tags: list[tuple[int, int]]
 
 
 Prompt = Callable[[Conversation, int], bytes | None]  # the first messages with a generation prompt; None: refused
@@ -156,10 +161,10 @@ _NOTHING = TracedText(b"", None, [])
 def reference_turns(
     conversations: Sequence[Conversation | None], prompt: Prompt, traced: Traced, used_keys: Mapping[str, str]
 ) -> Turns:
-    """The turns of conversations by the reference; None for those that have none."""
+    """The turns of conversations, rendered by the reference; a conversation that is None has no turns."""
     table: list[tuple[int, ...]] = []
-    pieces: list[tuple[int, int, int, int]] = []
-    spans: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int, int]] = []
+    tags: list[tuple[int, int, int]] = []
     data: list[bytes] = []
     for row, conversation in enumerate(conversations):
         if conversation is None:
@@ -171,7 +176,7 @@ def reference_turns(
         else:
             whole = traced(conversation, len(conversation.messages)) or _NOTHING
         is_whole = base is None or whole.data.startswith(base.turn)
-        root, root_pieces, _ = whole if is_whole or base is None else base.shown
+        root, root_spans, _ = whole if is_whole or base is None else base.shown
         for turn in found:
             state, common, cut, flags = turn.state, 0, 0, 4
             if not state & REFUSED:
@@ -182,17 +187,17 @@ def reference_turns(
                 elif common == len(turn.turn):
                     state |= TurnState.IN_ROOT
                 shown = turn.shown
-                if shown.pieces is not None and turn.message + 1 < len(conversation.messages):
+                if shown.spans is not None and turn.message + 1 < len(conversation.messages):
                     state |= TurnState.KNOWN
                 if not state & TurnState.IN_ROOT:
-                    if shown.pieces is not None and turn is not base:
-                        cut = _cut(shown.pieces, root_pieces or [], common)
+                    if shown.spans is not None and turn is not base:
+                        cut = _cut(shown.spans, root_spans or [], common)
                     number = len(table)
-                    pieces += [(number, *piece) for piece in shown.pieces or () if piece[1] >= cut]
-                    spans += [(number, *span) for span in shown.spans if span[1] > cut]
+                    spans += [(number, *span) for span in shown.spans or () if span.start >= cut]
+                    tags += [(number, start, end) for start, end in shown.tags if end > cut]
                     data.append(turn.turn[cut:])
-                own = [shown.data[start:end] for message, start, end in shown.pieces or () if message == turn.message]
-                printed = b"".join(own) if shown.pieces is not None else shown.data
+                own = [shown.data[s.start : s.end] for s in shown.spans or () if s.message == turn.message]
+                printed = b"".join(own) if shown.spans is not None else shown.data
                 texts = Shown(printed, shown.data)
                 flags = int(flags_of(conversation.messages[turn.message], texts, used_keys))
             shared = _common(turn.prompt, turn.turn)
@@ -200,7 +205,7 @@ def reference_turns(
                 data.append(turn.prompt[shared:])
             sizes = len(turn.prompt), len(turn.turn)
             table.append((row, turn.message, int(state), *sizes, flags, common, cut, shared))
-    return Turns(_table(table, TurnColumn), b"".join(data), _table(pieces, SpanColumn), _table(spans, TagColumn))
+    return Turns(_table(table, TurnColumn), b"".join(data), _table(spans, SpanColumn), _table(tags, TagColumn))
 
 
 def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list[_Both]:
@@ -209,7 +214,7 @@ def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list
     for number, message in enumerate(conversation.messages):
         if message.get("role") != "assistant":
             continue
-        prompt = prompt_of(conversation, number) if number else None  # nobody asks without a message
+        prompt = prompt_of(conversation, number) if number else None  # there is no prompt without a message
         turn = traced(conversation, number + 1) if prompt is not None else None
         if prompt is None or turn is None:
             state = TurnState.PROMPT_REFUSED if prompt is None else TurnState.TURN_REFUSED
@@ -222,13 +227,13 @@ def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list
     return found
 
 
-def _cut(pieces: list[tuple[int, int, int]], root: list[tuple[int, int, int]], common: int) -> int:
-    """The start of the last piece that begins in what is in common, where all pieces before it are the root's."""
+def _cut(spans: list[Span], root: list[Span], common: int) -> int:
+    """The start of the last span that begins in the common prefix and follows only spans of the root."""
     cut = 0
-    for own, other in zip(pieces, root, strict=False):
-        if own[1] > common or own[:2] != other[:2]:
+    for own, other in zip(spans, root, strict=False):
+        if own.start > common or (own.message, own.start) != (other.message, other.start):
             break
-        cut = own[1]
+        cut = own.start
         if own != other:
             break
     return cut

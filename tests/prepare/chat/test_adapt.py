@@ -152,7 +152,7 @@ def test_plain_messages_are_never_copied(name: str) -> None:
     adapter = adapter_of(name)
     plain = Conversation([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}])
     assert (adapter.adapt(plain) is plain) == (not adapter.needs.no_text)
-    pieces = Conversation([], pieces=((Role.ASSISTANT, "text"),))
+    pieces = Conversation([], texts=((Role.ASSISTANT, "text"),))
     assert adapter.adapt(pieces) is pieces
 
 

@@ -18,8 +18,8 @@ EXAMPLES = re.findall(r"<!-- example -->\n```json\n(.+)\n```\n```json\n((?:.+\n)
 
 
 def shown(conversation: Conversation) -> list[Any]:
-    if conversation.pieces is not None:
-        return [[role.name.lower(), text] for role, text in conversation.pieces]
+    if conversation.texts is not None:
+        return [[role.name.lower(), text] for role, text in conversation.texts]
     return conversation.messages
 
 

@@ -61,12 +61,12 @@ def test_strings_of_a_preference_pair_are_unchanged(prompt: str, chosen: str, re
     sides = reader({"chosen": "a", "rejected": "b"}).conversations(json.dumps(row).encode())
     assert len(sides) == 2
     for side, whole in zip(sides, row.values(), strict=True):
-        assert side.pieces is not None
-        assert "".join(text for _, text in side.pieces) == whole
-        assert side.pieces[-1][0] is Role.ASSISTANT
-        assert all(text for _, text in side.pieces)
-    assert [p for p in sides[0].pieces or () if p[0] is Role.USER] == [
-        p for p in sides[1].pieces or () if p[0] is Role.USER
+        assert side.texts is not None
+        assert "".join(text for _, text in side.texts) == whole
+        assert side.texts[-1][0] is Role.ASSISTANT
+        assert all(text for _, text in side.texts)
+    assert [p for p in sides[0].texts or () if p[0] is Role.USER] == [
+        p for p in sides[1].texts or () if p[0] is Role.USER
     ]
 
 

@@ -183,8 +183,8 @@ def test_query_response() -> None:
 
 
 def test_prompt_and_completion() -> None:
-    assert only({"prompt": "P", "completion": " C"}).pieces == ((Role.USER, "P"), (Role.ASSISTANT, " C"))
-    assert only({"prompt": "", "completion": "C"}).pieces == ((Role.ASSISTANT, "C"),)
+    assert only({"prompt": "P", "completion": " C"}).texts == ((Role.USER, "P"), (Role.ASSISTANT, " C"))
+    assert only({"prompt": "", "completion": "C"}).texts == ((Role.ASSISTANT, "C"),)
     assert only({"prompt": [user("P")], "completion": [bot("C")]}) == Conversation([user("P"), bot("C")])
     assert only({"prompt": [user("P")], "completion": "C"}) == Conversation([user("P"), bot("C")])
     weighted = only({"prompt": [user("P")], "completion": [{**bot("C"), "weight": 2}], "tools": [TOOL]})
@@ -192,7 +192,7 @@ def test_prompt_and_completion() -> None:
 
 
 def test_text() -> None:
-    assert only({"text": "T"}) == Conversation([], pieces=((Role.ASSISTANT, "T"),))
+    assert only({"text": "T"}) == Conversation([], texts=((Role.ASSISTANT, "T"),))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_repeated_prompt_may_follow_a_system_prompt() -> None:
 
 def test_preference_strings() -> None:
     row = {"prompt": "P", "chosen": " C", "rejected": " R"}
-    assert [side.pieces for side in read(row)] == [
+    assert [side.texts for side in read(row)] == [
         ((Role.USER, "P"), (Role.ASSISTANT, " C")),
         ((Role.USER, "P"), (Role.ASSISTANT, " R")),
     ]
@@ -247,9 +247,9 @@ def test_preference_strings() -> None:
 )
 def test_the_implicit_prompt_of_strings_ends_before_a_word(chosen: str, rejected: str, prompt: str) -> None:
     for side, whole in zip(read({"chosen": chosen, "rejected": rejected}), (chosen, rejected), strict=True):
-        assert side.pieces is not None
-        assert "".join(text for _, text in side.pieces) == whole
-        assert [text for role, text in side.pieces if role is Role.USER] == ([prompt] if prompt else [])
+        assert side.texts is not None
+        assert "".join(text for _, text in side.texts) == whole
+        assert [text for role, text in side.texts if role is Role.USER] == ([prompt] if prompt else [])
 
 
 def calling(arguments: object) -> list[dict[str, Any]]:

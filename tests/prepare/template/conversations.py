@@ -60,22 +60,22 @@ BATTERY = (*PROBES, *HOSTILE)
 
 
 def expected(
-    template: str, conversation: Conversation, spans: bool = False
+    template: str, conversation: Conversation, tags: bool = False
 ) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """The text and generation spans (in bytes) from transformers; None if it refuses."""
+    """The text and `{% generation %}` blocks (in bytes) from transformers; None if it refuses."""
     try:
         texts, indices = hf.render_jinja_template(
             [conversation.messages],
             tools=conversation.tools,
             chat_template=template,
-            return_assistant_tokens_mask=spans,
+            return_assistant_tokens_mask=tags,
             **TOKENS,
             **(conversation.variables or {}),
         )
     except Exception:
         return None
     text = texts[0]
-    found = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in (indices[0] if spans else [])]
+    found = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in (indices[0] if tags else [])]
     return text.encode(), sorted(found)
 
 

@@ -14,7 +14,7 @@ from jinja2 import nodes
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.bytecode import NotCompiled
-from penstock.prepare.template.compiler import Machine, conversation_layout, encoded
+from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout, encoded
 from penstock.prepare.template.reference import refusal
 from penstock.prepare.template.sandbox import Sandbox
 from tests.prepare.template.conversations import DATE
@@ -100,7 +100,7 @@ def by_machine(sandbox: Sandbox, source: str, constant: bool) -> str | None:
     assert row is not None
     try:
         tree = sandbox.parse_template(source)
-        machine = Machine(tree, VALUES if constant else {}, DATE, conversation_layout(()))
+        machine = CompiledTemplate(tree, VALUES if constant else {}, DATE, conversation_layout(()))
     except NotCompiled:
         return None
     batch = machine.render([row])

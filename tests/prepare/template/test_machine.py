@@ -21,7 +21,7 @@ from benchmarks.clock import DATE, StoppedClock
 from benchmarks.models import trl_templates
 from penstock.native import native
 from penstock.prepare.template.bytecode import NotCompiled
-from penstock.prepare.template.compiler import Machine, conversation_layout
+from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
 from tests.prepare.template.hostile import HOSTILE
@@ -42,8 +42,8 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", StoppedClock)
 
 
-def machine(template: str) -> Machine:
-    return Machine(Sandbox(DATE).parse_template(template), BASE, DATE, conversation_layout([]))
+def machine(template: str) -> CompiledTemplate:
+    return CompiledTemplate(Sandbox(DATE).parse_template(template), BASE, DATE, conversation_layout([]))
 
 
 def row(messages: list[Any], variables: dict[str, Any] | None = None) -> bytes:
@@ -134,7 +134,7 @@ def test_refusals_quote_the_template() -> None:
 
 
 @pytest.mark.parametrize("template", PRINTING, ids=range(len(PRINTING)))
-def test_pieces_match_the_reference(template: str) -> None:
+def test_spans_match_the_reference(template: str) -> None:
     counts: Counter[str] = Counter()
     try:
         check = TemplateCheck(template)
@@ -382,7 +382,7 @@ WORSE = {
     "many numbers": _often("{% set x = l|min %}", "{% set l = range(99999) %}"),
     "long bodies": _often("{% if d.a %}1{% endif %}" * 20000, "{% set d = {} %}"),
     "long macros": "{% macro f() %}" + "{% set x = 1 %}" * 3000 + "{% endmacro %}" + _often("{% set y = f() %}", ""),
-    "many pieces": "{% for m in messages %}{% for i in range(99999) %}{{ messages[0].content|list|join('-') }}{% endfor %}{% endfor %}",
+    "many spans": "{% for m in messages %}{% for i in range(99999) %}{{ messages[0].content|list|join('-') }}{% endfor %}{% endfor %}",
 }  # fmt: skip
 
 
@@ -434,9 +434,9 @@ def test_giving_up_on_a_row_does_not_affect_the_next() -> None:
     assert list(mixed.status) == [2, 0, 1, 0, 2]
     assert mixed.texts == [b"", alone.texts[0], b"", alone.texts[0], b""]
     assert mixed.roles == alone.roles * 2
-    pieces = array.array("i", alone.pieces).tolist()
-    assert array.array("i", mixed.pieces).tolist() == [
-        value if place % 4 else number for number in (1, 3) for place, value in enumerate(pieces)
+    spans = array.array("i", alone.spans).tolist()
+    assert array.array("i", mixed.spans).tolist() == [
+        value if place % 4 else number for number in (1, 3) for place, value in enumerate(spans)
     ]
 
 
@@ -461,13 +461,13 @@ def test_giving_up_on_a_row_marks_no_branch() -> None:
     assert list(batch.fresh) == [0, 1, 0]
 
 
-def test_a_refused_row_has_no_spans() -> None:
+def test_a_refused_row_has_no_tags() -> None:
     made = machine(
         "{% for m in messages %}{% generation %}{{ m.v }}{% endgeneration %}{{ m.v or raise_exception('no') }}{% endfor %}"
     )
     batch = made.render([row([{"v": "ab"}, {"v": ""}]), row([{"v": "cd"}])])
     assert list(batch.status) == [3, 0]
-    assert np.frombuffer(batch.spans, np.int32).tolist() == [1, 0, 2]
+    assert np.frombuffer(batch.tags, np.int32).tolist() == [1, 0, 2]
 
 
 # ---- threads

@@ -20,8 +20,7 @@ def renderer(template: str) -> TemplateRenderer:
 
 def texts(regions: Rendered) -> list[list[tuple[int, str]]]:
     return [
-        [(message, text[start:end].decode()) for message, start, end in pieces]
-        for text, _, pieces, _, _ in rows(regions)
+        [(message, text[start:end].decode()) for message, start, end in spans] for text, _, spans, _, _ in rows(regions)
     ]
 
 
@@ -119,8 +118,8 @@ def test_control_characters_do_not_affect_ownership() -> None:
     assert texts(subject.render([CHAT]))[0][0] == (0, "<system>\x0eSzq0k.")
 
 
-def test_conversations_of_pieces_need_no_template() -> None:
-    row = Conversation([], pieces=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Änderung")))
+def test_conversations_of_texts_need_no_template() -> None:
+    row = Conversation([], texts=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Änderung")))
     regions = renderer(LOOPS["ordered"]).render([CHAT, row, CHAT])
     assert texts(regions)[1] == [(0, "Frage: "), (2, "Änderung")]
 
@@ -157,4 +156,4 @@ def test_a_lone_surrogate_is_an_error_of_its_row() -> None:
     regions = renderer(LOOPS["ordered"]).render([CHAT, broken, CHAT])
     assert list(regions.errors) == [1]
     assert "UnicodeEncodeError" in regions.errors[1].reason
-    assert [len(pieces) for pieces in texts(regions)] == [5, 0, 5]
+    assert [len(spans) for spans in texts(regions)] == [5, 0, 5]

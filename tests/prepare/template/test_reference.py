@@ -27,17 +27,17 @@ def new(template: str) -> Reference:
     return Reference(template, special_tokens=TOKENS, variables={}, date=DATE)
 
 
-def pieces(rendered: Rendered, row: int = 0) -> list[tuple[int, str]]:
-    """The pieces of a row, as (message, text)."""
-    own = np.flatnonzero(rendered.piece_rows == row).tolist()
-    starts, ends = rendered.piece_starts.tolist(), rendered.piece_ends.tolist()
-    return [(int(rendered.piece_messages[k]), rendered.data[starts[k] : ends[k]].decode()) for k in own]
+def spans(rendered: Rendered, row: int = 0) -> list[tuple[int, str]]:
+    """The spans of a row, as (message, text)."""
+    own = np.flatnonzero(rendered.span_rows == row).tolist()
+    starts, ends = rendered.span_starts.tolist(), rendered.span_ends.tolist()
+    return [(int(rendered.span_messages[k]), rendered.data[starts[k] : ends[k]].decode()) for k in own]
 
 
 def owned(template: str, *messages: Message) -> list[tuple[int, str]]:
     rendered = new(template).render([Conversation(list(messages)) if messages else CHAT])
     assert rendered.known.all()
-    return pieces(rendered)
+    return spans(rendered)
 
 
 TURNS = [(n, f"<{m['role']}>{m['content']}") for n, m in enumerate(CHAT.messages)]
@@ -145,8 +145,8 @@ def test_positions_are_bytes() -> None:
     rendered = new("ü{% for m in messages %}<{{ m.content }}»{% endfor %}").render(
         [Conversation(chat), Conversation(chat)]
     )
-    assert pieces(rendered, 0) == pieces(rendered, 1) == [(0, "<é»"), (1, "<中😀»"), (2, "<»")]
-    assert rendered.piece_starts[3] == rendered.text_ends[0] + 2
+    assert spans(rendered, 0) == spans(rendered, 1) == [(0, "<é»"), (1, "<中😀»"), (2, "<»")]
+    assert rendered.span_starts[3] == rendered.text_ends[0] + 2
 
 
 # ---- generation blocks
@@ -154,14 +154,14 @@ def test_positions_are_bytes() -> None:
 TAGGED = "{% for m in messages %}<é>{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
 
 
-def test_generation_blocks_are_spans() -> None:
+def test_generation_blocks_are_tags() -> None:
     reference = new(TAGGED)
     assert reference.has_generation
     assert not new("{% call f() %}{% endcall %}").has_generation
     rendered = reference.render([CHAT, CHAT])
-    spans = zip(rendered.span_starts.tolist(), rendered.span_ends.tolist(), strict=True)
-    assert [rendered.data[start:end] for start, end in spans] == [m["content"].encode() for m in CHAT.messages] * 2
-    assert rendered.span_rows.tolist() == [0] * 5 + [1] * 5
+    tags = zip(rendered.tag_starts.tolist(), rendered.tag_ends.tolist(), strict=True)
+    assert [rendered.data[start:end] for start, end in tags] == [m["content"].encode() for m in CHAT.messages] * 2
+    assert rendered.tag_rows.tolist() == [0] * 5 + [1] * 5
 
 
 @pytest.mark.parametrize(
@@ -175,20 +175,20 @@ def test_generation_blocks_are_spans() -> None:
 def test_a_captured_generation_block_makes_the_row_unknown(template: str) -> None:
     rendered = new(template).render([CHAT])
     assert not rendered.known.any()
-    assert len(rendered.piece_rows) == len(rendered.span_rows) == 0
+    assert len(rendered.span_rows) == len(rendered.tag_rows) == 0
     assert rendered.data == new(TAGGED).render([CHAT]).data
 
 
 @pytest.mark.parametrize(("name", "template"), [pair for pair in templates() if "endgeneration" in pair[1]])
-def test_spans_match_transformers(name: str, template: str) -> None:
+def test_tags_match_transformers(name: str, template: str) -> None:
     rendered = new(template).render(PROBES)
     ends = [0, *rendered.text_ends.tolist()]
     for row, chat in enumerate(PROBES):
-        wanted = expected(template, chat, spans=True)
+        wanted = expected(template, chat, tags=True)
         assert (wanted is None) == (row in rendered.errors)
         if wanted is not None and rendered.known[row]:
-            own = rendered.span_rows == row
-            starts, stops = rendered.span_starts[own] - ends[row], rendered.span_ends[own] - ends[row]
+            own = rendered.tag_rows == row
+            starts, stops = rendered.tag_starts[own] - ends[row], rendered.tag_ends[own] - ends[row]
             assert list(zip(starts.tolist(), stops.tolist(), strict=True)) == wanted[1]
 
 
@@ -200,7 +200,7 @@ def test_every_marker_word_belongs_to_its_own_message(name: str, template: str) 
     rendered = new(template).render(BATTERY)
     assert rendered.known.all()
     for row in range(len(PROBES)):
-        for message, text in pieces(rendered, row):
+        for message, text in spans(rendered, row):
             said = {int(number) for number in WORD.findall(text.encode())}
             assert said <= {message}, (row, text)
 
@@ -208,21 +208,21 @@ def test_every_marker_word_belongs_to_its_own_message(name: str, template: str) 
 # ---- the record
 
 
-def test_pieces_are_sorted_and_disjoint_and_offsets_add_up() -> None:
+def test_spans_are_sorted_and_disjoint_and_offsets_add_up() -> None:
     refused = Conversation([user(0), "x"])  # type: ignore[list-item]
-    plain = Conversation([], pieces=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Ä")))
+    plain = Conversation([], texts=((Role.USER, "Frage: "), (Role.ASSISTANT, ""), (Role.ASSISTANT, "Ä")))
     rendered = new(LOOPS["items"]).render([CHAT, refused, plain, Conversation([])], "testing")
-    places = np.stack((rendered.piece_starts, rendered.piece_ends), 1).ravel().tolist()
+    places = np.stack((rendered.span_starts, rendered.span_ends), 1).ravel().tolist()
     assert all(before <= after for before, after in pairwise(places))
     assert rendered.message_offsets.tolist() == [0, 5, 7, 10, 10]
     assert rendered.message_roles.tolist() == [1, 2, 3, 2, 3, 2, 5, 2, 3, 3]
     assert rendered.message_flags.tolist() == [CONTENT] * 5 + [NONE] * 2 + [CONTENT] * 3
     assert rendered.texts[1:] == [b"", "Frage: Ä".encode(), b""]
-    assert pieces(rendered, 2) == [(0, "Frage: "), (2, "Ä")]
+    assert spans(rendered, 2) == [(0, "Frage: "), (2, "Ä")]
     assert list(rendered.errors) == [1]
     assert rendered.reference == {"testing": 2}
     assert rendered.conversation(2) is plain
-    kinds = (rendered.text_ends, rendered.piece_rows, rendered.message_roles, rendered.known)
+    kinds = (rendered.text_ends, rendered.span_rows, rendered.message_roles, rendered.known)
     assert [array.dtype.name for array in kinds] == ["int64", "int32", "uint8", "bool"]
 
 
@@ -281,7 +281,7 @@ def test_regions_are_unknown_if_tracing_changes_the_text() -> None:
     rendered = new(UNTRACEABLE).render([Conversation([same, assistant(1), same]), CHAT])
     assert rendered.known.tolist() == [False, True]
     assert rendered.texts[0] == b"TrueUzq0k?FalseAzq1k.TrueUzq0k?"
-    assert set(rendered.piece_rows.tolist()) == {1}
+    assert set(rendered.span_rows.tolist()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -45,18 +45,18 @@ def test_every_template_renders_as_in_transformers(name: str, monkeypatch: pytes
     assert {row: str(error) for row, error in fast.errors.items()} == {
         row: str(error) for row, error in reference.errors.items()
     }
-    for number, (text, known, pieces, spans, failed) in enumerate(rows(fast)):
-        answer = expected(TEMPLATES[name], BATTERY[number], spans=subject.has_generation)
+    for number, (text, known, spans, tags, failed) in enumerate(rows(fast)):
+        answer = expected(TEMPLATES[name], BATTERY[number], tags=subject.has_generation)
         assert failed == (answer is None), number
         if answer is None:
             continue
         assert text == answer[0], number
-        assert [end for _, _, end in pieces[:-1]] <= [start for _, start, _ in pieces[1:]]
+        assert [end for _, _, end in spans[:-1]] <= [start for _, start, _ in spans[1:]]
         if known and subject.has_generation:
-            assert spans == answer[1], number
+            assert tags == answer[1], number
         speakers = [message.get("role") == "assistant" for message in BATTERY[number].messages]
         for word in WORD.finditer(text):
-            owner = next((message for message, start, end in pieces if start <= word.start() < end), None)
+            owner = next((message for message, start, end in spans if start <= word.start() < end), None)
             if known and speakers[int(word[1])] and len(set(map(id, BATTERY[number].messages))) == len(speakers):
                 assert owner == int(word[1]), (number, word)
 

@@ -13,7 +13,7 @@ from penstock.errors import TemplateError
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation, Message
 from penstock.prepare.template.bytecode import NotCompiled
-from penstock.prepare.template.compiler import Machine, conversation_layout, encoded
+from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout, encoded
 from penstock.prepare.template.probes import rows
 from penstock.prepare.template.reference import Reference
 from tests.prepare.template.conversations import DATE, TOKENS
@@ -50,16 +50,16 @@ def by_machine(template: str, reference: Reference, conversations: Sequence[Conv
     """Each row as `probe_checks.rows` yields it, with its refusal; None if the machine gives up."""
     base = {"documents": None, "add_generation_prompt": False, **TOKENS}
     try:
-        machine = Machine(reference.parse(template), base, DATE, conversation_layout(()))
+        machine = CompiledTemplate(reference.parse(template), base, DATE, conversation_layout(()))
     except NotCompiled:
         return [None] * len(conversations)
     given = [encoded(conversation) for conversation in conversations]
     batch = machine.render([row or b"" for row in given])
-    pieces, spans = (np.frombuffer(array, np.int32).tolist() for array in (batch.pieces, batch.spans))
+    spans, tags = (np.frombuffer(array, np.int32).tolist() for array in (batch.spans, batch.tags))
     found: list[Any] = []
     for number, status in enumerate(batch.status):
-        own = [tuple(pieces[k + 1 : k + 4]) for k in range(0, len(pieces), 4) if pieces[k] == number]
-        tagged = [tuple(spans[k + 1 : k + 3]) for k in range(0, len(spans), 3) if spans[k] == number]
+        own = [tuple(spans[k + 1 : k + 4]) for k in range(0, len(spans), 4) if spans[k] == number]
+        tagged = [tuple(tags[k + 1 : k + 3]) for k in range(0, len(tags), 3) if tags[k] == number]
         served = given[number] is not None and status in (0, 3)
         refused = batch.reasons[number] if status == 3 else None
         row = (batch.texts[number], bool(batch.known[number] & 1), own, tagged, refused)

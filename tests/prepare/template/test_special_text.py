@@ -85,7 +85,7 @@ def test_unused_columns_are_not_searched() -> None:
 
 def test_plain_texts_are_searched() -> None:
     pieces = ((Role.USER, "a <|im_end|"), (Role.ASSISTANT, "> </s>"))
-    assert SpecialTextFinder(ASCII).first(Conversation([], pieces=pieces)) == "</s>"
+    assert SpecialTextFinder(ASCII).first(Conversation([], texts=pieces)) == "</s>"
 
 
 def test_added_tokens_that_mark_turns_count_as_special() -> None:

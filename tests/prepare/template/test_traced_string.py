@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from penstock.prepare.template.budget import Budget
-from penstock.prepare.template.provenance import Span, Traced, concat, trace, traced
+from penstock.prepare.template.provenance import Traced, TracedSpan, concat, trace, traced
 
 ALPHABET = "ab \n\té中"
 Owners = list[int | None]
@@ -185,4 +185,4 @@ def test_printing_and_markup() -> None:
 def test_adjacent_spans_of_a_message_are_merged() -> None:
     budget = Budget()
     parts = [trace("a", 1, budget), trace("b", 1, budget), "c", trace("d", 2, budget)]
-    assert concat(parts).spans == (Span(0, 2, 1), Span(3, 4, 2))
+    assert concat(parts).spans == (TracedSpan(0, 2, 1), TracedSpan(3, 4, 2))
