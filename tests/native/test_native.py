@@ -21,9 +21,11 @@ from benchmarks.clock import DATE
 from benchmarks.models import trl_templates
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
+from penstock.prepare.faithful.arrange import _Turn
 from penstock.prepare.template.compiler import CompiledTemplate, Compiler, conversation_layout, encoded
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
+from penstock.prepare.template.turns import TurnColumn
 from tools import constants, fuzz_bytecode
 
 TABLE = np.arange(0x110000).astype(np.uint8)
@@ -93,6 +95,11 @@ def test_wrong_arguments_of_find_markers() -> None:
 def test_the_constants_of_c_are_those_of_python() -> None:
     header = Path(constants.__file__).parents[1] / "penstock" / "native" / "constants.h"
     assert header.read_text() == constants.generated(), f"run: python -m tools.constants > {header}"
+
+
+def test_a_turn_has_the_columns_of_its_table() -> None:
+    columns = [column.name.lower() for column in TurnColumn if column is not TurnColumn.ROW]
+    assert list(_Turn._fields[1 : 1 + len(columns)]) == columns
 
 
 # ---- programs
