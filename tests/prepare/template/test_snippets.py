@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import TemplateError
-from penstock.native import native
+from penstock.native import RowFlag, RowStatus, native
 from penstock.prepare.chat.conversation import Conversation, Message
 from penstock.prepare.template.bytecode import NotCompiled
 from penstock.prepare.template.compiler import CompiledTemplate, conversation_layout, encoded
@@ -60,9 +60,9 @@ def by_machine(template: str, reference: Reference, conversations: Sequence[Conv
     for number, status in enumerate(batch.status):
         own = [tuple(spans[k + 1 : k + 4]) for k in range(0, len(spans), 4) if spans[k] == number]
         tagged = [tuple(tags[k + 1 : k + 3]) for k in range(0, len(tags), 3) if tags[k] == number]
-        served = given[number] is not None and status in (0, 3)
-        refused = batch.reasons[number] if status == 3 else None
-        row = (batch.texts[number], bool(batch.known[number] & 1), own, tagged, refused)
+        served = given[number] is not None and status in (RowStatus.RENDERED, RowStatus.REFUSED)
+        refused = batch.reasons[number] if status == RowStatus.REFUSED else None
+        row = (batch.texts[number], bool(batch.row_flags[number] & RowFlag.KNOWN), own, tagged, refused)
         found.append(row if served else None)
     return found
 
