@@ -29,16 +29,17 @@ typedef struct Walk {
 
 static int32_t op_at(const Walk *w, int32_t at) { return at < 0 ? -1 : w->p->code[at]; }
 
-/* Find where operations begin; false if one is unknown or truncated. */
+/* Find where operations begin; false if one is unknown or truncated, or the last one does not end the code. */
 static bool find_starts(Walk *w) {
     Py_ssize_t at = 0;
+    int32_t op = -1;
     while (at < w->p->code_size) {
-        const int32_t op = w->p->code[at];
+        op = w->p->code[at];
         if (op < 0 || op >= OP_COUNT) return false;
         w->starts[at] = true;
         at += 1 + (Py_ssize_t)strlen(operand_kinds[op]);
     }
-    return at == w->p->code_size;
+    return at == w->p->code_size && (op == OP_HALT || op == OP_RETURN);
 }
 
 /* ---- operands */
