@@ -231,11 +231,19 @@ class LocalStorage(Storage):
             fault(f"{point}.write")
 
     def replace(self, path: str, data: bytes, found: Entry, point: str) -> bool:
-        """Remove a file and create it again: not atomic, but at most one process creates it."""
-        current = self.stat(path)
+        """Set the file aside and create it again: only one process can take it, and gives back one that it did not mean."""
+        current, aside = self.stat(path), f"tmp/{temporary_name()}"
         if current is None or current.version != found.version:
             return False
-        self.delete(path)
+        try:
+            self.move(path, aside)
+        except FileNotFoundError:
+            return False
+        taken = self.stat(aside)
+        if taken is None or taken.version != found.version:  # another process was faster: this is its file
+            self.move(aside, path, keep_existing=True)
+            return False
+        self.delete(aside)
         return self.create(path, data, point)
 
     def renew(self, path: str, data: bytes, renewed: bytes) -> bytes:
