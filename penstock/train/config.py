@@ -83,7 +83,7 @@ class SourceConfig:
     path: tuple[str, ...] = option("Files, globs, folders, hub datasets, or the folder of a prepared dataset", ())
     name: str | None = option("Name in the mixture; default: the file's")
     weight: float | None = option("Passes per epoch; 0.3 is a fresh 30% each epoch [default: 1]")
-    examples: int | None = option("Dataset per epoch, instead of a weight")
+    examples: int | None = option("Examples per epoch, instead of a weight")
     prepare: Mapping[str, Any] = option("Options of `penstock prepare` for this source (format, split, roles, …)", {})
 
 

@@ -121,7 +121,7 @@ def _empty() -> Int64:
 
 @dataclass(slots=True)
 class ExampleBatch:
-    """Dataset in order, with the row and the side that each comes from. Segments are laid out as in `Columns`."""
+    """Examples in order, with the row and the side that each comes from. Segments are laid out as in `Columns`."""
 
     ids: npt.NDArray[Any]
     offsets: Int64
