@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -58,3 +61,13 @@ def test_editors_complete_options() -> None:
     assert {"train_on", "max_length", "holdout"} <= set(inspect.signature(penstock.Dataset.view).parameters)
     assert {"batch_size", "capacity"} <= set(inspect.signature(penstock.View.loader).parameters)
     assert {"part_tokens", "weights"} <= set(inspect.signature(penstock.View.export).parameters)
+
+
+def test_the_walk_of_a_row_is_short() -> None:
+    """From reading its slice to the report, with the spot check: not by more functions, files and doors than these."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tools.walk", "--json"], capture_output=True, check=True, cwd=graph.ROOT.parent
+    )
+    found = json.loads(ran.stdout)["with spot check"]
+    most = {"functions": 200, "files": 48, "packages": 50, "stages": 77}
+    assert {name: found[name] for name in most if found[name] > most[name]} == {}
