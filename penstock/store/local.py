@@ -231,7 +231,7 @@ class LocalStorage(Storage):
             fault(f"{point}.write")
 
     def replace(self, path: str, data: bytes, found: Entry, point: str) -> bool:
-        """Set the file aside and create it again: only one process can take it, and gives back one that it did not mean."""
+        """Set the file aside and create it again: only one process can take it; one that was not meant goes back."""
         current, aside = self.stat(path), f"tmp/{temporary_name()}"
         if current is None or current.version != found.version:
             return False

@@ -25,12 +25,13 @@ from penstock.prepare.tokenizer.vocabulary import Vocabulary
 pytestmark = pytest.mark.slow
 
 CHILD = """
-import json, resource, sys
+import dataclasses, json, resource, sys
 import penstock as ps
 source, options = sys.argv[1], json.loads(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ds = ps.prepare(source, on_bad_row="quarantine", workers=1, **options)
-print(json.dumps([ds.ledger, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1000]))
+more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([dataclasses.asdict(ds.ledger), more // 1000]))
 """
 
 

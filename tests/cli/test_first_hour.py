@@ -65,7 +65,7 @@ def test_option_names_with_another_meaning_are_explained() -> None:
     ("record", "name", "ours"),
     [
         (LoaderOptions, "ahead", "'prefetch': Batches prefetched in the background"),
-        (LoaderOptions, "drop_last", "'tail': An incomplete last step"),
+        (LoaderOptions, "drop_last", "'incomplete_step': An incomplete last step"),
         (LoaderOptions, "packing", "'collate': Layout of a batch: padded, packed, pairs, tree"),
         (LoaderOptions, "side", "'padding_side': Padded and pairs"),
         (ViewOptions, "part", "'holdout_side': Side of the hold-out"),

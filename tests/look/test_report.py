@@ -61,7 +61,8 @@ def test_every_figure_equals_stats(dataset: ps.Dataset, tmp_path: Path) -> None:
     titles = [a["title"] for tag, a in page.elements if tag == "dd" and "title" in a]
     ledger = counted["ledger"]
     lost = f"{ledger['truncated'] + ledger['dropped']:,} tokens"
-    assert titles == [f"{counted['rows']:,}", f"{counted['tokens']:,}", f"{counted['trained']:,}", lost]
+    trained = f"{counted['trained']:,} of {ledger['tokens']:,} tokens"  # the same share as in the flow
+    assert titles == [f"{counted['rows']:,}", f"{counted['tokens']:,}", trained, lost]
     bars = re.findall(r"<title>[\d, to]+ tokens: ([\d,]+) sequences</title>", text)
     assert [int(bar.replace(",", "")) for bar in bars] == [
         one["sequences"] for one in counted["full_histogram"] if one["sequences"]

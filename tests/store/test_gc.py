@@ -216,7 +216,7 @@ def test_leases_of_dead_builds_expire(prepare: Prepare, data: Path, cache: Path)
     foreign = cache / "leases" / "elsewhere-00000000.1.2.0123456789ab"
     dead = cache / "leases" / f"{host_id()}.999999999.1.0123456789ab"
     for path in (foreign, dead):
-        path.write_text("\n".join(dataset.shards))
+        path.write_text("\n".join(dataset.shards.names))
     assert collect_garbage(Cache(cache), older_than=0).shards == 0
     assert [foreign.exists(), dead.exists()] == [True, False]
     make_old(cache / "leases", 2 * DAY)

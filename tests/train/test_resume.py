@@ -111,8 +111,9 @@ def test_checkpoints_hold_keys_at_their_earlier_place(config: Config) -> None:
         view, loader = state["config"].pop("view"), state["config"].pop("loader")
         state["config"]["eval"] |= {name: view.pop(name) for name in ("holdout", "holdout_seed")}
         state["config"]["data"] |= view
-        names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps", "tail")
-        state["config"]["feed"] = {**{name: loader[name] for name in names}, "ahead": loader["prefetch"]}
+        names = ("batch_size", "micro_batch", "collate", "capacity", "epochs", "steps")
+        earlier = {"tail": loader["incomplete_step"], "ahead": loader["prefetch"]}
+        state["config"]["feed"] = {name: loader[name] for name in names} | earlier
         path.write_text(json.dumps({**state, "digest": _state_digest(state)}))
     train("sft", values, "loader.prefetch=0")
     with pytest.raises(TrainError, match=r"view\.max_length was 128 and is 64"):

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.train.verify import verifier
 from penstock.train.verify.certificate import Certificate, Finding, PackageInfo, Verdict
 from tests.train.verify.conftest import HERE, ROOT
 
@@ -25,7 +26,7 @@ def test_required_promise_that_is_not_engaged_exits_with_1(monkeypatch: pytest.M
         Finding("liger.rope", Verdict.ENGAGED, ("4 calls",), True, (subject,)),
         Finding("packing.isolated", Verdict.UNKNOWN, ("it crashed",), True, (subject,)),
     )
-    monkeypatch.setattr("penstock.train.verify.verifier.verify", lambda *_: Certificate("t", ("device cpu",), found))
+    monkeypatch.setattr(verifier, "verify", lambda *_: Certificate("t", ("device cpu",), found))
     output = tmp_path / "certificate.json"
     run = CliRunner().invoke(app, ["verify", "--target", "m:f", "--output", str(output), "--require", "liger.rope"])
     assert run.exit_code == 0, run.output
