@@ -26,6 +26,7 @@ from penstock.prepare.sources.folders import FoundFile, LocalFolder, read_folder
 from penstock.prepare.sources.kinds import detect_kind
 from penstock.prepare.sources.slices import SourceFile
 from penstock.prepare.tokenizer.files import TokenizerFiles, load_tokenizer
+from penstock.prepare.tokenizer.reference import ReferenceEncoder
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 from penstock.store.cache import Cache, open_cache
 from penstock.store.dataset import Dataset
@@ -171,14 +172,10 @@ class _Sample:
     """Checks ids against a tokenizer on a sample of sequences."""
 
     def __init__(self, model: TokenizerFiles, vocabulary: Vocabulary) -> None:
-        from tokenizers import Tokenizer
-
         self._name, self._size = model.name, vocabulary.size
         self._bytes = vocabulary.token_bytes
-        self._tokenizer = Tokenizer.from_str(model.tokenizer_json.decode())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._added = self._tokenizer.get_added_tokens_decoder().keys()
+        self._encoder = ReferenceEncoder(model.tokenizer_json)
+        self._added = {token.id for token in vocabulary.added}
         self._known = np.zeros(vocabulary.size, np.bool_)
         self._known[[*vocabulary.tokens.values(), *(token.id for token in vocabulary.added)]] = True
         self._tried = self._equal = 0
@@ -206,9 +203,9 @@ class _Sample:
     def _round_trips(self, ids: list[int]) -> bool:
         """Whether re-encoding gives the same ids: as spelled, as decoded, or without prepended spaces."""
         spelled = b"".join([self._bytes[token] for token in ids]).decode("utf-8", "replace")
-        decoded = self._tokenizer.decode(ids, skip_special_tokens=False)
+        decoded = self._encoder.decode(ids)
         for text in (spelled, decoded, self._without_prepended(ids)):
-            if self._tokenizer.encode(text, add_special_tokens=False).ids == ids:
+            if self._encoder.encode([text.encode()])[0].tolist() == ids:
                 return True
         self._first = self._first or spelled[:80]
         return False

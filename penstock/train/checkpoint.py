@@ -31,6 +31,7 @@ from penstock.errors import TrainError
 from penstock.load.view import Served
 from penstock.other_names import train_values
 from penstock.prepare.tokenizer.auto import PLAIN_CLASSES, compare
+from penstock.prepare.tokenizer.reference import backend
 from penstock.store.dataset import Dataset
 from penstock.store.files import fault, sync_folder
 from penstock.train.config import Resume, TrainConfig, flat, plain
@@ -368,7 +369,6 @@ def _save_tokenizer(folder: Path, config: TrainConfig, served: Served) -> None:
 
 def _tokenizer(config: TrainConfig, dataset: Dataset) -> Any:
     """The tokenizer as transformers loads it, or a generic one if there is only a tokenizer.json."""
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     name = Path(tokenizer_of(config.model)).expanduser()
@@ -380,6 +380,5 @@ def _tokenizer(config: TrainConfig, dataset: Dataset) -> Any:
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError):
-        tokenizer = Tokenizer.from_str(dataset.tokenizer_json.decode())
         special = dataset.recipe["special_tokens"]
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]
+        return PreTrainedTokenizerFast(tokenizer_object=backend(dataset.tokenizer_json), **special)  # type: ignore[no-untyped-call]

@@ -13,30 +13,28 @@ every word it sees, so its cache is cleared whenever it has grown by `GROWTH_LIM
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from importlib.metadata import version
 from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays import Int64, UInt32
 from penstock.errors import EncoderPanic, TokenizerError
 from penstock.literals import Literals
-from penstock.prepare.encode.engines import ENGINES, FastEngine, convert_panics, why_untrusted
+from penstock.prepare.encode.engines import ENGINES, FastEngine, why_untrusted
 from penstock.prepare.encode.process_memory import GrowthWatch
 from penstock.prepare.encode.unicode_checks import (
     Findings,
     NfcNormalizer,
-    code_points,
     inspect_texts,
     is_composed,
-    utf8_widths,
 )
+from penstock.prepare.tokenizer.reference import ReferenceEncoder, convert_panics
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, Vocabulary
 
 # ---- splitter --------------------------------------------------------------------------------------------------------
@@ -146,8 +144,6 @@ GROWTH_LIMIT = 64_000_000  # bytes of cache; reached after about 0.8 GB of ordin
 
 ByteLengths = npt.NDArray[np.unsignedinteger]
 AlignmentTables = tuple[ByteLengths, TokenPieces]  # of all tokens, to find out where in a text they end
-Int64 = npt.NDArray[np.int64]
-UInt32 = npt.NDArray[np.uint32]
 
 
 class Encoded(NamedTuple):
@@ -162,27 +158,14 @@ class Encoder:
     """A tokenizer with its reference and fast engines."""
 
     def __init__(self, tokenizer_json: bytes, vocabulary: Vocabulary, *, fast: bool = True) -> None:
-        # Worker processes provide the parallelism; a thread pool in each would only compete for cores.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer, processors
-
         self._json = tokenizer_json
         self.vocabulary = vocabulary
         self.normalize = NfcNormalizer(vocabulary)
         self.tables: AlignmentTables = vocabulary.byte_lengths, vocabulary.pieces
-        try:
-            with convert_panics("tokenizers"):
-                self._reference = Tokenizer.from_str(tokenizer_json.decode())
-        except Exception as error:
-            raise TokenizerError(f"tokenizers can't load this tokenizer.json: {error}") from error
-        self._reference.no_truncation()
-        self._reference.no_padding()
-        with convert_panics("tokenizers"):
-            self.prefix, self.suffix = self._special_tokens_added()
-        # Templates write their own special tokens, and a post-processor may trim offsets.
-        self._reference.post_processor = processors.Sequence([])
+        self._reference = ReferenceEncoder(tokenizer_json)
+        self.prefix, self.suffix = self._special_tokens_added()
         self._cuts = SafeCuts(vocabulary, lambda texts: self._by_reference(texts)[0])
-        self.engine = self._reference_name = f"tokenizers {version('tokenizers')}"  # in use, with its version
+        self.engine = self._reference.name  # in use, with its version
         self._fast: FastEngine | None = None
         self._watch: GrowthWatch | None = None
         self._seen = 0  # bytes encoded before the fast engine starts
@@ -192,9 +175,7 @@ class Encoder:
     def _special_tokens_added(self) -> tuple[list[int], list[int]]:
         """The ids that the tokenizer's post-processor adds before and after a text (its BOS and EOS rule)."""
         found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-        for probe in ("a", "Hello there", ""):
-            plain = self._reference.encode(probe, add_special_tokens=False).ids
-            full = self._reference.encode(probe, add_special_tokens=True).ids
+        for plain, full in self._reference.probes:
             extra = len(full) - len(plain)
             at = next((k for k in range(extra + 1) if full[k : k + len(plain)] == plain), None)
             if at is None:
@@ -259,7 +240,7 @@ class Encoder:
             with convert_panics(self._fast.name):
                 return self._fast.encode(texts)
         except EncoderPanic as panic:
-            self._fast, self.engine = None, self._reference_name  # its tables may be inconsistent
+            self._fast, self.engine = None, self._reference.name  # its tables may be inconsistent
             self.why_reference = str(panic)
             raise
 
@@ -330,29 +311,29 @@ class Encoder:
         """Ids and offsets, in small groups: an encoding takes a hundred times the memory of its text."""
         found: list[UInt32] = []
         lengths: list[int] = []
-        for group in _groups(texts, GROUP_BYTES // self.vocabulary.growth):
-            with convert_panics("tokenizers"):
-                encodings = self._reference.encode_batch_fast([t.decode() for t in group], add_special_tokens=False)
-            lengths += map(len, encodings)
-            found += [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        groups = np.cumsum([len(text) for text in texts]) // (GROUP_BYTES // self.vocabulary.growth)
+        for start, end in pairwise([0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(texts)]):
+            ids, offsets = self._reference.encode(texts[start:end])
+            found.append(ids)
+            lengths += np.diff(offsets).tolist()
         return np.concatenate([np.zeros(0, np.uint32), *found]), np.cumsum([0, *lengths])
 
     def token_ends(self, text: bytes, ids: UInt32) -> Int64:
         """Where each token of a text ends, in bytes. Each piece uses the tokens' byte lengths if they add up, else the
         reference's offsets."""
         if not self.vocabulary.byte_level:
-            return self._reference_ends(text)
+            return self._reference.token_ends(text)
         pieces = self.pieces(text)
         encoded = self._pieces_encoded(pieces)
         if not np.array_equal(encoded.ids, ids):
-            return self._reference_ends(text)
+            return self._reference.token_ends(text)
         nfc = self.vocabulary.normalizer is NormalizerKind.NFC
         ends: list[Int64] = []
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
             own = np.cumsum(self.vocabulary.byte_lengths[encoded.ids[start:end]], dtype=np.int64)
             adds_up = len(own) > 0 and own[-1] == len(piece) and (not nfc or is_composed(piece.decode()))
-            ends.append(at + (own if adds_up else self._reference_ends(piece)))
+            ends.append(at + (own if adds_up else self._reference.token_ends(piece)))
             at += len(piece)
         return np.concatenate(ends)
 
@@ -365,37 +346,12 @@ class Encoder:
                     raise
         return self.reference(pieces)
 
-    def _reference_ends(self, text: bytes) -> Int64:
-        """`token_ends` by the reference's offsets only."""
-        decoded = text.decode()
-        with convert_panics("tokenizers"):
-            encoding = self._reference.encode(decoded, add_special_tokens=False)
-        ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
-        ends = np.maximum.accumulate(ends) if len(ends) else ends
-        if decoded.isascii():
-            return ends
-        return np.concatenate([[0], np.cumsum(utf8_widths(code_points(decoded)), dtype=np.int64)])[ends]
-
     def _guarded(self, findings: Findings) -> dict[int, str]:
         """The texts that the fast engine must not encode, with the reason for each."""
         slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
         if self.vocabulary.normalizer is NormalizerKind.NFC:
             slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
-
-
-def _groups(texts: list[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Groups of consecutive texts of about this many bytes."""
-    group: list[bytes] = []
-    size = 0
-    for text in texts:
-        if group and size + len(text) > limit:
-            yield group
-            group, size = [], 0
-        group.append(text)
-        size += len(text)
-    if group:
-        yield group
 
 
 def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> Encoded:

@@ -6,20 +6,15 @@ compares an engine with the reference before it uses it. Both cache every word t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.arrays import Int64
-from penstock.errors import EncoderPanic
+from penstock.arrays import Int64, UInt32
 from penstock.prepare.encode.process_memory import release_free_memory
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
-
-UInt32 = npt.NDArray[np.uint32]
 
 
 class FastEngine(Protocol):
@@ -94,17 +89,3 @@ def why_untrusted(engine: str, vocabulary: Vocabulary) -> str:
     if vocabulary.normalizer is NormalizerKind.OTHER and not (engine == "splintr" and charsmap):
         return f"the tokenizer normalizes text in a way that {engine} is not trusted with"
     return ""
-
-
-@contextmanager
-def convert_panics(engine: str) -> Iterator[None]:
-    """Raise EncoderPanic when a Rust engine panics. pyo3 raises a BaseException, which ordinary handlers miss."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # pyo3's exception can't be imported
-            raise
-        message = f"{engine} panics: {str(error).splitlines()[0] if str(error) else 'without a reason'}"
-    else:
-        return
-    raise EncoderPanic(message)  # outside the handler, so that it does not reference the panic's frames

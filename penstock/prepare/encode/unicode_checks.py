@@ -8,7 +8,6 @@ neighbours.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import chain
@@ -16,11 +15,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers.normalizers import NFC
 
 from penstock.literals import Literals
 from penstock.native import native
 from penstock.prepare.regions.segments import Segments
+from penstock.prepare.tokenizer.reference import nfc
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 
 # ---- unassigned ------------------------------------------------------------------------------------------------------
@@ -243,7 +242,6 @@ class NfcNormalizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         contents = [t.content for t in vocabulary.added]
         self._active = vocabulary.normalizer is NormalizerKind.NFC and is_composed("".join(contents))
-        self._normalize: Callable[[str], str] = NFC().normalize_str
         self._added = Literals(contents)
 
     def __call__(
@@ -295,6 +293,6 @@ class NfcNormalizer:
         pieces: list[str] = []
         end = 0
         for start, stop in self._added.spans(text):
-            pieces += (self._normalize(text[end:start]), text[start:stop])
+            pieces += (nfc(text[end:start]), text[start:stop])
             end = stop
-        return "".join((*pieces, self._normalize(text[end:])))
+        return "".join((*pieces, nfc(text[end:])))

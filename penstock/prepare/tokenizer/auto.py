@@ -29,6 +29,7 @@ import orjson
 
 from penstock.errors import TokenizerError
 from penstock.prepare.tokenizer.files import VOCABULARY_FILES
+from penstock.prepare.tokenizer.reference import backend
 
 PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Files beside tokenizer.json that AutoTokenizer may look at.
@@ -141,13 +142,11 @@ def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
 
 
 def _compare_folder(folder: Path, tokenizer_json: bytes) -> Comparison:
-    from tokenizers import Tokenizer
-
     try:
         auto = _load_auto_tokenizer(folder)
     except TokenizerError as error:
         return Comparison(f"AutoTokenizer of transformers {version('transformers')}", not_compared=str(error))
-    ours, theirs = Tokenizer.from_str(tokenizer_json.decode()), auto.backend_tokenizer
+    ours, theirs = backend(tokenizer_json), auto.backend_tokenizer
     for one in (ours, theirs):
         one.no_truncation()
         one.no_padding()

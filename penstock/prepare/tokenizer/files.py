@@ -18,6 +18,7 @@ import orjson
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
 from penstock.prepare.tokenizer.limits import check_content
+from penstock.prepare.tokenizer.reference import with_added_tokens
 from penstock.transient import retry_transient
 
 VOCABULARY_FILES = (
@@ -240,17 +241,10 @@ def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]
     missing |= {c: {"content": c, "special": True} for c in tokens.values() if c not in known and c not in missing}
     if not missing:
         return data, []
-    from tokenizers import AddedToken, Tokenizer
-
     named = set(tokens.values())
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    tokenizer = Tokenizer.from_str(data.decode())
-    tokenizer.add_tokens([
-        AddedToken(c, special=bool(e.get("special")) or c in named, **{k: bool(e[k]) for k in flags if k in e})
-        for c, e in missing.items()
-    ])  # fmt: skip
+    described = [{**e, "special": bool(e.get("special")) or c in named} for c, e in missing.items()]
     shown = ", ".join(map(repr, list(missing)[:3])) + (", …" if len(missing) > 3 else "")
-    return tokenizer.to_str().encode(), [
+    return with_added_tokens(data, described), [
         f"tokenizer.json lacks {len(missing)} token(s) that tokenizer_config.json declares ({shown}); "
         "they are added, as transformers does"
     ]

@@ -76,7 +76,7 @@ class Subject:
             inclusive=np.array(inclusive, bool),
             known=np.ones(1, bool),
         )
-        ends = self.encoder._reference_ends(data)
+        ends = self.encoder._reference.token_ends(data)
         tables = self.vocabulary.byte_lengths, self.vocabulary.pieces
         found, needed = segment_token_ends([data], encoded.ids, encoded.offsets, parts, tables, lambda _: ends)
         return found.tolist(), segment_counts(ends, parts.ends, parts.inclusive).tolist(), needed
