@@ -20,6 +20,8 @@ from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import Dataset, RowLocation, Shards
 from penstock.store.manifest import BuildLedger
 
+SMALL_IDS = 100  # in the vocabulary of every dataset
+
 
 class Piece(NamedTuple):
     """A run of tokens with one origin."""
@@ -115,9 +117,9 @@ class MemoryDataset(Dataset):
 
     @cached_property
     def tokenizer_json(self) -> bytes:
-        """One token per id."""
+        """One token per id, and small ids that only other members of a mixture may use."""
         ids = [self.shards.columns(shard).ids.max(initial=0) for shard in range(len(self.shards))]
-        words = {f"<{number}>": number for number in range(int(max(ids, default=0)) + 1)}
+        words = {f"<{number}>": number for number in range(max(int(max(ids, default=0)) + 1, SMALL_IDS))}
         model = {"type": "WordLevel", "vocab": words, "unk_token": "<0>"}
         return orjson.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
