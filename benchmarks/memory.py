@@ -71,10 +71,11 @@ def peaks(source: Path, tokenizer: Path, workers: int) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    """The child processes of a process."""
+    """The processes below a process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        return found + [below for child in found for below in children(child)]
     except OSError:  # it has just ended
         return []
 

@@ -32,7 +32,7 @@ from penstock.prepare.chat.json_rows import parse_row
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.recipe import Recipe, make_recipe
 from penstock.prepare.sources.discover import discover
-from penstock.prepare.sources.slices import Slice, identity
+from penstock.prepare.sources.slices import Slice
 from penstock.prepare.sources.source_set import SourceSet
 from penstock.prepare.tokenizer.files import load_tokenizer, tokenizer_of_object
 from penstock.ranks import launched
@@ -177,10 +177,8 @@ class Search:
         return rows
 
     def _bytes_total(self) -> int:
-        if not self.sources.is_whole:
-            return 0  # unknown until the slices of the split are
         plain = all(not f.kind.is_streamed for f in self.sources.files)
-        return sum(identity(f.path).size for f in self.sources.files) if plain else 0
+        return self.sources.size if plain else 0  # unknown until the slices are
 
     def find_slices(self) -> list[Slice]:
         """Returns all slices, reading the data if necessary, and settles the date. Encodes nothing."""

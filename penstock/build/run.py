@@ -166,7 +166,8 @@ class Builder:
         slices = chain((first,), found)
         del first  # frees its data
         cache.store_tokenizer(tokenizer_json)
-        runner = self._runner(Setup(recipe, cache, tokenizer_json, self.options.fast), in_process=in_process)
+        setup = Setup(recipe, cache, tokenizer_json, self.options.fast, search.sources.size)
+        runner = self._runner(setup, in_process=in_process)
         self._auto = AutoCheck(cache, search.model, self.options.tokenizer_as, plain=not recipe.templates)
         self._auto.start()
         files = search.sources.files

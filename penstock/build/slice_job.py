@@ -10,6 +10,7 @@ from functools import cached_property
 from penstock.build.progress import SliceReport
 from penstock.prepare.chat.notes import rows_to_runs
 from penstock.prepare.check import mismatches, sampled_rows
+from penstock.prepare.encode.encoder import SMALL_INPUT
 from penstock.prepare.encode.process_memory import resident_bytes
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
@@ -24,10 +25,15 @@ from penstock.store.shard import ShardMeta, encode_shard
 class SliceJob:
     """Prepares the shards of one recipe."""
 
-    def __init__(self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer_json: bytes, cache: Cache, *, fast: bool = True, size: int = 0
+    ) -> None:
+        """`size` is that of the sources; of large ones, no text has to wait for the fast encoder."""
         self._recipe, self._tokenizer_json, self._cache = recipe, tokenizer_json, cache
         self._columns = recipe.mapping.read_columns
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
+        if size > SMALL_INPUT:
+            self.pipeline.encoder.start_fast()
 
     def prepare(
         self, name: str, slice_: Slice, path: SourcePath, data: TextRows | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,29 +58,41 @@ def shards(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.glob("shards/*/*.arrow")}
 
 
-def worker_processes() -> list[int]:
-    """Returns the ids of this process's workers that have started to work."""
-    found = []
+def processes() -> dict[int, int]:
+    """Returns the fork servers and workers of all builds, and the parent of each."""
+    found = {}
     for folder in Path("/proc").iterdir():
         try:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             command = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if parent == str(os.getpid()) and b"penstock.build.workers.worker" in command:
-            found.append(int(folder.name))
+        if b"penstock.build.workers.worker" in command:
+            found[int(folder.name)] = int(parent)
     return found
 
 
+def fork_servers() -> list[int]:
+    """Returns the ids of this process's fork servers."""
+    return [pid for pid, parent in processes().items() if parent == os.getpid()]
+
+
+def worker_processes() -> list[int]:
+    """Returns the ids of the workers that these have forked."""
+    servers = fork_servers()
+    return [pid for pid, parent in processes().items() if parent in servers]
+
+
 @contextmanager
-def killer(pause: float) -> Iterator[None]:
-    """Kills every worker as soon as it appears."""
+def killer(pause: float, found: Callable[[], list[int]]) -> Iterator[None]:
+    """Kills every worker, or every fork server, as soon as it appears."""
     over = threading.Event()
 
     def kill() -> None:
         while not over.wait(pause):
-            for pid in worker_processes():
-                os.kill(pid, signal.SIGKILL)
+            for pid in found():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -106,8 +119,45 @@ def test_a_killed_worker_is_replaced(source: Path, tokenizer: Path, tmp_path: Pa
     assert shards(tmp_path / "two") == shards(tmp_path / "one")
 
 
-def test_the_error_names_the_slice_that_kills_workers(source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    with killer(0.02), pytest.raises(WorkerError, match=r"died twice on the same slice .*rows.jsonl, rows \d.*SIGKILL"):
+def test_workers_outlive_the_process_that_forked_them(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.slices_done == 2 and not killed:
+            killed.extend([*fork_servers(), worker_processes()[0]])
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    outcome = build(source, tokenizer, tmp_path / "two", 2, kill)
+    assert len(killed) == 2
+    assert outcome.progress.retries == 1
+    assert outcome.progress.rows == ROWS
+
+
+def test_each_worker_loads_its_engines_where_forking_is_unsafe(
+    source: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.platform = 'darwin'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started: list[int] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.slices_done == 2 and not started:
+            assert not worker_processes()
+            started.extend(fork_servers())
+
+    assert build(source, tokenizer, tmp_path / "two", 2, watch).progress.rows == ROWS
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("victims", [worker_processes, fork_servers])
+def test_the_error_names_the_slice_that_kills_workers(
+    source: Path, tokenizer: Path, tmp_path: Path, victims: Callable[[], list[int]]
+) -> None:
+    with (
+        killer(0.02, victims),
+        pytest.raises(WorkerError, match=r"died twice on the same slice .*rows.jsonl, rows \d.*SIGKILL"),
+    ):
         build(source, tokenizer, tmp_path / "cache", 2)
     assert build(source, tokenizer, tmp_path / "cache", 2).progress.rows == ROWS
 
@@ -174,20 +224,17 @@ def test_a_slice_is_freed_without_the_garbage_collector(tokenizer: Path) -> None
 
 
 def test_a_worker_whose_parent_has_stopped_prints_nothing() -> None:
-    """After another worker's error the parent closes the pipes; a second error then had no reader: a traceback."""
-    process = subprocess.Popen(
-        child.command("penstock.build.workers.worker"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=child.environment(),
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    """After a worker's error the parent closes the connections; a second error then had no reader: a traceback."""
+    ours, other = socket.socketpair()
+    with ours, other:
+        process = subprocess.Popen(
+            child.command("penstock.build.workers.worker"),
+            stdin=other,
+            stderr=subprocess.PIPE,
+            env=child.environment(),
+        )
+        ours.sendall(b'{"cache": ["/nowhere"], "recipe": {"tokenizer": "b3-' + b"0" * 64 + b'"}}\n')
     assert process.stderr is not None
-    process.stdout.close()
-    process.stdin.write(b'{"cache": ["/nowhere"], "recipe": {"tokenizer": "b3-' + b"0" * 64 + b'"}}\n')
-    process.stdin.close()
     assert process.stderr.read() == b""
     assert process.wait() == 0
     process.stderr.close()

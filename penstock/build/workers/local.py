@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from penstock.build.progress import SliceReport
-from penstock.build.workers.process import DiedError, Task, Worker, died_twice
+from penstock.build.workers.process import DiedError, ForkServer, Task, Worker, died_twice
 from penstock.build.workers.runner import OnReport, OnRetry, Setup
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class InProcess:
         from penstock.build.slice_job import SliceJob
 
         setup = self._setup
-        return SliceJob(setup.recipe, setup.tokenizer_json, setup.cache, fast=setup.fast)
+        return SliceJob(setup.recipe, setup.tokenizer_json, setup.cache, fast=setup.fast, size=setup.size)
 
     def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         """Runs all tasks."""
@@ -98,13 +98,29 @@ class InProcess:
 
 
 class WorkerProcesses:
-    """Runs slices in worker processes of this machine, each driven by a thread."""
+    """Runs slices in worker processes of this machine, each driven by a thread. Their engines load from now on."""
 
     nodes = 0
 
     def __init__(self, setup: Setup, workers: int) -> None:
-        self._setup = setup
+        self._setup = setup.to_json()
         self.workers = workers
+        self._lock = threading.Lock()
+        self._servers = [ForkServer(self._setup)]  # the last one is shared by all workers
+
+    def _start_worker(self) -> Worker:
+        with self._lock:
+            if not self._servers[-1].is_running:
+                self._servers.append(ForkServer(self._setup))
+            shared = self._servers[-1]
+        if (worker := shared.start_worker()) is not None:
+            return worker
+        own = ForkServer(self._setup)
+        with self._lock:
+            self._servers.insert(0, own)
+        worker = own.start_worker()
+        assert worker is not None
+        return worker
 
     def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         """Runs all tasks; the callbacks and the iterator are used under one lock."""
@@ -125,7 +141,7 @@ class WorkerProcesses:
 
         def drive() -> None:
             try:
-                with closing(_WorkerSlot(self._setup, report, retry)) as slot:
+                with closing(_WorkerSlot(self._start_worker, report, retry)) as slot:
                     while (task := next_task()) is not None:
                         slot.run(task)
                     slot.flush()
@@ -146,51 +162,52 @@ class WorkerProcesses:
             raise failures[0]
 
     def close(self) -> None:
-        """Nothing is left running: the workers end with each run."""
+        """Stops the servers; the workers end with each run."""
+        for server in self._servers:
+            server.close()
 
 
 class _WorkerSlot:
     """A worker process that is replaced when it dies; the replacement retries the unfinished slices once."""
 
-    def __init__(self, setup: Setup, on_report: OnReport, on_retry: OnRetry) -> None:
-        self._setup, self._on_report, self._on_retry = setup, on_report, on_retry
+    def __init__(self, start: Callable[[], Worker], on_report: OnReport, on_retry: OnRetry) -> None:
+        self._start, self._on_report, self._on_retry = start, on_report, on_retry
         self._worker: Worker | None = None
 
     def run(self, task: Task) -> None:
         """Runs a task. Its report may arrive only with the next task."""
-        self._worker = self._worker or self._start()
-        self._collect(self._worker.submit(task))
+        try:
+            self._worker = self._worker or self._start()
+            self._report(self._worker.submit(task))
+        except DiedError as death:
+            self._retry(death, [task] if self._worker is None else list(self._worker.pending))
 
     def flush(self) -> None:
         """Collects all outstanding reports."""
         if self._worker is not None:
-            self._collect(self._worker.flush())
+            try:
+                self._report(self._worker.flush())
+            except DiedError as death:
+                self._retry(death, list(self._worker.pending))
 
     def close(self) -> None:
+        """Stops the worker."""
         if self._worker is not None:
             self._worker.stop()
+            self._worker = None
 
-    def _start(self) -> Worker:
-        return Worker(self._setup.to_json())
+    def _report(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
+        for task, report in reports:
+            self._on_report(task, report)
 
-    def _collect(self, reports: Iterable[tuple[Task, SliceReport]]) -> None:
-        try:
-            for task, report in reports:
-                self._on_report(task, report)
-        except DiedError as death:
-            self._retry(death)
-
-    def _retry(self, death: DiedError) -> None:
-        assert self._worker is not None
-        pending = self._worker.pending  # empty if it died after its last report
-        self._worker.stop()
-        self._worker = None
+    def _retry(self, death: DiedError, pending: Sequence[Task]) -> None:
+        """Retries the slices of a dead worker, none if it died after its last report."""
+        self.close()
         if pending:
-            self._on_retry(list(pending), str(death))
+            self._on_retry(pending, str(death))
         for task in pending:  # one by one, to identify the slice that kills the worker
-            self._worker = self._worker or self._start()
             try:
-                for _, report in chain(self._worker.submit(task), self._worker.flush()):
-                    self._on_report(task, report)
+                self._worker = self._worker or self._start()
+                self._report(chain(self._worker.submit(task), self._worker.flush()))
             except DiedError as again:
                 raise died_twice(task, str(again)) from None

@@ -1,11 +1,19 @@
-"""Starts a worker process, sends it tasks, receives its reports, and detects how it died."""
+"""Starts worker processes, sends them tasks, receives their reports, and detects how they died.
+
+A *fork server* loads the engines once and forks the workers, which so share their memory and start within milliseconds.
+Where a process can't be forked safely (other systems than Linux, or an engine that has started threads), a server
+becomes a worker itself, and each worker has its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -23,8 +31,10 @@ from penstock.prepare.sources.slices import Slice
 ONE_THREAD = {  # variables that keep the engines of a worker to one thread
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow's allocator
     "MALLOC_ARENA_MAX": "2",
 }
+STOP_SECONDS = 2.0  # before a process that doesn't end by itself is killed
 OUT_OF_MEMORY = "out of memory, or of processes: use fewer --workers, or raise the limits (ulimit -v, ulimit -u)"
 
 
@@ -101,24 +111,96 @@ def reported_error(reply: Mapping[str, Any], where: str = "") -> PenstockError:
     return (kind if known and kind is not None else WorkerError)(f"{where}{reply['error']}")
 
 
-class Worker:
-    """One worker process and the pipe to it."""
+class ForkServer:
+    """The process that loads the engines and forks the workers. May be used by several threads."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.pending: deque[Task] = deque()  # sent, but not reported yet
+        self._lock = threading.Lock()
+        self._setup = orjson.dumps(setup) + b"\n"
+        self._forks: bool | None = None  # whether it forks workers or becomes one; None before it is ready
+        self._is_worker = False
+        self._control, other = socket.socketpair()
         # Ctrl-C reaches the whole process group. The parent handles it; a worker inherits the mask and exits without
         # a traceback when its input ends.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = subprocess.Popen(
-                child.command("penstock.build.workers.worker"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=child.environment(ONE_THREAD),
-            )
+            with other:
+                self._process = subprocess.Popen(
+                    child.command("penstock.build.workers.worker"),
+                    stdin=other.fileno(),
+                    env=child.environment(ONE_THREAD),
+                )
+        except BaseException:
+            self._control.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._first = orjson.dumps(setup) + b"\n"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def start_worker(self) -> Worker | None:
+        """Starts a worker, once the engines are loaded; None if the server has become one.
+
+        Raises DiedError, or the error that loading the engines raised.
+        """
+        ours, other = socket.socketpair()
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
+            with self._lock, other:
+                if self._forks is None:
+                    self._forks = bool(self._ask(self._setup)["forks"])
+                if self._is_worker:
+                    return None
+                self._is_worker = not self._forks
+                pid = int(self._ask(b"start\n", other.fileno())["pid"])
+            undo.pop_all()
+            return Worker(self, ours, pid)
+
+    def how_ended(self, pid: int) -> str:
+        """How a worker ended; it must have closed its connection."""
+        if pid != self._process.pid:
+            with self._lock:
+                try:
+                    return _how(int(self._ask(b"wait %d\n" % pid)["code"]))
+                except DiedError:
+                    return "it ended, and so did the process that had started it"
+        return _how(self._process.wait())
+
+    def close(self) -> None:
+        """Stops the process. A healthy one exits by itself when its input is closed."""
+        self._control.close()
+        try:
+            self._process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: bytes, handle: int | None = None) -> dict[str, Any]:
+        try:
+            if handle is None:
+                self._control.sendall(request)
+            else:
+                socket.send_fds(self._control, [request], [handle])
+            reply = b""
+            while not reply.endswith(b"\n"):
+                if not (part := self._control.recv(1 << 16)):
+                    raise DiedError(_how(self._process.wait()))
+                reply += part
+        except (BrokenPipeError, ConnectionResetError):
+            raise DiedError(_how(self._process.wait())) from None
+        return _checked(reply)
+
+
+class Worker:
+    """One worker process and the connection to it."""
+
+    def __init__(self, server: ForkServer, connection: socket.socket, pid: int) -> None:
+        self.pending: deque[Task] = deque()  # sent, but not reported yet
+        self._server, self._connection, self._pid = server, connection, pid
+        self._stream = connection.makefile("rwb")
 
     def submit(self, task: Task) -> Iterator[tuple[Task, SliceReport]]:
         """Sends a task. Yields reports until the worker is ready for the next task: usually the previous one's."""
@@ -134,45 +216,41 @@ class Worker:
 
     def _request(self, request: bytes) -> Iterator[tuple[Task, SliceReport]]:
         try:
-            self._send(self._first + request)
-            self._first = b""
+            self._stream.write(request)
+            self._stream.flush()
             while "report" in (reply := self._receive()):
                 yield self.pending.popleft(), SliceReport(**reply["report"])
         except (BrokenPipeError, ConnectionResetError):
-            raise DiedError(self._how()) from None
-
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+            raise DiedError(self._server.how_ended(self._pid)) from None
 
     def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._stream.readline()
         if not line.endswith(b"\n"):
-            raise DiedError(self._how())
-        reply: dict[str, Any] = orjson.loads(line)
-        if "error" in reply:
-            raise reported_error(reply)
-        return reply
-
-    def _how(self) -> str:
-        code = self._process.wait()
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
-        return f"exit code {code}"
+            raise DiedError(self._server.how_ended(self._pid))
+        return _checked(line)
 
     def stop(self) -> None:
-        """Stops the process. A healthy worker exits by itself when its input is closed."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue  # the other end is closed already
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Stops the process. A healthy worker exits by itself when its input ends."""
+        with contextlib.suppress(OSError), self._connection, self._stream:  # the other end may be closed already
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(STOP_SECONDS)
+            try:
+                while self._connection.recv(1 << 16):
+                    pass
+            except TimeoutError:
+                os.kill(self._pid, signal.SIGKILL)
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """A reply, unless it is an error."""
+    reply: dict[str, Any] = orjson.loads(line)
+    if "error" in reply:
+        raise reported_error(reply)
+    return reply
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+    return f"exit code {code}"

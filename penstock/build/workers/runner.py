@@ -32,10 +32,11 @@ class Setup:
     cache: Cache
     tokenizer_json: bytes
     fast: bool
+    size: int = 0  # of the sources on disk; 0 if only some of their rows are taken
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings as they are sent to a worker, which finds the tokenizer in the cache."""
-        return {"recipe": self.recipe.as_json(), "cache": list(self.cache.place), "fast": self.fast}
+        return {"recipe": self.recipe.as_json(), "cache": list(self.cache.place), "fast": self.fast, "size": self.size}
 
 
 class SliceRunner(Protocol):

@@ -194,6 +194,11 @@ class Encoder:
 
     # -- the fast engine ------------------------------------------------------------------------------------------
 
+    def start_fast(self) -> None:
+        """Start a fast engine now, rather than after `SMALL_INPUT` bytes."""
+        if self._fast is None and not self.why_reference:
+            self.why_reference = self._start_fast()
+
     def _start_fast(self) -> str:
         """Start the first fast engine that passes its trial; returns why there is none, or ''."""
         reasons: list[str] = []
@@ -252,7 +257,7 @@ class Encoder:
             self._seen += sum(map(len, texts))
             if self._seen < SMALL_INPUT:
                 return self.reference(texts, Counter({"the input is too small to start the fast engine": len(texts)}))
-            self.why_reference = self._start_fast()
+            self.start_fast()
         if self.why_reference:
             return self.reference(texts, Counter({self.why_reference: len(texts)}))
         assert self._fast is not None

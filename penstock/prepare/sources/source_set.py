@@ -14,7 +14,7 @@ from itertools import chain
 
 from penstock.errors import SourceError
 from penstock.prepare.sources.reading import KeepData, head, scan, trim
-from penstock.prepare.sources.slices import MAX_ROW_BYTES, Columns, Slice, SourceFile
+from penstock.prepare.sources.slices import MAX_ROW_BYTES, Columns, Slice, SourceFile, identity
 
 # ---- splits ----------------------------------------------------------------------------------------------------------
 #
@@ -121,6 +121,11 @@ class SourceSet:
     def is_whole(self) -> bool:
         """Is every row of the files selected?"""
         return self.split is None and self.limit is None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files; 0 if only some of their rows are selected."""
+        return sum(identity(file.path).size for file in self.files) if self.is_whole else 0
 
     def slices(
         self,
