@@ -29,7 +29,6 @@ import orjson
 
 from penstock.errors import TokenizerError
 from penstock.prepare.tokenizer.files import VOCABULARY_FILES
-from penstock.prepare.tokenizer.reference import backend
 
 PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Files beside tokenizer.json that AutoTokenizer may look at.
@@ -146,6 +145,8 @@ def _compare_folder(folder: Path, tokenizer_json: bytes) -> Comparison:
         auto = _load_auto_tokenizer(folder)
     except TokenizerError as error:
         return Comparison(f"AutoTokenizer of transformers {version('transformers')}", not_compared=str(error))
+    from penstock.prepare.tokenizer.reference import backend
+
     ours, theirs = backend(tokenizer_json), auto.backend_tokenizer
     for one in (ours, theirs):
         one.no_truncation()

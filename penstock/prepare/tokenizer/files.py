@@ -18,7 +18,6 @@ import orjson
 from penstock.addresses import local_path
 from penstock.errors import TemplateError, TokenizerError
 from penstock.prepare.tokenizer.limits import check_content
-from penstock.prepare.tokenizer.reference import with_added_tokens
 from penstock.transient import retry_transient
 
 VOCABULARY_FILES = (
@@ -244,6 +243,8 @@ def _completed(data: bytes, config: Mapping[str, Any], tokens: Mapping[str, str]
     named = set(tokens.values())
     described = [{**e, "special": bool(e.get("special")) or c in named} for c, e in missing.items()]
     shown = ", ".join(map(repr, list(missing)[:3])) + (", …" if len(missing) > 3 else "")
+    from penstock.prepare.tokenizer.reference import with_added_tokens
+
     return with_added_tokens(data, described), [
         f"tokenizer.json lacks {len(missing)} token(s) that tokenizer_config.json declares ({shown}); "
         "they are added, as transformers does"
