@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from penstock.native import RowFlag, RowStatus
 from penstock.prepare.chat.conversation import Role
+from penstock.prepare.template.bytecode import Starred, Takes
 from penstock.prepare.template.compiler import Reading
-from penstock.prepare.template.expressions import AttributeOf
+from penstock.prepare.template.names import AttributeOf
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn, TurnState
 from penstock.prepare.tokenizer.vocabulary import PieceKind, Rule
@@ -24,6 +25,8 @@ SHARED = {
     "TAG": TagColumn,
     "READ": Reading,
     "OF": AttributeOf,
+    "TAKES": Takes,
+    "STARRED": Starred,
     "RULE": Rule,
     "TOKEN": PieceKind,
 }

@@ -49,8 +49,13 @@ def damaged(program: list[Any], rnd: random.Random) -> list[Any]:
             case 8 if constants:
                 constants[rnd.randrange(len(constants))] = rnd.choice((0, -1, 1.5, None, "", "x", [], ["a"], ..., {}))
             case _ if macros:
-                entry, arguments, own, names = rnd.choice(macros)
-                macros[rnd.randrange(len(macros))] = (entry, arguments, max(0, own + rnd.choice((-1, 0, 9))), names)
+                entry, arguments, own, parent, takes, names = rnd.choice(macros)
+                own, parent, takes = (
+                    max(0, own + rnd.choice((-1, 0, 9))),
+                    parent + rnd.choice((-1, 0, 1)),
+                    takes ^ rnd.choice((0, 1, 4)),
+                )
+                macros[rnd.randrange(len(macros))] = (entry, arguments, own, parent, takes, names)
             case _:
                 slots = max(0, slots - 1)
         if not words:

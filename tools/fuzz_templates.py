@@ -78,6 +78,48 @@ _WILD: Final = (
 )  # fmt: skip
 
 
+# Statements with other statements in them. BODY may use NAME.
+_CONTROL: Final = (
+    "{% for NAME in [v, [w, ['a', []]], EXPR_l] recursive %}{{ loop.depth }}BODY{% if NAME is iterable and NAME is not string and loop.depth < 5 %}({{ loop(NAME) }}){% endif %}{% endfor %}",
+    "{% for NAME in messages recursive %}<BODY{% if loop.depth0 < 1 %}{{ loop(messages[1:2]) }}{% endif %}>{% else %}ELSE{% endfor %}",
+    "{% for NAME in messages if EXPR_c recursive %}{{ NAME.content }}{% if loop.first and loop.depth < 3 %}{{ loop([messages[0]]) ~ '.' }}{% endif %}{% endfor %}",
+    "{% call CALLED(EXPR_e) %}BODY{% endcall %}",
+    "{% call(NAME, r=EXPR_e) CALLED(EXPR_t, q=EXPR_e) %}{{ NAME }}{{ r }}BODY{% endcall %}",
+    "{% call CALLED(*EXPR_l) %}{{ w }}{% endcall %}",
+    "{% with NAME = EXPR_e, other = EXPR_t %}BODY{{ other }}{% endwith %}",
+    "{% macro NAME(z, y=z) %}{{ z }}BODY{{ y }}{% endmacro %}{{ NAME(EXPR_e) }}{{ NAME(EXPR_t, EXPR_t) ~ 'm' }}",
+    "{% macro NAME() %}{% macro inner(z) %}{{ z }}{{ varargs }}{{ kwargs }}{{ w }}{% endmacro %}{{ inner(EXPR_e, EXPR_t, k=EXPR_e) }}{{ inner(*EXPR_l) }}{% endmacro %}{{ NAME() }}",
+    "{% set nx = namespace(f=CALLED, n=0) %}{{ nx.f(EXPR_t) }}{{ {'k': nx.f}.k(*[EXPR_e], **{'q': EXPR_t}) }}",
+    "{% set NAME, (other, third) = EXPR_t, (EXPR_e, EXPR_l) %}{{ NAME }}{{ other }}{{ third }}",
+    "{% set nx = namespace({'n': EXPR_e}, k=EXPR_t) %}{% set nx.n, nx.k = nx.k, nx.n %}{{ nx.n }}{{ nx['k'] }}{% set nx.k %}{{ EXPR_t }}{% endset %}{{ nx.k }}",
+    "{% for NAME in messages if CALLED(NAME.role) %}BODY{% endfor %}",
+    "{% for NAME in messages if CALLED(NAME.role) != ns.a %}{{ loop.index }}BODY{% endfor %}",
+    "{% set nx = namespace(n=0) %}{% for NAME in messages if nx.n < 2 %}{% set nx.n = nx.n + 1 %}{{ NAME.content }}{% if EXPR_c %}{% continue %}{% endif %}BODY{% else %}ELSE{% endfor %}",
+    "{% for i in range(messages|length) if messages[i].role != 'system' %}{{ messages[i].content }}{% else %}ELSE{% endfor %}",
+    "{% if EXPR_c %}{{ EXPR_e|pprint }}{% else %}BODY{% endif %}",
+    "{% if EXPR_c %}BODY{% autoescape true %}{{ EXPR_t }}{% endautoescape %}{% endif %}",
+    "{{ EXPR_n < EXPR_n <= EXPR_n }}{{ (EXPR_t == EXPR_t) in [EXPR_c] }}",
+)  # fmt: skip
+_OF_LOOPS: Final = (
+    "{{ loop.cycle(w, 'b', messages[0].content) }}",
+    "{{ loop.changed(v) }}",
+    "{{ loop.changed(loop.index // 2, w) }}",
+    "{{ loop.depth }}{{ loop.nope }}{{ loop['index'] }}",
+    "{% set ns.b = loop.index0 %}",
+    "{% if loop.last %}{% break %}{% endif %}",
+    "{% if loop.index is odd %}{% continue %}{% endif %}",
+)
+_IN_MACROS: Final = (
+    "{{ caller() if caller }}",
+    "{{ caller(p) if caller }}",
+    "{% if caller %}{% set z = caller(q, r='k') %}{{ z }}{% endif %}",
+    "{{ varargs|join('+') }}",
+    "{{ kwargs }}{{ varargs }}",
+    "{% for k in kwargs %}{{ k }}{% endfor %}",
+    "{% macro g(z) %}{{ z }}{{ p }}{{ q }}{% endmacro %}{{ g(1) }}{{ g(p) ~ 'g' }}",
+)
+
+
 class TemplateGenerator:
     """Generates random templates. Most render on most conversations; some don't even compile."""
 
@@ -114,7 +156,10 @@ class TemplateGenerator:
         names, messages, loops = self._names, self._messages, self._loops
         self._names, self._messages, self._loops = ["p", "q"], [], 0
         default = self.expression("e", 1)
+        if self._rnd.random() < 0.2:
+            default = self._rnd.choice(("p", "p ~ 1", "q", "nope"))
         body = "".join(self.statement(1) for _ in range(self._rnd.randrange(1, 3)))
+        body += self._rnd.choice(("", "", *_IN_MACROS))
         self._names, self._messages, self._loops = names, messages, loops
         self._macros += 1
         return "{% macro f" + str(self._macros - 1) + "(p, q=" + default + ") %}" + body + "{% endmacro %}"
@@ -124,6 +169,8 @@ class TemplateGenerator:
         kind = rnd.random() if depth else rnd.random() * 0.42
         self._number += 1
         name = f"x{self._number}"
+        if depth and rnd.random() < 0.2:
+            return self._control(name, depth - 1)
         if kind < 0.06:
             return rnd.choice(("\n", "text ", "<|im_end|>", "é", "  \n  "))
         if kind < 0.42:
@@ -167,6 +214,27 @@ class TemplateGenerator:
             else "{{ " + called + ", q=" + self.expression("t", 1) + ") ~ w }}"
         )
 
+    def _control(self, name: str, depth: int) -> str:
+        """Blocks that define functions, recursive loops, `with`, and what is not compiled."""
+        rnd = self._rnd
+        form = rnd.choice(_CONTROL)
+        if "CALLED" in form and not self._macros:
+            return "{{ w }}"
+        if "{" in form and rnd.random() < 0.5 and self._loops:
+            form += rnd.choice(_OF_LOOPS)
+        names, loops = self._names, self._loops
+        if "recursive" in form or "call" in form:
+            self._loops = 0  # their bodies are functions, which `break` can't leave
+        self._names = [*names, name]
+        made = form.replace("BODY", self.statement(depth) + self.statement(depth))
+        self._names, self._loops = names, loops
+        made = (
+            made.replace("ELSE", self.statement(0))
+            .replace("NAME", name)
+            .replace("CALLED", f"f{rnd.randrange(self._macros or 1)}")
+        )
+        return re.sub(r"EXPR_([a-z])", lambda found: self.expression(found[1], 1), made)
+
     def _loop(self, name: str, depth: int) -> str:
         over = self._rnd.choice(("messages", "messages", "messages[1:]", "range(messages|length)", "l", "l", "d"))
         items = self.expression(over, 2) if over in "ld" else over
@@ -181,6 +249,8 @@ class TemplateGenerator:
             body = "{{ messages[" + name + "].content }}" + self._inside(f"messages[{name}]", depth - 1, True)
         else:
             body = self._inside(name, depth - 1, over.startswith("messages"))
+        body += self._rnd.choice(("", "", "", *_OF_LOOPS))
+        body += "{% else %}" + self.statement(depth - 1) if self._rnd.random() < 0.15 else ""
         return "{% for " + target + " in " + items + test + " %}" + body + "{% endfor %}"
 
     def expression(self, kind: str, depth: int) -> str:

@@ -31,7 +31,7 @@ from tools.mutations import MUTATIONS, PIPELINE
 ROOT = Path(__file__).parent.parent
 _MACHINE = "tests/prepare/template/test_machine.py"
 STAGES = (  # files of tests, and which of them
-    *((_MACHINE, "not trl"), (_MACHINE, "trl")),
+    *((_MACHINE, "not trl"), ("tests/prepare/template/test_control.py", ""), (_MACHINE, "trl")),
     *(("tests/prepare/template/test_special_text.py", ""), ("tests/prepare/template/test_rows.py", "")),
     ("tests/native/test_characters.py", ""),
 )

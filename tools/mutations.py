@@ -78,7 +78,12 @@ FILTERS: Final = (
 OPERATIONS: Final = (
     ("if (i) put_traced(m, separator.s, separator.size);", "if (i > 1) put_traced(m, separator.s, separator.size);"),
     ('IS(name, "last")) return of_bool(it->i == it->n);', 'IS(name, "last")) return of_bool(it->i + 1 == it->n);'),
-    ("undefined() : it->v[i - 1];", "undefined() : it->v[i];"),
+    ("it->tests ? it->previous : it->v[i - 1];", "it->v[i - 1];"),
+    ("    if (it->testing) { /* jinja2", "    if (false) { /* jinja2"),
+    (
+        "if (m->guards) give_up(m, \"a loop's filter that reads a namespace",
+        "if (false) give_up(m, \"a loop's filter that reads a namespace",
+    ),
     ('IS(name, "revindex0")) return of_int(it->n - i - 1);', 'IS(name, "revindex0")) return of_int(it->n - i);'),
     ("        if (methods & OF_DICT) return method_value(m, v, name);\n        found", "        found"),
     ("return methods & OF_DICT ? method_value(m, v, name) : undefined();", "return undefined();"),
@@ -116,7 +121,6 @@ INTERPRETER: Final = (
     ("a.i / b.i - (result < 0)", "a.i / b.i"),
     ("result < 0 ? result + b.i : result", "result"),
     ("of_int(low + i * by)", "of_int(low + i)"),
-    ("        int k = n;\n", "        int k = 0;\n"),
     ("const Value key = a[2 * i];", "const Value key = a[2 * (n - 1 - i)];"),
     ("return q ? of_string(p, (size_t)(q - p)) : s;", "return s;"),
     (
@@ -135,13 +139,41 @@ INTERPRETER: Final = (
         "for (int i = n - 1; i >= 0; i--) put_traced(m, a[i].s, a[i].size);",
     ),
     ("        m->lost = true;\n        return;", "        return;"),
+    ("while (hops--) at = m->calls[at].outer;", "while (hops-- > 1) at = m->calls[at].outer;"),
+    ("CASE(LOOP_DONE): m->loops[m->loop_count - 1].done = true; break;", "CASE(LOOP_DONE): break;"),
+    ("it->depth = m->calls[it->call].depth;", ""),
+    ("else if (call.op == OP_CALL_PRINT)", "else"),
+    ('if (sp[-1].tag == UNDEFINED) give_up(m, "a macro that reads', 'if (false) give_up(m, "a macro that reads'),
+    ("it->previous = it->current;", ""),
+    ("it->is_owned = it->message >= 0;", "it->is_owned = true;"),
+    (
+        "set_key(m, made.dict, e.key, e.value);",
+        "if (!find_key(made.dict, e.key)) set_key(m, made.dict, e.key, e.value);",
+    ),
+)
+CALLS: Final = (
+    ("        int k = n;\n", "        int k = 0;\n"),
+    ("m->calls[outer].serial != v.size", "false"),
+    ("call->outer, it->depth + 1}", "call->outer, it->depth}"),
+    ("if (look_up(m, named, name)) give_up(m,", "if (false) give_up(m,"),
+    (
+        "caller.tag == MISSING || caller.tag == NONE ? undefined() : caller",
+        "caller.tag == MISSING ? undefined() : caller",
+    ),
+    ("places.list->v + wanted", "places.list->v"),
+    ("it->changed = kept.list;", ""),
+    ("return a[(it->index - 1) % n];", "return a[it->index % n];"),
+    ("is_same = equal(m, it->changed->v[i], a[i], 0);", "is_same = true;"),
 )
 VERIFY: Final = (
     ("return state->depth == depth && state->block == block", "return state->block == block"),
-    ("(to > from || op_at(w, to) == OP_LOOP_NEXT) && reach", "reach"),
+    ("(to > from || takes_item(op_at(w, to))) && reach", "reach"),
     ("if (w->states[at].depth < popped) return false;", ""),
     ("if (op_at(w, inner) != begun) return false;", "if (inner < 0) return false;"),
     ("return w->macro >= 0 && i < p->macros[w->macro].locals;", "return true;"),
+    ("return macro >= 0 && slot < w->p->macros[macro].locals;", "return macro >= 0;"),
+    ("i < p->macro_count && p->macros[i].parent == w->macro;", "i < p->macro_count;"),
+    ("macro->locals - taken(macro->takes)", "macro->locals"),
 )
 PROVENANCE: Final = (
     ("        copy_one(m, 0, n, message, false, to);\n        return;", "        return;"),
@@ -185,7 +217,7 @@ ROWS: Final = (
 )  # fmt: skip
 SHOWN: Final = (
     ("if (occurrences(m, text, name) >= times) return true;", "if (occurrences(m, text, name) >= 1) return true;"),
-    ("if (content->tag == STRING) check_text(m, message, *content);", ""),
+    ("is_list ? content->list->v[i] : *content;", "is_list ? content->list->v[i] : none();"),
     ("message->flags |= MESSAGE_KEY_DROPPED;", ";"),
     ("message.where = message.is_answer ? &own : &whole;", "message.where = &whole;"),
 )  # fmt: skip
@@ -201,7 +233,7 @@ PROGRAM: Final = (
     ("[SPAN_END] = (int32_t)(p.end - m->text_start)", "[SPAN_END] = (int32_t)(p.end - p.start)"),
 )
 COMPILER: Final = (
-    ('        for target in frame.symbols.loads:\n            self.code.variable("CLEAR", target)\n', "        pass\n"),
+    ('            self.code.variable("CLEAR", target)\n            if action', "            if action"),
     (
         "            self._body(branch.body, frame)\n            self.code.jump(end)\n",
         "            self._body(branch.body, frame)\n",
@@ -209,8 +241,16 @@ COMPILER: Final = (
     ("if -at <= len(node.defaults):", "if -at < len(node.defaults):"),
     ("self._loops.append((again, end))", "self._loops.append((end, end))"),
     ("if name in self.variables:\n            value = self.variables[name]", "if False:\n            value = None"),
-    ("if any(map(_may_change_namespaces, node.body)):", "if False:"),
+    ("if calls(node.test) or any(body.find(nodes.NSRef)", "if any(body.find(nodes.NSRef)"),
+    ("node.recursive or looks_ahead(node) or", "node.recursive or"),
+    ("self.code.scopes[-1].ended.add(target)", "pass"),
+    ("self.missing = {frame.symbols.ref(later.name) for later in node.args[index:]}", "self.missing = set()"),
     ("loops, self._loops = self._loops, []  #", "loops = self._loops  #"),
+)
+NAMES: Final = (
+    ("    (AttributeOf.DICT, dict),\n", ""),
+    ('return not name.startswith("_") and not attribute_bits(name)', "return False"),
+    ("        return True  # another loop's\n", "        pass\n"),
 )
 EXPRESSIONS: Final = (
     ("int(number == -1)", "int(number == 0)"),
@@ -219,7 +259,6 @@ EXPRESSIONS: Final = (
         '"JUMP_FALSE_KEEP" if isinstance(node, nodes.And) else "JUMP_TRUE_KEEP"',
         '"JUMP_TRUE_KEEP" if isinstance(node, nodes.And) else "JUMP_FALSE_KEEP"',
     ),
-    ("    (AttributeOf.DICT, dict),\n", ""),
     ('            if op == "notin":\n                self.code.op("NOT")\n', ""),
     ('self.code.branch("JUMP_TRUE", otherwise)', 'self.code.branch("JUMP_FALSE", otherwise)'),
     ('or "," in node.value:', "or False:"),
@@ -254,6 +293,7 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}operations.c", OPERATIONS),
         (f"{_NATIVE}values.c", VALUES),
         (f"{_NATIVE}interpreter.c", INTERPRETER),
+        (f"{_NATIVE}calls.c", CALLS),
         (f"{_NATIVE}verify.c", VERIFY),
         (f"{_NATIVE}provenance.c", PROVENANCE),
         (f"{_NATIVE}rows.c", ROWS),
@@ -262,6 +302,7 @@ MUTATIONS: Final = tuple(
         (f"{_NATIVE}align.c", ALIGN),
         ("penstock/prepare/template/compiler.py", COMPILER),
         ("penstock/prepare/template/expressions.py", EXPRESSIONS),
+        ("penstock/prepare/template/names.py", NAMES),
     )
     for old, new in table
 )

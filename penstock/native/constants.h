@@ -92,7 +92,7 @@ enum {
     READ_ANSWER = 2,
 };
 
-/* penstock.prepare.template.expressions.AttributeOf */
+/* penstock.prepare.template.names.AttributeOf */
 enum {
     OF_STRING = 1,
     OF_LIST = 2,
@@ -100,6 +100,19 @@ enum {
     OF_INT = 8,
     OF_FLOAT = 16,
     OF_TUPLE = 32,
+};
+
+/* penstock.prepare.template.bytecode.Takes */
+enum {
+    TAKES_CALLER = 1,
+    TAKES_KWARGS = 2,
+    TAKES_VARARGS = 4,
+};
+
+/* penstock.prepare.template.bytecode.Starred */
+enum {
+    STARRED_LIST = 1,
+    STARRED_DICT = 2,
 };
 
 /* penstock.prepare.tokenizer.vocabulary.Rule */

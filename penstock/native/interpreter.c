@@ -22,23 +22,45 @@ static void end_iteration(Machine *m, Iteration *it) {
 static void begin_loop(Machine *m, Value over) {
     const Value list = iterate(m, over);
     if (m->loop_count >= MAX_LOOPS) give_up(m, "loops nested too deeply");
-    m->loops[m->loop_count++] = (Iteration){
-        .v = list.list->v, .n = list.list->n, .serial = ++m->serial, .captures = m->capture_count, .message = -1};
+    m->loops[m->loop_count++] = (Iteration){.v = list.list->v,
+                                            .n = list.list->n,
+                                            .serial = ++m->serial,
+                                            .captures = m->capture_count,
+                                            .call = -1,
+                                            .message = -1};
 }
 
-static bool next_item(Machine *m, Value *item) {
-    Iteration *it = &m->loops[m->loop_count - 1];
+static bool take_item(Machine *m, Iteration *it, Value *item) {
     end_iteration(m, it);
     if (it->i >= it->n) return false;
     step(m);
     *item = it->v[it->i++];
+    return true;
+}
+
+static void begin_iteration(Machine *m, Iteration *it, Value item) {
+    it->index++;
     it->start = m->out.n;
     it->span = m->spans.n;
-    if (item->tag == DICT && item->dict->message >= 0) {
-        it->message = item->dict->message;
+    if (item.tag == DICT && item.dict->message >= 0) {
+        it->message = item.dict->message;
         m->open_messages++;
     }
-    return true;
+}
+
+/* Take an item to test it; `accept_item` begins its iteration. */
+static bool take_to_test(Machine *m, Iteration *it, Value *item) {
+    if (!it->testing) it->is_owned = it->message >= 0;
+    it->tests = it->testing = true;
+    return take_item(m, it, item);
+}
+
+static void accept_item(Machine *m, Iteration *it) {
+    if (!it->testing || !it->i) give_up(m, "an item of a loop's filter");
+    it->testing = false;
+    it->previous = it->current;
+    it->current = it->v[it->i - 1];
+    begin_iteration(m, it, it->current);
 }
 
 static void end_loop(Machine *m) {
@@ -51,6 +73,7 @@ static void end_loop(Machine *m) {
 static Value end_filter(Machine *m) { /* the items that a loop's filter accepted */
     const Iteration *it = &m->loops[m->loop_count - 1];
     const Value kept = of_list(m, it->kept_count, GENERATOR);
+    m->guards -= it->guarded;
     if (it->kept_count) memcpy(kept.list->v, it->kept, it->kept_count * sizeof(Value));
     end_loop(m);
     return kept;
@@ -133,20 +156,12 @@ static void end_generation(Machine *m) {
     own[TAG_END] = (int32_t)(m->out.n - m->text_start);
 }
 
-/* ---- macros */
+/* ---- variables of macros around this one */
 
-/* The arguments of a call become the macro's first locals; omitted ones are MISSING. */
-static void pass_arguments(Machine *m, const Macro *macro, Value *locals, const Value *a, int n, int named,
-                           const List *names) {
-    if (n > macro->arguments) give_up(m, "too many arguments of a macro");
-    for (int i = 0; i < macro->locals; i++) locals[i] = of_tag(i < macro->arguments ? MISSING : UNDEFINED);
-    for (int i = 0; i < n; i++) locals[i] = a[i];
-    for (int i = 0; i < named; i++) {
-        int k = n;
-        while (k < macro->arguments && compare_text(names->v[i], macro->names[k])) k++;
-        if (k == macro->arguments) give_up(m, "an unknown argument of a macro");
-        locals[k] = a[n + i];
-    }
+static Value load_outer(const Machine *m, int32_t hops, int32_t slot) {
+    int32_t at = m->call_count - 1;
+    while (hops--) at = m->calls[at].outer;
+    return m->calls[at].own[slot];
 }
 
 /* ---- numbers */
@@ -211,6 +226,24 @@ static Value make_dict(Machine *m, const Value *a, int n, Tag tag) {
     return made;
 }
 
+/* namespace(object, name=…), or namespace(name=…, **object). */
+static Value make_namespace(Machine *m, const Value *a, int n, int spread) {
+    if (!spread) return make_dict(m, a, n, NAMESPACE);
+    const Value more = spread == STARRED_LIST ? a[0] : a[2 * n];
+    if (more.tag != DICT || spread == (STARRED_LIST | STARRED_DICT)) give_up(m, "a namespace of other values");
+    const Value own = make_dict(m, a + (spread == STARRED_LIST), n, DICT);
+    const Value made = of_dict(m, more.dict->n + (uint32_t)n + 8);
+    const Dict *const first = spread == STARRED_LIST ? more.dict : own.dict;
+    const Dict *const second = spread == STARRED_LIST ? own.dict : more.dict;
+    for (uint32_t i = 0; i < first->n + second->n; i++) {
+        const Entry e = i < first->n ? first->e[i] : second->e[i - first->n];
+        if (e.key.tag != STRING || (e.key.size && e.key.s[0] == '_')) give_up(m, "an underscore attribute");
+        if (spread == STARRED_DICT && look_up(m, made.dict, e.key)) give_up(m, "an argument that is given twice");
+        set_key(m, made.dict, e.key, e.value);
+    }
+    return (Value){.tag = NAMESPACE, .dict = made.dict};
+}
+
 /* text.split(separator)[0] or [-1], without the list. */
 static Value split_at(Machine *m, Value s, Value separator, bool is_last) {
     if (s.tag != STRING || s.markup) give_up(m, "split of another type");
@@ -231,6 +264,7 @@ static Value variable(Machine *m, const Dict *variables, Value name, Value other
 }
 
 static _Noreturn void refuse(Machine *m, Value words) {
+    if (m->guards) give_up(m, "an error in a loop's filter");
     if (words.tag != STRING || words.markup || memchr(words.s, 0, words.size)) give_up(m, "an error that is not text");
     m->refusal = words;
     m->refused = true;
@@ -263,7 +297,7 @@ static inline bool branch(Machine *m, int32_t number, bool taken) {
     } while (0)
 
 void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables) {
-    Value *sp = m->stack, *const limit = m->stack + MAX_STACK, *locals = m->stack, *const globals = m->globals;
+    Value *sp = m->stack, *locals = m->stack, *const globals = m->globals;
     const Value *const k = p->constants;
     const int32_t *pc = p->code;
     for (int i = 0; i < p->global_count; i++) globals[i] = undefined();
@@ -309,31 +343,40 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
         CASE(TEST): sp -= pc[1]; sp[-1] = of_bool(run_test(m, sp[-1], pc[0], sp, pc[1])); pc += 2; break;
 
         CASE(CALL):
-        CASE(CALL_PRINT): {
-            const int n = pc[0], named = pc[1];
-            Value *callee = sp - n - named - 1;
-            if (callee->tag != MACRO) give_up(m, "a call of something else than a macro");
-            const Macro *macro = &p->macros[callee->i];
-            if (m->call_count >= MAX_CALLS || limit - sp < macro->locals + macro->depth) give_up(m, "calls nested too deeply");
-            step(m);
-            charge(m, 4 * (size_t)macro->size);
-            pass_arguments(m, macro, sp, callee + 1, n, named, k[pc[2]].list);
-            m->calls[m->call_count++] = (Call){pc + 3, locals, callee, op == OP_CALL_PRINT, m->out.n, m->spans.n};
+        CASE(CALL_PRINT):
+        CASE(CALL_BLOCK): {
+            const int32_t *const a = pc;
+            Value *const callee = sp - CALL_SIZE;
+            pc += 4;
+            if (callee->tag == LOOP_METHOD) {
+                sp = callee;
+                PUSH(call_loop_method(m, *callee, callee + 1, a));
+                if (op != OP_CALL) sp--, print_concat(m, sp, 1);
+                break;
+            }
+            Call *const call = begin_call(m, p, callee, a, sp);
+            call->back = pc, call->locals = locals, call->stack = callee, call->op = op;
             if (op == OP_CALL) begin_capture(m);
             locals = sp;
-            sp += macro->locals;
-            pc = p->code + macro->entry;
+            sp += call->macro->locals;
+            pc = p->code + call->macro->entry;
             break;
         }
+        CASE(MACRO): PUSH(make_macro(m, *pc++)); break;
+        CASE(LOAD_OUTER): PUSH(load_outer(m, pc[0], pc[1])); pc += 2; break;
+        CASE(LOAD_ARGUMENT): PUSH(locals[*pc].tag == MISSING ? undefined() : locals[*pc]); pc++; break;
+        CASE(IN_SCOPE):
+            if (sp[-1].tag == UNDEFINED) give_up(m, "a macro that reads a variable of a block that has ended");
+            break;
         CASE(RETURN): {
             const Call call = m->calls[--m->call_count];
             pc = call.back;
             locals = call.locals;
             sp = call.stack;
-            if (call.prints)
-                claim_statement(m, call.start, call.span);
-            else
+            if (call.op == OP_CALL)
                 PUSH(end_capture(m));
+            else if (call.op == OP_CALL_PRINT)
+                claim_statement(m, call.start, call.span);
             break;
         }
         CASE(ARGUMENT):
@@ -374,9 +417,12 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
         CASE(TEXT_IN): sp[-1] = of_bool(contains(m, k[*pc], sp[-1])); pc++; break;
 
         CASE(LOOP_BEGIN): sp--; begin_loop(m, *sp); break;
-        CASE(LOOP_NEXT): {
+        CASE(LOOP_NEXT):
+        CASE(LOOP_TAKE): {
             Value item;
-            if (next_item(m, &item)) {
+            Iteration *const it = &m->loops[m->loop_count - 1];
+            if (op == OP_LOOP_NEXT ? take_item(m, it, &item) : take_to_test(m, it, &item)) {
+                if (op == OP_LOOP_NEXT) begin_iteration(m, it, item);
                 charge(m, 4 * (size_t)(p->code + *pc - pc)); /* for the code of one iteration */
                 PUSH(item);
                 pc++;
@@ -385,15 +431,31 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             }
             break;
         }
+        CASE(LOOP_ACCEPT): accept_item(m, &m->loops[m->loop_count - 1]); break;
+        CASE(LOOP_DONE): m->loops[m->loop_count - 1].done = true; break;
+        CASE(LOOP_ELSE): { /* pushes whether no iteration reached its end */
+            const bool done = m->loops[m->loop_count - 1].done;
+            end_loop(m);
+            PUSH(of_bool(!done));
+            break;
+        }
+        CASE(LOOP_RECURSIVE): {
+            Iteration *const it = &m->loops[m->loop_count - 1];
+            it->call = m->call_count - 1;
+            it->depth = m->calls[it->call].depth;
+            break;
+        }
         CASE(LOOP_END): end_loop(m); break;
-        CASE(FILTER_BEGIN): m->loops[m->loop_count - 1].may_change = true; break;
+        CASE(FILTER_BEGIN): m->loops[m->loop_count - 1].guarded = true; m->guards++; break;
         CASE(FILTER_KEEP): sp--; keep_item(m, *sp); break;
         CASE(FILTER_END): PUSH(end_filter(m)); break;
         CASE(LOOP_GLOBAL): globals[*pc++] = loop_variable(m); break;
         CASE(LOOP_LOCAL): locals[*pc++] = loop_variable(m); break;
         CASE(UNPACK): {
-            const Value list = *--sp;
-            if (list.tag != LIST || list.list->n != (uint32_t)*pc) give_up(m, "unpacking of other types or lengths");
+            sp--;
+            if (sp->tag != LIST && sp->tag != STRING) give_up(m, "unpacking of another type");
+            const Value list = iterate(m, *sp);
+            if (list.list->n != (uint32_t)*pc) give_up(m, "unpacking of another number of items");
             for (int i = *pc++ - 1; i >= 0; i--) PUSH(list.list->v[i]);
             break;
         }
@@ -408,10 +470,15 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             break;
         }
         CASE(DICT): sp -= 2 * *pc; PUSH(make_dict(m, sp, *pc, DICT)); pc++; break;
-        CASE(NAMESPACE): sp -= 2 * *pc; PUSH(make_dict(m, sp, *pc, NAMESPACE)); pc++; break;
+        CASE(NAMESPACE):
+            sp -= 2 * pc[0] + SPREADS(pc[1]);
+            PUSH(make_namespace(m, sp, pc[0], pc[1]));
+            pc += 2;
+            break;
         CASE(SET_ATTRIBUTE): /* value, namespace */
             sp -= 2;
             if (sp[1].tag != NAMESPACE) give_up(m, "an attribute set on another type");
+            if (m->guards) give_up(m, "a loop's filter that changes a namespace");
             set_key(m, sp[1].dict, k[*pc++], sp[0]);
             break;
 

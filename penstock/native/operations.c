@@ -62,21 +62,34 @@ Value add(Machine *m, Value a, Value b) {
 
 /* ---- attributes and items */
 
-static Value loop_attribute(Machine *m, Value loop, Value name) {
-    const Iteration *it = &m->loops[loop.i];
+Iteration *iteration_of(Machine *m, Value loop) {
+    Iteration *it = &m->loops[loop.i];
     if (loop.i >= m->loop_count || it->serial != loop.size) give_up(m, "a loop that has ended");
-    if (!it->i) give_up(m, "a loop that has not begun");
-    const int64_t i = (int64_t)it->i - 1;
+    if (!it->index) give_up(m, "a loop that has not begun");
+    return it;
+}
+
+static Value loop_attribute(Machine *m, Value loop, Value name) {
+    const Iteration *it = iteration_of(m, loop);
+    const int64_t i = (int64_t)it->index - 1;
     if (IS(name, "index0")) return of_int(i);
     if (IS(name, "index")) return of_int(i + 1);
     if (IS(name, "first")) return of_bool(i == 0);
+    if (IS(name, "previtem")) return i == 0 ? undefined() : it->tests ? it->previous : it->v[i - 1];
+    if (IS(name, "depth0")) return of_int(it->depth);
+    if (IS(name, "depth")) return of_int((int64_t)it->depth + 1);
+    if (IS(name, "cycle") || IS(name, "changed")) {
+        loop.tag = LOOP_METHOD;
+        loop.markup = IS(name, "cycle") ? LOOP_CYCLE : LOOP_CHANGED;
+        return loop;
+    }
+    if (it->tests) give_up(m, "what is left of a loop with a filter");
     if (IS(name, "last")) return of_bool(it->i == it->n);
     if (IS(name, "length")) return of_int(it->n);
     if (IS(name, "revindex")) return of_int(it->n - i);
     if (IS(name, "revindex0")) return of_int(it->n - i - 1);
-    if (IS(name, "previtem")) return i == 0 ? undefined() : it->v[i - 1];
     if (IS(name, "nextitem")) return it->i >= it->n ? undefined() : it->v[it->i];
-    give_up(m, "another attribute of loop");
+    return undefined();
 }
 
 static bool is_one_of(Value name, const char *const *names) {
@@ -113,8 +126,7 @@ Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: t
         found = look_up(m, v.dict, name);
         return found ? *found : undefined();
     case NAMESPACE:
-        if (m->loop_count && m->loops[m->loop_count - 1].may_change)
-            give_up(m, "a loop's filter that reads a namespace which the loop may change");
+        if (m->guards) give_up(m, "a loop's filter that reads a namespace which the loop may change");
         found = look_up(m, v.dict, name);
         return found ? *found : undefined();
     case LOOP: return loop_attribute(m, v, name);
@@ -139,7 +151,6 @@ Value get_key(Machine *m, Value v, Value name, int methods) { /* v['name']: the 
         if (found) return *found;
         return methods & OF_DICT ? method_value(m, v, name) : undefined();
     }
-    if (v.tag == NAMESPACE || v.tag == LOOP) give_up(m, "an item of an object");
     return get_attribute(m, v, name, methods);
 }
 
@@ -147,6 +158,11 @@ Value get_key(Machine *m, Value v, Value name, int methods) { /* v['name']: the 
 static Value indexed(Machine *m, int64_t i, Value found) {
     if (found.tag != DICT || found.dict->message < 0 || !m->loop_count) return found;
     Iteration *it = &m->loops[m->loop_count - 1];
+    if (it->testing) { /* jinja2 tests an item within the iteration before it */
+        if (!it->is_owned && it->current.tag == INT && it->current.i == i)
+            give_up(m, "a loop's filter that reads the message before");
+        return found;
+    }
     if (it->message >= 0 || !it->i || it->v[it->i - 1].tag != INT || it->v[it->i - 1].i != i) return found;
     it->message = found.dict->message;
     m->open_messages++;

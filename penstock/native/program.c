@@ -53,14 +53,7 @@ static Value of_python(Machine *m, PyObject *o) {
         }
         return dict;
     }
-    if (PyFrozenSet_Check(o) && PySet_Size(o) == 1) { /* {3}: macro 3; {"range"}: a jinja2 function */
-        PyObject *iterator = PyObject_GetIter(o), *item = iterator ? PyIter_Next(iterator) : NULL;
-        const bool is_macro = item && PyLong_Check(item);
-        const int64_t number = is_macro ? PyLong_AsLong(item) : 0;
-        Py_XDECREF(item);
-        Py_XDECREF(iterator);
-        return is_macro ? (Value){.tag = MACRO, .i = number} : of_tag(FUNCTION);
-    }
+    if (PyFrozenSet_Check(o)) return of_tag(FUNCTION); /* {"range"}: a jinja2 function */
     give_up(m, "a constant of another type");
 }
 
@@ -103,12 +96,12 @@ static void load_layout(Machine *m, Layout *l, PyObject *given) {
 
 /* ---- loading */
 
-static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, arguments, locals, names) */
+static bool load_macros(Machine *m, Program *p, PyObject *macros) { /* (entry, arguments, locals, parent, …) */
     for (int i = 0; i < p->macro_count; i++) {
         PyObject *names;
         Macro *macro = &p->macros[i];
-        if (!PyArg_ParseTuple(PyList_GetItem(macros, i), "iiiO!", &macro->entry, &macro->arguments, &macro->locals,
-                              &PyTuple_Type, &names))
+        if (!PyArg_ParseTuple(PyList_GetItem(macros, i), "iiiiiO!", &macro->entry, &macro->arguments, &macro->locals,
+                              &macro->parent, &macro->takes, &PyTuple_Type, &names))
             return false;
         if (PyTuple_Size(names) != macro->arguments) give_up(m, "a macro's names");
         const Value list = of_python(m, names);
@@ -222,7 +215,7 @@ void keep_span(Machine *m, Numbers *table, int32_t row, Span p) {
 }
 
 void begin_render(Machine *m, size_t size) {
-    m->loop_count = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
+    m->loop_count = m->guards = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
     m->lost = m->refused = m->building = false;
     m->steps = STEPS_BASE + 10 * (int64_t)size;
     m->work = WORK_BASE + 1000 * (int64_t)size;

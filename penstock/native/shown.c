@@ -151,9 +151,9 @@ static void check_content(Machine *m, Message *message) {
     const Value *reasoning = message->is_answer ? find_key(message->dict, NAME("reasoning_content")) : NULL; /* aliased */
     if (reasoning && reasoning->tag == STRING) check_reasoning(m, message, *reasoning);
     if (!content) return;
-    if (content->tag == STRING) check_text(m, message, *content);
-    for (uint32_t i = 0; content->tag == LIST && i < content->list->n; i++) {
-        const Value part = content->list->v[i];
+    const bool is_list = content->tag == LIST;
+    for (uint32_t i = 0; i < (is_list ? content->list->n : 1); i++) {
+        const Value part = is_list ? content->list->v[i] : *content;
         const Value *text = part.tag == DICT ? find_key(part.dict, NAME("text")) : &part;
         if (text && text->tag == STRING) check_text(m, message, *text);
     }

@@ -33,15 +33,16 @@ enum {
 #define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: spans of text, values being parsed */
 
 typedef enum {
-    UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP
+    UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP,
+    LOOP_METHOD
 } Tag;
 typedef enum { PLAIN_LIST, TUPLE, RANGE, VIEW, GENERATOR, SPENT } ListKind; /* a generator can be used once */
 
 typedef struct Value {
     uint8_t tag;
-    uint8_t markup; /* of strings: Markup, from |safe */
+    uint8_t markup; /* of strings: Markup, from |safe; which LoopMethod */
     uint16_t hash;  /* of strings that are keys */
-    uint32_t size;  /* bytes of a string; serial number of a loop */
+    uint32_t size;  /* bytes of a string; serial number of a loop, or of the call that defined a macro */
     union {
         int64_t i;
         double d;
@@ -100,8 +101,12 @@ typedef struct Span { /* bytes of the output that belong to a message; `looped`:
 
 /* ---- the program */
 
-typedef struct Macro {
+typedef enum { LOOP_CYCLE, LOOP_CHANGED } LoopMethod;
+
+typedef struct Macro { /* also the body of a call block, and a recursive loop */
     int32_t entry, arguments, locals;
+    int32_t parent;      /* the macro that defines it and whose variables it reads, or -1 */
+    int32_t takes;       /* TAKES_…, in this order in the locals after the arguments */
     int32_t size, depth; /* length of its code, and values that it has on the stack at most; both by `verify` */
     Value *names;
 } Macro;
@@ -128,7 +133,16 @@ typedef struct Iteration {
     uint32_t serial;    /* detects a loop variable that outlived its loop */
     int captures;       /* open when the loop began */
     Value *kept;        /* items accepted by the loop's filter */
-    bool may_change;    /* the loop's body may change namespaces that its filter reads */
+    int32_t call;       /* of a recursive loop: the call that runs it; else -1 */
+    uint32_t depth;     /* of a recursive loop */
+    bool guarded;       /* see `Machine.guards` */
+    bool tests;         /* items are tested one by one, so that nobody knows which are left */
+    bool testing;       /* an item was taken, but not accepted yet */
+    bool is_owned;      /* the iteration before the one being tested belonged to a message */
+    bool done;          /* the end of the body was reached */
+    uint32_t index;     /* number of iterations so far */
+    Value current, previous; /* of a loop that tests its items: those accepted last */
+    const List *changed; /* the last arguments of `loop.changed` */
     uint32_t kept_count;
     int32_t message;    /* the message of this iteration, or -1 */
     size_t start, span; /* lengths of output and spans when the iteration began */
@@ -136,9 +150,14 @@ typedef struct Iteration {
 
 typedef struct Call {
     const int32_t *back;
-    Value *locals, *stack;
-    bool prints; /* its text goes to the output instead of a value */
-    size_t start, span;
+    Value *locals, *stack; /* of the caller */
+    Value *own;            /* its locals */
+    const Macro *macro;
+    int32_t outer;         /* the call that defined the macro, or -1 */
+    uint32_t serial;       /* detects a macro that outlived the call which defined it */
+    uint32_t depth;        /* of a recursive loop */
+    int32_t op;            /* CALL, or one that prints its text instead of pushing it */
+    size_t start, span;    /* lengths of output and spans when it began */
 } Call;
 
 #define VECTOR(type) struct { type *at; size_t n, capacity; }
@@ -158,6 +177,8 @@ typedef struct Machine {
     Value *stack, *globals;
     Iteration loops[MAX_LOOPS];
     int loop_count;
+    int guards;        /* filters of loops that run before the body, whereas jinja2 runs them in between: nothing that the
+                          body might change may be read, and nothing changed */
     uint32_t serial;
     Call calls[MAX_CALLS];
     int call_count;
@@ -280,6 +301,13 @@ int compare_text(Value a, Value b);
 bool contains(Machine *m, Value item, Value container);
 Value no_markup(Machine *m, Value v); /* gives up on Markup, whose methods escape */
 
+/* ---- calls.c */
+
+Value make_macro(const Machine *m, int32_t macro);
+/* Begin the call of a macro or recursive loop: `a` is the callee with its arguments, `own` where its locals begin. */
+Call *begin_call(Machine *m, const Program *p, const Value *a, const int32_t *operands, Value *own);
+Value call_loop_method(Machine *m, Value method, const Value *a, const int32_t *operands);
+
 /* ---- provenance */
 
 /* The bytes [s, s+n) are about to be copied to `to`, or to the output if that is NULL. */
@@ -361,6 +389,7 @@ Value add(Machine *m, Value a, Value b);
 Value get_attribute(Machine *m, Value v, Value name, int methods);
 Value get_key(Machine *m, Value v, Value name, int methods);
 Value get_item(Machine *m, Value v, Value key);
+Iteration *iteration_of(Machine *m, Value loop); /* gives up if the loop has ended */
 Value get_index(Machine *m, Value v, int64_t i);
 Value iterate(Machine *m, Value v); /* the items of a loop over a value, as a list */
 typedef enum { ITEMS, KEYS, VALUES } What;

@@ -69,6 +69,8 @@ static bool is_operand(const Walk *w, char kind, const int32_t *operand) {
     case 'f': return i < FILTER_COUNT;
     case 't': return i < TEST_COUNT;
     case 'p': return i > 0 && i < MAX_STACK;
+    case 'u': return i <= (STARRED_LIST | STARRED_DICT);
+    case 'x': return i < p->macro_count && p->macros[i].parent == w->macro;
     default: return i < MAX_STACK;
     }
 }
@@ -84,11 +86,14 @@ static void stack_effect(int32_t op, const int32_t *a, int32_t *popped, int32_t 
 
 /* ---- paths */
 
+static bool takes_item(int32_t op) { return op == OP_LOOP_NEXT || op == OP_LOOP_TAKE; }
+static bool ends_loop(int32_t op) { return op == OP_LOOP_END || op == OP_LOOP_ELSE || op == OP_FILTER_END; }
+
 /* Follow a path to an operation; false if the code ends before it, or another path reaches it in another state. */
 static bool reach(Walk *w, int32_t at, int32_t depth, int32_t block) {
     if (at >= w->p->code_size) return false;
     const int32_t op = op_at(w, at);
-    if (op == OP_LOOP_NEXT || op == OP_LOOP_END || op == OP_FILTER_END) /* break and continue leave captures */
+    if (takes_item(op) || ends_loop(op)) /* break and continue leave captures */
         while (op_at(w, block) == OP_CAPTURE) block = w->states[block].block;
     State *state = &w->states[at];
     if (state->depth >= 0) return state->depth == depth && state->block == block && state->macro == w->macro;
@@ -99,12 +104,19 @@ static bool reach(Walk *w, int32_t at, int32_t depth, int32_t block) {
 }
 
 static bool jump(Walk *w, int32_t from, int32_t to, int32_t depth, int32_t block) {
-    return (to > from || op_at(w, to) == OP_LOOP_NEXT) && reach(w, to, depth, block);
+    return (to > from || takes_item(op_at(w, to))) && reach(w, to, depth, block);
 }
 
 static bool is_in_loop(const Walk *w, int32_t block) {
     while (block >= 0 && op_at(w, block) != OP_LOOP_BEGIN) block = w->states[block].block;
     return block >= 0;
+}
+
+/* Whether the macro that is `hops` around this one has such a local. */
+static bool is_outer(const Walk *w, int32_t hops, int32_t slot) {
+    int32_t macro = w->macro;
+    while (macro >= 0 && hops--) macro = w->p->macros[macro].parent;
+    return macro >= 0 && slot < w->p->macros[macro].locals;
 }
 
 /* Check one operation, and follow the paths from it. */
@@ -134,15 +146,17 @@ static bool follow(Walk *w, int32_t at) {
     case OP_ARGUMENT:
         if (!jump(w, at, a[1], depth, inner)) return false;
         break;
-    case OP_LOOP_NEXT: /* at its end a loop is left: else code could come back to it for ever */
+    case OP_LOOP_NEXT:
+    case OP_LOOP_TAKE: /* at its end a loop is left: else code could come back to it for ever */
         if (op_at(w, inner) != OP_LOOP_BEGIN || a[0] <= at) return false;
-        if (op_at(w, a[0]) != OP_LOOP_END && op_at(w, a[0]) != OP_FILTER_END) return false;
+        if (!ends_loop(op_at(w, a[0]))) return false;
         if (!jump(w, at, a[0], depth - 1, inner)) return false;
         break;
     case OP_LOOP_BEGIN:
     case OP_CAPTURE:
     case OP_GENERATION: block = at; break;
     case OP_LOOP_END:
+    case OP_LOOP_ELSE:
     case OP_FILTER_END:
     case OP_CAPTURE_END:
     case OP_GENERATION_END: {
@@ -153,6 +167,14 @@ static bool follow(Walk *w, int32_t at) {
         block = w->states[inner].block;
         break;
     }
+    case OP_LOAD_OUTER:
+        if (!is_outer(w, a[0], a[1])) return false;
+        break;
+    case OP_LOOP_RECURSIVE:
+        if (w->macro < 0 || !is_in_loop(w, inner)) return false;
+        break;
+    case OP_LOOP_ACCEPT:
+    case OP_LOOP_DONE:
     case OP_FILTER_BEGIN:
     case OP_FILTER_KEEP:
     case OP_LOOP_GLOBAL:
@@ -173,15 +195,20 @@ static bool walk(Walk *w, int32_t macro, int32_t entry) {
     return true;
 }
 
+/* How many locals a macro receives after its arguments. */
+static int32_t taken(int32_t takes) {
+    return (takes & TAKES_CALLER) / TAKES_CALLER + (takes & TAKES_KWARGS) / TAKES_KWARGS +
+           (takes & TAKES_VARARGS) / TAKES_VARARGS;
+}
+
 static const char *verify_code(Program *p, Walk *w) {
     if (!find_starts(w)) return NOT_VALID;
-    for (int i = 0; i < p->constant_count; i++)
-        if (p->constants[i].tag == MACRO && (p->constants[i].i < 0 || p->constants[i].i >= p->macro_count))
-            return NOT_VALID;
     for (int32_t i = -1; i < p->macro_count; i++) {
-        Macro own = {0}, *macro = i < 0 ? &own : &p->macros[i];
+        Macro own = {.parent = -1}, *macro = i < 0 ? &own : &p->macros[i];
         if (macro->entry < 0 || macro->entry >= p->code_size || !w->starts[macro->entry]) return NOT_VALID;
-        if (macro->arguments < 0 || macro->arguments > macro->locals || macro->locals > MAX_STACK / 2) return NOT_VALID;
+        if (macro->arguments < 0 || macro->locals > MAX_STACK / 2) return NOT_VALID;
+        if (macro->arguments > macro->locals - taken(macro->takes)) return NOT_VALID;
+        if (macro->parent < -1 || macro->parent >= (i < 0 ? 0 : i)) return NOT_VALID;
         if (!walk(w, i, macro->entry)) return w->deepest > MAX_STACK ? "an expression that is too large" : NOT_VALID;
         macro->size = w->size;
         macro->depth = w->deepest;

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import array
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+from jinja2 import nodes
 
 from penstock.native import native
 
@@ -12,7 +15,7 @@ UNDEFINED = ...  # the constant that stands for an undefined value
 
 
 class NotCompiled(Exception):
-    """The template uses a construct that the machine does not evaluate exactly as jinja2 does."""
+    """A construct that the machine does not evaluate exactly as jinja2 does."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,44 @@ class Scope:
 
     level: int
     slots: dict[str, int] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)  # parameters of blocks, which are missing once their block has ended
+
+
+class Takes(IntFlag):
+    """What a macro receives after its arguments, in this order."""
+
+    CALLER = 1
+    KWARGS = 2
+    VARARGS = 4
+
+
+class Starred(IntFlag):
+    """Which of `*args` and `**kwargs` a call has."""
+
+    LIST = 1
+    DICT = 2
+
+
+@dataclass(slots=True)
+class Function:
+    """A macro, the body of a call block, or a recursive loop; compiled after the code that defines it."""
+
+    node: nodes.Macro | nodes.CallBlock | nodes.For
+    frame: Any  # the `Frame` that defines it
+    scopes: list[Scope]  # the template, the macros around it, and last its own
+    parent: int
+    entry: int = 0
+    arguments: tuple[str, ...] = ()
+    takes: Takes = Takes(0)
+
+
+class Position(NamedTuple):
+    """A place in the bytecode to return to."""
+
+    code: int
+    branches: int
+    functions: int
+    given_up: int
 
 
 class Bytecode:
@@ -42,9 +83,11 @@ class Bytecode:
         self.methods = {name: number for number, name in enumerate(native.METHODS)}
         self.code: list[int] = []
         self.constants: list[Any] = []
-        self.macros: list[tuple[int, int, int, tuple[str, ...]]] = []
+        self.functions: list[Function] = []
+        self.given_up: list[str] = []  # why parts of the template were not compiled
         self.branches = 0
-        self.scopes = [Scope(0)]
+        self.scopes = [Scope(0)]  # of the template, and of the macros that are being compiled
+        self._current = -1  # the innermost of these macros
         self._numbers: dict[tuple[str, str], int] = {}
 
     def op(self, name: str, *operands: int) -> None:
@@ -53,6 +96,8 @@ class Bytecode:
 
     def constant(self, value: Any) -> int:
         """The index of a constant in the constant table."""
+        if not _is_value(value):
+            raise NotCompiled("a constant beyond what the machine holds")
         key = type(value).__name__, repr(value)
         if key not in self._numbers:
             self._numbers[key] = len(self.constants)
@@ -61,6 +106,19 @@ class Bytecode:
 
     def push(self, value: Any) -> None:
         self.op("CONST", self.constant(value))
+
+    # ---- what can't be compiled
+
+    @property
+    def position(self) -> Position:
+        return Position(len(self.code), self.branches, len(self.functions), len(self.given_up))
+
+    def give_up(self, since: Position, reason: NotCompiled) -> None:
+        """Replace what was emitted since a position: rows that reach it are left to the reference."""
+        del self.code[since.code :], self.functions[since.functions :], self.given_up[since.given_up :]
+        self.branches = since.branches
+        self.given_up.append(str(reason))
+        self.op("GIVE_UP", self.constant(f"the template uses {reason}"))
 
     # ---- jumps
 
@@ -89,35 +147,71 @@ class Bytecode:
 
     # ---- variables
 
-    def _slot(self, reference: str) -> tuple[str, int]:
-        """Resolve one of jinja2's symbols (`l_2_name`) to a slot of the globals or of the current macro's locals."""
+    def _slot(self, reference: str) -> tuple[int, int]:
+        """Resolve one of jinja2's symbols (`l_2_name`): a scope by its number, and a slot in it."""
         level = int(reference.split("_")[1])
-        for depth in range(len(self.scopes) - 1, -1, -1):
-            scope = self.scopes[depth]
-            if level >= scope.level:
-                if 0 < depth < len(self.scopes) - 1:
-                    raise NotCompiled("a macro that reads the variables of a macro around it")
-                return "GLOBAL" if depth == 0 else "LOCAL", scope.slots.setdefault(reference, len(scope.slots))
-        raise AssertionError(reference)
+        number = next(n for n in range(len(self.scopes) - 1, -1, -1) if level >= self.scopes[n].level)
+        slots = self.scopes[number].slots
+        return number, slots.setdefault(reference, len(slots))
 
     def variable(self, action: str, reference: str) -> int:
         """Emit LOAD, STORE, CLEAR or LOOP for a variable, and return its slot."""
-        where, slot = self._slot(reference)
-        self.op(f"{action}_{where}", slot)
+        number, slot = self._slot(reference)
+        hops = len(self.scopes) - 1 - number
+        if number == 0:
+            self.op(f"{action}_GLOBAL", slot)
+        elif hops == 0:
+            self.op(f"{action}_LOCAL", slot)
+        else:
+            assert action == "LOAD"
+            self.op("LOAD_OUTER", hops, slot)
         return slot
+
+    def load(self, reference: str) -> None:
+        """Push a variable. A macro can read a parameter of a block around it only until the block ends."""
+        self.variable("LOAD", reference)
+        number, _ = self._slot(reference)
+        if number < len(self.scopes) - 1 and reference in self.scopes[number].ended:
+            self.op("IN_SCOPE")
 
     def slot(self, reference: str) -> int:
         return self._slot(reference)[1]
 
-    def enter_macro(self, level: int) -> None:
-        """Begin a macro: symbols at this level or above are its locals."""
-        self.scopes.append(Scope(level))
+    # ---- macros
 
-    def leave_macro(self) -> int:
-        """End a macro and return the number of its locals."""
-        return len(self.scopes.pop().slots)
+    def define(self, node: nodes.Macro | nodes.CallBlock | nodes.For, frame: Any) -> int:
+        """Add a macro, or what is compiled like one, and return its number. Its own names begin below the frame."""
+        scopes = [*self.scopes, Scope(frame.symbols.level + 1)]
+        self.functions.append(Function(node, frame, scopes, self._current))
+        return len(self.functions) - 1
 
-    def assemble(self) -> tuple[bytes, list[Any], list[tuple[int, int, int, tuple[str, ...]]], int, int]:
+    def enter(self, number: int) -> Function:
+        """Begin the code of a macro."""
+        function = self.functions[number]
+        self._current, self.scopes, function.entry = number, function.scopes, len(self.code)
+        return function
+
+    def assemble(self) -> tuple[bytes, list[Any], list[tuple[Any, ...]], int, int]:
         """The arguments of `native.Program`: code, constants, macros, and the numbers of globals and branches."""
         code = array.array("i", self.code).tobytes()
-        return code, self.constants, self.macros, len(self.scopes[0].slots), self.branches
+        macros: list[tuple[Any, ...]] = [
+            (f.entry, len(f.arguments), len(f.scopes[-1].slots), f.parent, int(f.takes), f.arguments)
+            for f in self.functions
+        ]
+        return code, self.constants, macros, len(self.scopes[0].slots), self.branches
+
+
+def _is_value(value: Any) -> bool:
+    """Whether the machine can hold a constant."""
+    match value:
+        case None | bool() | float() | frozenset():
+            return True
+        case int():
+            return -(1 << 63) <= value < 1 << 63
+        case str():
+            return all(not "\ud800" <= character <= "\udfff" for character in value)
+        case list() | tuple():
+            return all(map(_is_value, value))
+        case dict():
+            return all(isinstance(key, str) and _is_value(key) and _is_value(item) for key, item in value.items())
+    return value is UNDEFINED

@@ -1,7 +1,7 @@
 """Compiles a chat template to bytecode for the machine, using jinja2's own parser and scope analysis.
 
-A template compiles exactly or not at all: a construct that the machine would not evaluate as jinja2 does raises
-`NotCompiled` with a reason, and the reference renders the template. Compiling takes about 10 ms per template.
+A construct that the machine would not evaluate as jinja2 does raises `NotCompiled` with a reason. It is compiled to an
+operation that gives up: the reference renders the rows that reach it. Compiling takes about 10 ms per template.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from jinja2 import nodes
@@ -21,11 +21,13 @@ from penstock.prepare.chat.adapt import Needs
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, ColumnMapping, Format
 from penstock.prepare.chat.messages import RESERVED_VARIABLES
-from penstock.prepare.template.bytecode import Bytecode, Label, NotCompiled
-from penstock.prepare.template.expressions import FUNCTIONS, Expressions, Frame
+from penstock.prepare.template.bytecode import Bytecode, Function, Label, NotCompiled, Takes
+from penstock.prepare.template.expressions import Expressions
+from penstock.prepare.template.names import FUNCTIONS, Frame, calls, calls_value, defines_macros, looks_ahead
 from penstock.prepare.template.printed import used_keys
+from penstock.prepare.template.sandbox import is_generation
 
-_CALLER = ("caller", "kwargs", "varargs")
+_TAKES = {"caller": Takes.CALLER, "kwargs": Takes.KWARGS, "varargs": Takes.VARARGS}
 
 
 class Compiler(Expressions):
@@ -34,18 +36,23 @@ class Compiler(Expressions):
     def __init__(self, variables: Mapping[str, Any], strftime: Any) -> None:
         super().__init__(Bytecode(), variables, strftime)
         self._loops: list[tuple[Label, Label]] = []  # the targets of continue and break
-        self._macros: list[tuple[nodes.Macro, Frame, int]] = []  # macros whose bodies have yet to be compiled
 
     def compile(self, tree: nodes.Template) -> Bytecode:
-        if find_undeclared(tree.body, ("self",)):
-            raise NotCompiled("self")
         frame = Frame(Symbols(level=0))
+        if find_undeclared(tree.body, ("self",)):
+            frame.symbols.declare_parameter("self")
         frame.symbols.analyze_node(tree)
         self._enter(frame)
         self._body(tree.body, frame)
         self.code.op("HALT")
-        for macro in self._macros:  # grows while it is iterated: a body may define macros
-            self._macro_body(*macro)
+        for number, function in enumerate(self.code.functions):  # grows: a body may define macros
+            self.code.enter(number)
+            self._loops = []
+            if isinstance(function.node, nodes.For):
+                self._recursive_body(function.node, function)
+            else:
+                self._macro_body(function.node, function)
+            self.code.op("RETURN")
         return self.code
 
     # ---- scopes, as jinja2's own compiler enters and leaves them
@@ -66,16 +73,16 @@ class Compiler(Expressions):
                 self.code.variable("CLEAR", target)
 
     def _leave(self, frame: Frame) -> None:
-        for target in frame.symbols.loads:
+        for target, (action, _) in frame.symbols.loads.items():
             self.code.variable("CLEAR", target)
+            if action == VAR_LOAD_PARAMETER:
+                self.code.scopes[-1].ended.add(target)
 
     def _resolve(self, name: str) -> None:
         """Push a name that the template does not define: the row's variable, the recipe's, a function or undefined."""
         if name in ("messages", "tools"):
             self.code.op(name.upper())
             return
-        if name == "self":
-            raise NotCompiled("self")
         value: Any = ...
         if name in self.variables:
             value = self.variables[name]
@@ -86,44 +93,68 @@ class Compiler(Expressions):
     # ---- statements
 
     def _body(self, statements: Sequence[nodes.Node], frame: Frame) -> None:
+        """Compile statements. One that can't be compiled costs the rows that reach it."""
         for node in statements:
-            match node:
-                case nodes.Output():
-                    for child in node.nodes:
-                        self._print(child, frame)
-                case nodes.If():
-                    self._if(node, frame)
-                case nodes.For():
-                    self._for(node, frame)
-                case nodes.Assign():
-                    self.expression(node.node, frame)
-                    self._assign(node.target, frame)
-                case nodes.AssignBlock():
-                    block = self._capture(node, frame)
-                    if node.filter is not None:
-                        self._filter_chain(node.filter, block)
-                    self._assign(node.target, frame)
-                    self._leave(block)
-                case nodes.FilterBlock():
-                    block = self._capture(node, frame)
+            begun = self.code.position
+            try:
+                self._statement(node, frame)
+            except NotCompiled as reason:
+                self.code.give_up(begun, reason)
+
+    def _statement(self, node: nodes.Node, frame: Frame) -> None:
+        """Compile a statement. Whatever contains `break` or `continue` must not fail after they are compiled."""
+        match node:
+            case nodes.Output():
+                for child in node.nodes:
+                    self._print(child, frame)
+            case nodes.If():
+                self._if(node, frame)
+            case nodes.For():
+                self._for(node, frame)
+            case nodes.Assign():
+                self.expression(node.node, frame)
+                self._assign(node.target, frame)
+            case nodes.AssignBlock():
+                block = self._capture(node, frame)
+                if node.filter is not None:
                     self._filter_chain(node.filter, block)
-                    self.code.op("PRINT_BLOCK")  # unlike an expression, it does not claim its text for one message
-                    self._leave(block)
-                case nodes.CallBlock():
+                self._assign(node.target, frame)
+                self._leave(block)
+            case nodes.FilterBlock():
+                block = self._capture(node, frame)
+                self._filter_chain(node.filter, block)
+                self.code.op("PRINT_BLOCK")  # unlike an expression, it does not claim its text for one message
+                self._leave(block)
+            case nodes.With():
+                self._with(node, frame)
+            case nodes.CallBlock():
+                if is_generation(node):
                     self._generation(node, frame)
-                case nodes.Macro():
-                    self._macro(node, frame)
-                case nodes.Break() | nodes.Continue():
-                    if not self._loops:
-                        raise NotCompiled("break or continue outside a loop")
-                    self.code.jump(self._loops[-1][isinstance(node, nodes.Break)])
-                case nodes.ExprStmt():
-                    self.expression(node.node, frame)
-                    self.code.op("POP")
-                case _:
-                    raise NotCompiled(f"the statement {type(node).__name__}")
+                else:
+                    self.call(node.call, frame, "CALL_BLOCK", self.code.define(node, frame))
+            case nodes.Macro():
+                self.code.op("MACRO", self.code.define(node, frame))
+                self.code.variable("STORE", frame.symbols.ref(node.name))
+            case nodes.Break() | nodes.Continue():
+                if not self._loops:
+                    raise NotCompiled("break or continue outside a loop")
+                self.code.jump(self._loops[-1][isinstance(node, nodes.Break)])
+            case nodes.ExprStmt():
+                self.expression(node.node, frame)
+                self.code.op("POP")
+            case nodes.Scope():
+                raise NotCompiled("autoescape")
+            case _:
+                raise NotCompiled(f"the statement {type(node).__name__.lower()}")
 
     def _print(self, node: nodes.Node, frame: Frame) -> None:
+        begun = self.code.position
+        try:
+            self._output(node, frame)
+        except NotCompiled as reason:
+            self.code.give_up(begun, reason)
+
+    def _output(self, node: nodes.Node, frame: Frame) -> None:
         match node:
             case nodes.TemplateData() | nodes.Const(value=str()):
                 text = node.data if isinstance(node, nodes.TemplateData) else node.value
@@ -146,7 +177,7 @@ class Compiler(Expressions):
                 if node.expr2 is not None:
                     self._print(node.expr2, frame)
                 self.code.mark(end)
-            case nodes.Call(node=nodes.Name(name=name)) if name not in FUNCTIONS:
+            case nodes.Call() if calls_value(node, frame):
                 self.call(node, frame, "CALL_PRINT")
             case _:
                 self.expression(node, frame)
@@ -172,12 +203,12 @@ class Compiler(Expressions):
                 self.code.op("UNPACK", len(target.items))
                 for item in target.items:
                     self._assign(item, frame)
-            case nodes.NSRef():
-                self.attribute_bits(target.attr)
-                self.code.variable("LOAD", frame.symbols.ref(target.name))
+            case nodes.NSRef() if not target.attr.startswith("_"):
+                self.code.load(frame.symbols.ref(target.name))
                 self.code.op("SET_ATTRIBUTE", self.code.constant(target.attr))
             case _:
-                raise NotCompiled(f"an assignment to {type(target).__name__}")
+                self.code.give_up(self.code.position, NotCompiled(f"an assignment to {type(target).__name__}"))
+                self.code.op("POP")
 
     def _capture(self, node: nodes.AssignBlock | nodes.FilterBlock, frame: Frame) -> Frame:
         block = frame.inner()
@@ -193,13 +224,25 @@ class Compiler(Expressions):
         if node.node is not None:
             assert isinstance(node.node, nodes.Filter)
             self._filter_chain(node.node, frame)
-        self.filter(node, frame, pushed=True)
+        begun = self.code.position
+        try:
+            self.filter(node, frame, pushed=True)
+        except NotCompiled as reason:
+            self.code.give_up(begun, reason)
+
+    def _with(self, node: nodes.With, frame: Frame) -> None:
+        inner = frame.inner()
+        inner.symbols.analyze_node(node)
+        self._enter(inner)
+        for target, value in zip(node.targets, node.values, strict=True):
+            self.expression(value, frame)
+            self._assign(target, inner)
+        self._body(node.body, inner)
+        self._leave(inner)
 
     def _generation(self, node: nodes.CallBlock, frame: Frame) -> None:
-        if not isinstance(node.call.node, nodes.ExtensionAttribute):
-            raise NotCompiled("a call block")
-        if find_undeclared(node.body, _CALLER):
-            raise NotCompiled("caller, kwargs or varargs")
+        if find_undeclared(node.body, _TAKES):
+            raise NotCompiled("caller, kwargs or varargs in a generation block")
         block = frame.inner()
         block.symbols.analyze_node(node)
         self._enter(block)
@@ -213,43 +256,76 @@ class Compiler(Expressions):
     # ---- loops
 
     def _for(self, node: nodes.For, frame: Frame) -> None:
-        if node.recursive or node.else_:
-            raise NotCompiled("a recursive loop" if node.recursive else "a loop with else")
+        if node.recursive:  # jinja2 compiles it to a function, which `loop(…)` calls again
+            self.code.op("MACRO", self.code.define(node, frame))
+            self.expression(node.iter, frame)
+            self.code.op("CALL_BLOCK", 1, 0, self.code.constant([]), 0)
+        else:
+            self.expression(node.iter, frame)
+            self._loop(node, frame)
+
+    def _recursive_body(self, node: nodes.For, function: Function) -> None:
+        function.arguments = ("items",)
+        self.code.op("LOAD_LOCAL", function.scopes[-1].slots.setdefault("items", 0))
+        self._loop(node, function.frame)
+
+    def _loop(self, node: nodes.For, frame: Frame) -> None:
+        """Run a loop over the value on the stack."""
         inner = frame.inner()
-        has_variable = bool(find_undeclared(node.iter_child_nodes(only=("body",)), ("loop",)))
+        has_variable = node.recursive or bool(find_undeclared(node.iter_child_nodes(only=("body",)), ("loop",)))
         variable = inner.symbols.declare_parameter("loop") if has_variable else None
         inner.symbols.analyze_node(node, for_branch="body")
-        self.expression(node.iter, frame)
-        if node.test is not None:
+        eager = node.test is not None and (node.recursive or looks_ahead(node) or defines_macros(node))
+        if eager:
             self._loop_filter(node, frame, inner)
         again, end = Label(), Label()
         self.code.op("LOOP_BEGIN")
+        if node.recursive:
+            self.code.op("LOOP_RECURSIVE")
         if variable is not None:
             self.code.variable("LOOP", variable)
         self.code.mark(again)
-        self.code.jump(end, "LOOP_NEXT")
+        self.code.jump(end, "LOOP_NEXT" if node.test is None or eager else "LOOP_TAKE")
         self._assign(node.target, inner)
+        if node.test is not None and not eager:
+            test = frame.inner()
+            test.symbols.analyze_node(node, for_branch="test")
+            self._enter(test)
+            self.condition(node.test, test, again)
+            self.code.op("LOOP_ACCEPT")
         self._enter(inner)
         self._loops.append((again, end))
         self._body(node.body, inner)
         self._loops.pop()
+        if node.else_:
+            self.code.op("LOOP_DONE")  # not reached by `break` and `continue`, as in jinja2
         self.code.jump(again)
         self.code.mark(end)
-        self.code.op("LOOP_END")
+        self.code.op("LOOP_ELSE" if node.else_ else "LOOP_END")
         self._leave(inner)
+        if node.else_:
+            self._else(node, frame)
+
+    def _else(self, node: nodes.For, frame: Frame) -> None:
+        end = Label()
+        self.code.branch("JUMP_FALSE", end)
+        inner = frame.inner()
+        inner.symbols.analyze_node(node, for_branch="else")
+        self._enter(inner)
+        self._body(node.else_, inner)
+        self._leave(inner)
+        self.code.mark(end)
 
     def _loop_filter(self, node: nodes.For, frame: Frame, inner: Frame) -> None:
-        """Filter all items before the loop starts, whereas jinja2 filters them lazily."""
+        """Filter all items before the loop starts: `loop.last` and others look ahead. jinja2 filters them lazily."""
         assert node.test is not None
-        if any(isinstance(call.node, nodes.Name) for call in node.test.find_all(nodes.Call)):
-            raise NotCompiled("a call in a loop's filter")
         test = frame.inner()
         test.symbols.analyze_node(node, for_branch="test")
         again, end = Label(), Label()
         self._enter(test)
         self.code.op("LOOP_BEGIN")
-        if any(map(_may_change_namespaces, node.body)):
-            self.code.op("FILTER_BEGIN")  # gives up where the filter reads a namespace
+        if calls(node.test) or any(body.find(nodes.NSRef) or calls(body) for body in node.body):
+            self.code.op("FILTER_BEGIN")  # gives up where the filter reads or changes a namespace
         self.code.mark(again)
         self.code.jump(end, "LOOP_NEXT")
         self._assign(node.target, inner)
@@ -261,48 +337,37 @@ class Compiler(Expressions):
 
     # ---- macros
 
-    def _macro(self, node: nodes.Macro, frame: Frame) -> None:
-        if find_undeclared(node.body, _CALLER):
-            raise NotCompiled("caller, kwargs or varargs")
-        if len(self.code.scopes) > 1:
-            raise NotCompiled("a macro in a macro")
-        number = len(self.code.macros)
-        self.code.macros.append((0, 0, 0, ()))
-        self._macros.append((node, frame, number))
-        self.code.push(frozenset((number,)))
-        self.code.variable("STORE", frame.symbols.ref(node.name))
-
-    def _macro_body(self, node: nodes.Macro, outer: Frame, number: int) -> None:
-        frame = outer.inner()
+    def _macro_body(self, node: nodes.Macro | nodes.CallBlock, function: Function) -> None:
+        frame = function.frame.inner()
         frame.symbols.analyze_node(node)
-        self.code.enter_macro(frame.symbols.level)
-        entry = len(self.code.code)
-        for argument in node.args:  # arguments take the first slots
-            self.code.slot(frame.symbols.ref(argument.name))
+        if any(argument.name == "caller" for argument in node.args):
+            self.code.give_up(self.code.position, NotCompiled("a parameter with the name caller"))
+        function.arguments = tuple(argument.name for argument in node.args)
+        for name in function.arguments:  # they take the first slots
+            self.code.slot(frame.symbols.ref(name))
+        used = find_undeclared(node.body, _TAKES).difference(function.arguments)
+        for name in sorted(used):  # the order of `Takes`
+            function.takes |= _TAKES[name]
+            self.code.slot(frame.symbols.declare_parameter(name))
+        frame.symbols.analyze_node(node)
         self._enter(frame)
-        for index, argument in enumerate(node.args):
-            reference, given = frame.symbols.ref(argument.name), Label()
-            self.code.branch("ARGUMENT", given, self.code.slot(reference))
-            at = index - len(node.args)
-            if -at <= len(node.defaults):
-                if find_undeclared([node.defaults[at]], [later.name for later in node.args[index:]]):
-                    raise NotCompiled("a macro's default that reads a later argument")
-                self.expression(node.defaults[at], frame)
-                self.code.variable("STORE", reference)
-            else:
-                self.code.variable("CLEAR", reference)
-            self.code.mark(given)
+        for index in range(len(node.args)):
+            self._default(node, index, frame)
         self._body(node.body, frame)
-        self.code.op("RETURN")
-        slots = self.code.leave_macro()
-        self.code.macros[number] = (entry, len(node.args), slots, tuple(argument.name for argument in node.args))
 
-
-def _may_change_namespaces(node: nodes.Node) -> bool:
-    """Whether a statement sets an attribute, or calls a macro that might."""
-    calls = (call.node for call in node.find_all(nodes.Call))
-    called = (callee.name for callee in calls if isinstance(callee, nodes.Name))
-    return node.find(nodes.NSRef) is not None or any(name not in FUNCTIONS for name in called)
+    def _default(self, node: nodes.Macro | nodes.CallBlock, index: int, frame: Frame) -> None:
+        """Assign an argument's default, or undefined, unless it is given."""
+        reference, given = frame.symbols.ref(node.args[index].name), Label()
+        self.code.branch("ARGUMENT", given, self.code.slot(reference))
+        at = index - len(node.args)
+        if -at <= len(node.defaults):
+            self.missing = {frame.symbols.ref(later.name) for later in node.args[index:]}
+            self.expression(node.defaults[at], frame)
+            self.missing = set()
+            self.code.variable("STORE", reference)
+        else:
+            self.code.variable("CLEAR", reference)
+        self.code.mark(given)
 
 
 # ---- compiled templates
@@ -328,8 +393,8 @@ _COLUMNS = ("messages", "tools", "system", "variables", "query", "input", "respo
 class CompiledTemplate:
     """One template and one way to read rows: raw, or as conversations that were read in Python.
 
-    Raises `NotCompiled` if the machine can't render the template exactly. A row is rendered exactly or given up, with a
-    reason; the reference then renders it.
+    A row is rendered exactly or given up, with a reason; the reference then renders it. `given_up` says which parts of
+    the template no row can reach. Raises `NotCompiled` if nothing can be compiled.
     """
 
     def __init__(
@@ -342,9 +407,10 @@ class CompiledTemplate:
         if native is None:
             raise NotCompiled("Penstock was installed without a compiler")
         now = datetime.datetime(date.year, date.month, date.day)
-        assembled = Compiler(variables, now.strftime).compile(tree).assemble()
+        code = Compiler(variables, now.strftime).compile(tree)
+        self.given_up: Final = tuple(code.given_up)
         try:
-            self._program = native.Program(*assembled, {**layout, "used_keys": used_keys(tree)})
+            self._program = native.Program(*code.assemble(), {**layout, "used_keys": used_keys(tree)})
         except ValueError as error:
             raise NotCompiled(str(error)) from None
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import IntFlag
 from typing import Any, Final
 
 from jinja2 import nodes
-from jinja2.idtracking import VAR_LOAD_RESOLVE, Symbols
 
-from penstock.prepare.template.bytecode import UNDEFINED, Bytecode, Label, NotCompiled
+from penstock.prepare.template.bytecode import UNDEFINED, Bytecode, Label, NotCompiled, Starred
+from penstock.prepare.template.names import Frame, attribute_bits, calls_value
 
-FUNCTIONS: Final = frozenset(
-    ("range", "namespace", "raise_exception", "strftime_now", "dict", "lipsum", "cycler", "joiner")
-)
 _TEST_ALIASES: Final = {
     "==": "eq",
     "equalto": "eq",
@@ -41,52 +37,35 @@ _MAPPED: Final = ("upper", "lower", "trim", "string", "length", "tojson", "capit
 _MUTATING: Final = ("append", "pop", "extend", "insert", "update", "setdefault", "clear", "remove")
 
 
-class AttributeOf(IntFlag):
-    """The types that have an attribute of some name."""
-
-    STRING = 1
-    LIST = 2
-    DICT = 4
-    INT = 8
-    FLOAT = 16
-    TUPLE = 32
-
-
-_TYPES: Final = (
-    (AttributeOf.STRING, str),
-    (AttributeOf.LIST, list),
-    (AttributeOf.DICT, dict),
-    (AttributeOf.INT, int),
-    (AttributeOf.FLOAT, float),
-    (AttributeOf.TUPLE, tuple),
-)
-
-
-class Frame:
-    """A scope of jinja2's symbol analysis."""
-
-    def __init__(self, symbols: Symbols) -> None:
-        self.symbols = symbols
-
-    def inner(self) -> Frame:
-        return Frame(Symbols(self.symbols, level=self.symbols.level + 1))
-
-
 class Expressions:
     """Compiles expressions: each leaves its value on the stack."""
 
     def __init__(self, code: Bytecode, variables: Mapping[str, Any], strftime: Callable[[str], str]) -> None:
         self.code, self.variables, self._strftime = code, variables, strftime
+        self.missing: set[str] = set()  # arguments of a macro that may not be set yet
 
     def expression(self, node: nodes.Node, frame: Frame) -> None:
+        """Push the value of an expression. One that can't be compiled costs the rows that reach it."""
+        begun = self.code.position
+        try:
+            self._expression(node, frame)
+        except NotCompiled as reason:
+            self.code.give_up(begun, reason)
+            self.code.push(None)
+
+    def _expression(self, node: nodes.Node, frame: Frame) -> None:
         code = self.code
         match node:
             case nodes.Const():
                 code.push(node.value)
             case nodes.TemplateData():
                 code.push(node.data)
+            case nodes.Name(name="self") if frame.symbols.ref("self") == "l_0_self":
+                raise NotCompiled("self")
+            case nodes.Name() if (reference := frame.symbols.ref(node.name)) in self.missing:
+                code.op("LOAD_ARGUMENT", code.slot(reference))
             case nodes.Name():
-                code.variable("LOAD", frame.symbols.ref(node.name))
+                code.load(frame.symbols.ref(node.name))
             case nodes.List() | nodes.Tuple():
                 for item in node.items:
                     self.expression(item, frame)
@@ -204,7 +183,7 @@ class Expressions:
         """The Python types that have an attribute of this name, as `AttributeOf`."""
         if name.startswith("_"):
             raise NotCompiled("an underscore attribute")
-        return sum(bit.value for bit, kind in _TYPES if hasattr(kind, name))
+        return attribute_bits(name)
 
     def _item(self, node: nodes.Getitem, frame: Frame) -> None:
         index: nodes.Node = node.arg
@@ -237,26 +216,50 @@ class Expressions:
 
     # ---- calls
 
-    def call(self, node: nodes.Call, frame: Frame, op: str) -> None:
-        """Call a macro."""
-        _no_stars(node)
+    def call(self, node: nodes.Call, frame: Frame, op: str, caller: int | None = None) -> None:
+        """Call a value: a macro, a recursive loop or a method of a loop. `caller` is the number of a call block."""
+        names = [keyword.key for keyword in node.kwargs]
+        if any(name.startswith("_") for name in names):
+            raise NotCompiled("an underscore argument")
         self.expression(node.node, frame)
-        for argument in (*node.args, *(keyword.value for keyword in node.kwargs)):
+        for argument in (*node.args, *([node.dyn_args] if node.dyn_args else [])):
             self.expression(argument, frame)
-        names = self.code.constant([keyword.key for keyword in node.kwargs])
-        self.code.op(op, len(node.args), len(node.kwargs), names)
+        for keyword in node.kwargs:
+            self.expression(keyword.value, frame)
+        if caller is not None:
+            self.code.op("MACRO", caller)
+            names.append("caller")
+        if node.dyn_kwargs:
+            self.expression(node.dyn_kwargs, frame)
+        self.code.op(op, len(node.args), len(names), self.code.constant(names), _spread(node))
 
     def _call(self, node: nodes.Call, frame: Frame) -> None:
-        _no_stars(node)
         match node.node:
-            case nodes.Getattr():
-                self._method(node.node, node, frame)
-            case nodes.Name(name=name) if name in FUNCTIONS:
-                self._function(name, node, frame)
-            case nodes.Name():
+            case _ if calls_value(node, frame):
                 self.call(node, frame, "CALL")
-            case _:
-                raise NotCompiled(f"a call of {type(node.node).__name__}")
+            case nodes.Getattr():
+                _no_stars(node)
+                self._method(node.node, node, frame)
+            case nodes.Name(name="namespace"):
+                self._namespace(node, frame)
+            case nodes.Name(name=name):
+                _no_stars(node)
+                self._function(name, node, frame)
+
+    def _namespace(self, node: nodes.Call, frame: Frame) -> None:
+        self._check_function("namespace", frame)
+        if len(node.args) > 1 or node.dyn_args:
+            raise NotCompiled("namespace with these arguments")
+        for argument in node.args:
+            self.expression(argument, frame)
+        for keyword in node.kwargs:
+            self.attribute_bits(keyword.key)
+            self.code.push(keyword.key)
+            self.expression(keyword.value, frame)
+        if node.dyn_kwargs:
+            self.expression(node.dyn_kwargs, frame)
+        spread = (Starred.LIST if node.args else 0) | (Starred.DICT if node.dyn_kwargs else 0)
+        self.code.op("NAMESPACE", len(node.kwargs), int(spread))
 
     def _method(self, callee: nodes.Getattr, node: nodes.Call, frame: Frame) -> None:
         if callee.attr in _MUTATING:
@@ -270,20 +273,20 @@ class Expressions:
             self.expression(argument, frame)
         self.code.op("METHOD", self.code.methods[callee.attr], len(node.args))
 
-    def _function(self, name: str, node: nodes.Call, frame: Frame) -> None:
-        load = frame.symbols.find_load(frame.symbols.ref(name))
-        if load is None or load[0] != VAR_LOAD_RESOLVE or name in self.variables:
+    def _check_function(self, name: str, frame: Frame) -> None:
+        if name in self.variables:
             raise NotCompiled(f"{name} with another meaning")
-        self.code.variable("LOAD", frame.symbols.ref(name))  # gives up if the row has a variable of this name
+        self.code.load(frame.symbols.ref(name))  # gives up if the row has a variable of this name
         self.code.op("POP")
+
+    def _function(self, name: str, node: nodes.Call, frame: Frame) -> None:
+        self._check_function(name, frame)
         match name:
-            case "namespace" | "dict" if not node.args:
+            case "dict" if not node.args:
                 for keyword in node.kwargs:
-                    if name == "namespace":
-                        self.attribute_bits(keyword.key)
                     self.code.push(keyword.key)
                     self.expression(keyword.value, frame)
-                self.code.op(name.upper(), len(node.kwargs))
+                self.code.op("DICT", len(node.kwargs))
             case "range" if 1 <= len(node.args) <= 3 and not node.kwargs:
                 for argument in node.args:
                     self.expression(argument, frame)
@@ -391,6 +394,10 @@ class Expressions:
 def _no_stars(node: nodes.Call | nodes.Filter) -> None:
     if node.dyn_args or node.dyn_kwargs:
         raise NotCompiled("*args or **kwargs")
+
+
+def _spread(node: nodes.Call) -> int:
+    return int((Starred.LIST if node.dyn_args else 0) | (Starred.DICT if node.dyn_kwargs else 0))
 
 
 def _split_separator(node: nodes.Node) -> str | None:

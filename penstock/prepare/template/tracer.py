@@ -15,7 +15,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.filters import do_join, do_replace
 from jinja2.nodes import EvalContext
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.visitor import NodeTransformer
 
 from penstock.prepare.chat.conversation import Message, Role, roles_of
@@ -112,6 +112,15 @@ class Tracer(Sandbox):
         made = super().call_binop(context, operator, left, right)
         return _plain(made) if operator == "%" else made
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Call a value; each level of a recursive loop is a loop of its own."""
+        if not isinstance(__obj, LoopContext):
+            return super().call(__context, __obj, *args, **kwargs)
+        __self._loops.append(Loop())
+        made = super().call(__context, __obj, *args, **kwargs)
+        __self._loops.pop()
+        return made
+
     def call_method(self, context: Context, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make `join` and `replace` of plain strings keep the origin of traced arguments."""
         if type(method.__self__) is str and method.__name__ in ("join", "replace"):
@@ -186,6 +195,9 @@ class _Annotating(NodeTransformer):
         item = nodes.Name(target.name, "load") if isinstance(target, nodes.Name) else nodes.Const(None)
         node.iter = call_filter(ENTER, items)
         node.body.insert(0, _output(ITERATION, item))
+        if node.else_:  # not a part of the loop, nor of its last iteration
+            again = nodes.ExprStmt(call_filter(ENTER, nodes.Const(None)))
+            node.else_ = [_output(LEAVE, nodes.Const(None)), *node.else_, again]
         return [node, _output(LEAVE, nodes.Const(None))]
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:

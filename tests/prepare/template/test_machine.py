@@ -136,13 +136,8 @@ def test_refusals_quote_the_template() -> None:
 @pytest.mark.parametrize("template", PRINTING, ids=range(len(PRINTING)))
 def test_spans_match_the_reference(template: str) -> None:
     counts: Counter[str] = Counter()
-    try:
-        check = TemplateCheck(template)
-    except NotCompiled:
-        assert "batch" in template
-        return
-    assert list(check.differences([*CHATS, *PROBES], counts)) == []
-    assert counts["equal"] > 10
+    assert list(TemplateCheck(template).differences([*CHATS, *PROBES], counts)) == []
+    assert counts["equal"] > 10 or "batch" in template
 
 
 @pytest.mark.parametrize("name", trl_templates())
@@ -323,17 +318,43 @@ def test_invalid_bytecode_is_refused() -> None:
         ([op["METHOD"], len(native.METHODS), 0, halt],),
         ([op["FILTER"], len(native.FILTERS), 1, 0, halt],),
         ([op["TEST"], len(native.TESTS), 0, halt],),
-        ([op["CALL"], 0, 0, 1, halt],),
+        ([op["CALL"], 0, 0, 1, 0, halt],),
+        ([op["CONST"], 0, op["CALL_PRINT"], 0, 0, 3, 4, halt], ["a", 1, ["x"], []]),
+        ([op["MACRO"], 0, op["POP"], halt],),
+        ([op["LOAD_OUTER"], 1, 0, op["POP"], halt],),
+        (
+            [
+                op["LIST"],
+                0,
+                op["LOOP_BEGIN"],
+                op["LOOP_RECURSIVE"],
+                op["LOOP_NEXT"],
+                8,
+                op["JUMP"],
+                4,
+                op["LOOP_END"],
+                halt,
+            ],
+        ),
+        ([op["LOOP_ACCEPT"], halt],),
+        ([op["LOOP_DONE"], halt],),
         ([op["SUM"], -1, halt],),
         ([op["LIST"], 1 << 20, halt],),
-        ([halt], [frozenset((0,))]),
         ([halt], [object()]),
         ([halt], ["\ud800"]),
-        ([halt, op["LOAD_LOCAL"], 1, op["RETURN"]], ["a"], [(1, 0, 1, ())]),
-        ([halt, op["RETURN"]], ["a"], [(2, 0, 0, ())]),
-        ([halt, op["RETURN"]], ["a"], [(1, 1, 0, ("x",))]),
-        ([halt, op["RETURN"]], ["a"], [(1, 0, 1 << 20, ())]),
-        ([halt, op["RETURN"]], ["a"], [(1, 1, 1, ())]),
+        ([halt, op["LOAD_LOCAL"], 1, op["RETURN"]], ["a"], [(1, 0, 1, -1, 0, ())]),
+        ([halt, op["RETURN"]], ["a"], [(2, 0, 0, -1, 0, ())]),
+        ([halt, op["RETURN"]], ["a"], [(1, 1, 0, -1, 0, ("x",))]),
+        ([halt, op["RETURN"]], ["a"], [(1, 0, 1 << 20, -1, 0, ())]),
+        ([halt, op["RETURN"]], ["a"], [(1, 1, 1, -1, 0, ())]),
+        ([halt, op["RETURN"]], ["a"], [(1, 0, 0, 0, 0, ())]),
+        ([halt, op["RETURN"]], ["a"], [(1, 0, 1, -1, 3, ())]),
+        ([halt, op["MACRO"], 0, op["POP"], op["RETURN"]], ["a"], [(1, 0, 0, -1, 0, ())]),
+        (
+            [halt, op["LOAD_OUTER"], 1, 1, op["POP"], op["RETURN"], op["RETURN"]],
+            ["a"],
+            [(6, 0, 1, -1, 0, ()), (1, 0, 0, 0, 0, ())],
+        ),
     ]
     for arguments in bad:
         with pytest.raises(ValueError):

@@ -77,8 +77,8 @@ def test_without_a_compiler_the_reference_serves_with_a_reason(monkeypatch: pyte
     assert subject.paths == (0, 0)
 
 
-def test_a_template_that_does_not_compile_has_a_reason() -> None:
-    subject = renderer(CHATML + "{{ dict | string | length }}{{ messages | pprint | length }}")
+def test_a_template_that_the_machine_never_serves_has_a_reason() -> None:
+    subject = renderer(CHATML + "{% autoescape true %}{% endautoescape %}")
     assert subject.why_reference.startswith("the template uses ")
     assert subject.render([Conversation([user(0), assistant(1)])]).reference == {subject.why_reference: 1}
 
