@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from penstock.native import RowFlag, RowStatus
 from penstock.prepare.chat.conversation import Role
+from penstock.prepare.encode.unigram import CharacterFlag, UnigramRule
 from penstock.prepare.template.bytecode import Starred, Takes
 from penstock.prepare.template.compiler import Reading
 from penstock.prepare.template.names import AttributeOf
@@ -29,6 +30,8 @@ SHARED = {
     "STARRED": Starred,
     "RULE": Rule,
     "TOKEN": PieceKind,
+    "UNIGRAM": UnigramRule,
+    "CHARACTER": CharacterFlag,
 }
 _COLUMNS = (TurnColumn, SpanColumn, TagColumn)
 

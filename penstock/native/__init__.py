@@ -8,12 +8,14 @@ run in numpy: the same results, at about a twentieth of the speed.
 
 Files: `program.c` loads bytecode and renders batches, `verify.c` checks it, `interpreter.c` runs it, `rows.c` reads
 rows, `values.c` and `operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters
-and JSON, and `provenance.c` tracks which message printed what. `constants.h` is generated from Python's enums.
+and JSON, `provenance.c` tracks which message printed what, and `unigram*.c` encode with Unigram models. `constants.h`
+is generated from Python's enums.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -85,6 +87,17 @@ class Program(Protocol):
         """Reset the branch directions taken, so that rows taking them are reported as fresh again."""
 
 
+class Unigram(Protocol):
+    """A Unigram model, with the words that it has encoded."""
+
+    def encode(self, texts: list[bytes], /) -> tuple[bytes, bytes, bytes, bytes]:
+        """The ids (uint32) of all texts, the offsets (int64) of texts in them, where each token ends in its text
+        (uint32), and why a text is left out (uint8, 0 if it is not)."""
+
+    def forget(self) -> None:
+        """Free the memory of words."""
+
+
 class Native(Protocol):
     """The compiled module."""
 
@@ -104,6 +117,24 @@ class Native(Protocol):
         /,
     ) -> Program: ...
 
+    def Unigram(  # noqa: N802
+        self,
+        pieces: list[bytes],
+        ids: npt.NDArray[Any],
+        scores: npt.NDArray[Any],
+        added: list[bytes],
+        added_ids: npt.NDArray[Any],
+        byte_ids: npt.NDArray[Any],
+        unk: int,
+        unk_score: float,
+        rules: int,
+        character: Callable[[int], tuple[int, bytes]],
+        word: Callable[[int, bytes], tuple[bytes, bytes] | None],
+        /,
+    ) -> Unigram:
+        """Pieces and added tokens are sorted; ids are uint32, scores float64, `byte_ids` int64 and -1 if there is none.
+        `character` answers with flags and a replacement, `word` with ids and ends, or None."""
+
     def count_tokens(
         self,
         texts: list[bytes],
@@ -118,7 +149,8 @@ class Native(Protocol):
         /,
     ) -> bytes:
         """For each text, whether its tokens account for all of it, by their lengths or pieces. If so, `counts` receives
-        the number of tokens up to the end of each segment."""
+        the number of tokens up to the end of each segment. Instead of a table of lengths (uint8 or uint16), `lengths`
+        may be the ends of all tokens (uint32), beyond the text where they are unknown."""
 
     def find_markers(
         self,

@@ -154,6 +154,18 @@ static bool count_row_by_lengths(const Py_buffer *lengths, size_t size, const ui
     return (size_t)at == size;
 }
 
+/* The same by ends that are known; false where one is beyond the text. */
+static bool count_row_by_ends(const uint32_t *known, size_t size, int64_t n, const int64_t *cuts, const uint8_t *inclusive,
+                              int64_t m, int64_t *counts, int64_t *ends) {
+    int64_t reached = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (known[i] > size) return false;
+        ends[i] = reached = known[i] > reached ? known[i] : reached;
+    }
+    count_row(ends, n, cuts, inclusive, m, counts);
+    return true;
+}
+
 static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
 
 typedef struct {
@@ -174,6 +186,7 @@ static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
             !PyBytes_CheckExact(PyList_GetItem(texts, i)))
             return false;
     if (offsets[rows] > a->ids.len / 4 || segments[rows] > a->cuts.len / 8) return false;
+    if (!(rule & RULE_BY_PIECES) && a->lengths.itemsize == 4) return a->lengths.len == a->ids.len;
     if (!(rule & RULE_BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
     const uint32_t *starts = a->starts.buf;
     const Py_ssize_t pieces = a->kinds.len;
@@ -201,7 +214,9 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
         const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
         int64_t *counts = (int64_t *)a->counts.buf + first;
         bool found;
-        if (!(rule & RULE_BY_PIECES))
+        if (!(rule & RULE_BY_PIECES) && a->lengths.itemsize == 4)
+            found = count_row_by_ends((const uint32_t *)a->lengths.buf + offsets[i], size, n, cuts, inclusive, m, counts, ends);
+        else if (!(rule & RULE_BY_PIECES))
             found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
         else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AsString(text), size, ids, n, ends)))
             count_row(ends, n, cuts, inclusive, m, counts);

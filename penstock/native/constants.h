@@ -134,4 +134,26 @@ enum {
     TOKEN_UNK = 5,
 };
 
+/* penstock.prepare.encode.unigram.UnigramRule */
+enum {
+    UNIGRAM_DROPS_SPACE = 1,
+    UNIGRAM_SPLITS = 2,
+    UNIGRAM_PREPENDS = 4,
+    UNIGRAM_ONLY_FIRST = 8,
+    UNIGRAM_PREPENDS_ALWAYS = 16,
+    UNIGRAM_COLLAPSES = 32,
+    UNIGRAM_STRIPS = 64,
+    UNIGRAM_CRLF_IS_ONE = 128,
+};
+
+/* penstock.prepare.encode.unigram.CharacterFlag */
+enum {
+    CHARACTER_KNOWN = 1,
+    CHARACTER_SEPARATES = 2,
+    CHARACTER_INTERACTS = 4,
+    CHARACTER_STRIPPED = 8,
+    CHARACTER_JOINS_LEFT = 16,
+    CHARACTER_JOINS_RIGHT = 32,
+};
+
 #endif

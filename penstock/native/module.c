@@ -29,12 +29,14 @@ static int fill(PyObject *module) {
 #define OP_NAME(x, operands, pops, pushes) #x,
     static const char *const methods_[] = {METHODS(NAME)}, *const filters[] = {FILTERS(NAME)},
                                     *const tests[] = {TESTS(NAME)}, *const ops[] = {OPS(OP_NAME)};
-    PyObject *type = PyType_FromSpec(&program_spec);
-    const int failed = !type || PyModule_AddObjectRef(module, "Program", type) < 0 ||
+    PyObject *type = PyType_FromSpec(&program_spec), *unigram = PyType_FromSpec(&unigram_spec);
+    const int failed = !type || PyModule_AddObjectRef(module, "Program", type) < 0 || !unigram ||
+                       PyModule_AddObjectRef(module, "Unigram", unigram) < 0 ||
                        add_names(module, "METHODS", methods_, METHOD_COUNT) < 0 ||
                        add_names(module, "FILTERS", filters, FILTER_COUNT) < 0 ||
                        add_names(module, "TESTS", tests, TEST_COUNT) < 0 || add_names(module, "OPS", ops, OP_COUNT) < 0;
     Py_XDECREF(type);
+    Py_XDECREF(unigram);
     return failed ? -1 : 0;
 }
 

@@ -5,7 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern PyType_Spec program_spec;
+extern PyType_Spec program_spec, unigram_spec;
 PyObject *count_tokens(PyObject *module, PyObject *arguments);
 PyObject *find_markers(PyObject *module, PyObject *arguments);
 PyObject *kinds(PyObject *module, PyObject *arguments);

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64, UInt32
 from penstock.errors import EncoderPanic, TokenizerError
 from penstock.literals import Literals
-from penstock.prepare.encode.engines import ENGINES, FastEngine, why_untrusted
+from penstock.prepare.encode.engines import ENGINES, EngineOutput, FastEngine, why_untrusted
 from penstock.prepare.encode.process_memory import GrowthWatch
 from penstock.prepare.encode.unicode_checks import (
     Findings,
@@ -34,6 +34,8 @@ from penstock.prepare.encode.unicode_checks import (
     inspect_texts,
     is_composed,
 )
+from penstock.prepare.encode.unigram import NAME as UNIGRAM
+from penstock.prepare.encode.unigram import UnigramEngine
 from penstock.prepare.tokenizer.reference import ReferenceEncoder, convert_panics
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, Vocabulary
 
@@ -142,6 +144,8 @@ MAX_PIECE_BYTES = 4_000_000  # limit on text that can't be split; beyond it the 
 MAX_TOKENS_ADDED = 1000  # around a text, by the tokenizer's post-processor
 GROWTH_LIMIT = 64_000_000  # bytes of cache; reached after about 0.8 GB of ordinary text
 
+UNKNOWN_END = (1 << 32) - 1
+
 ByteLengths = npt.NDArray[np.unsignedinteger]
 AlignmentTables = tuple[ByteLengths, TokenPieces]  # of all tokens, to find out where in a text they end
 
@@ -152,6 +156,7 @@ class Encoded(NamedTuple):
     ids: UInt32
     offsets: Int64
     fallbacks: Counter[str]
+    ends: UInt32 | None = None  # where each token ends in its text, if the engine knows; `UNKNOWN_END` where it doesn't
 
 
 class Encoder:
@@ -202,7 +207,7 @@ class Encoder:
     def _start_fast(self) -> str:
         """Start the first fast engine that passes its trial; returns why there is none, or ''."""
         reasons: list[str] = []
-        for name in ENGINES:
+        for name in (UNIGRAM, *ENGINES) if self.vocabulary.unigram else ENGINES:
             engine, reason = self._try_engine(name)
             if engine is not None:
                 self._fast, self._watch, self.engine = engine, GrowthWatch(GROWTH_LIMIT), engine.name
@@ -213,11 +218,11 @@ class Encoder:
 
     def _try_engine(self, name: str) -> tuple[FastEngine | None, str]:
         """Start an engine and compare it with the reference on probes; returns the engine, or why it can't be used."""
-        if reason := why_untrusted(name, self.vocabulary):
+        if name in ENGINES and (reason := why_untrusted(name, self.vocabulary)):
             return None, reason
         try:
             with convert_panics(name):
-                engine = ENGINES[name](self._json)
+                engine = self._new_engine(name)
         except ImportError as error:
             return None, f"{name} is not available ({error})"
         except Exception as error:  # any failure of an engine counts as a refusal
@@ -226,20 +231,31 @@ class Encoder:
         expected, ends = self._by_reference(probes)
         try:
             with convert_panics(name):
-                ids, offsets = engine.encode(probes)
+                found = engine.encode(probes)
         except EncoderPanic as error:
             return None, str(error)
         for k, probe in enumerate(probes):
-            if not np.array_equal(ids[offsets[k] : offsets[k + 1]], expected[ends[k] : ends[k + 1]]):
+            own = slice(*found.offsets[k : k + 2])
+            same = k in found.left or np.array_equal(found.ids[own], expected[ends[k] : ends[k + 1]])
+            if not same or (
+                found.ends is not None
+                and k not in found.left
+                and not np.array_equal(found.ends[own], self._reference.token_ends(probe))
+            ):
                 return None, f"{name} differs from tokenizers on {probe.decode()!r}"
         return engine, ""
 
     def new_engine(self) -> FastEngine:
         """A fresh instance of the engine in use, with an empty cache; for benchmarks."""
         assert self._fast is not None, self.why_reference
-        return ENGINES[self._fast.name.split()[0]](self._json)
+        return self._new_engine(self._fast.name.split()[0])
 
-    def _run_fast(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
+    def _new_engine(self, name: str) -> FastEngine:
+        if name == UNIGRAM:
+            return UnigramEngine(self._reference, self.vocabulary)
+        return ENGINES[name](self._json)
+
+    def _run_fast(self, texts: list[bytes]) -> EngineOutput:
         assert self._fast is not None
         try:
             with convert_panics(self._fast.name):
@@ -276,22 +292,23 @@ class Encoder:
         return self._fast is not None
 
     def _encode_fast(self, texts: list[bytes], slow: dict[int, str]) -> Encoded:
-        """Encode with the fast engine, except for the texts in `slow`."""
-        ids, offsets = self._run_fast(texts)
+        """Encode with the fast engine, except for the texts in `slow` and those that it leaves."""
+        found = self._run_fast(texts)
+        slow = slow | dict(found.left)
         if not slow:
-            return Encoded(ids, offsets, Counter())
+            return Encoded(found.ids, found.offsets, Counter(), found.ends)
         rows = sorted(slow)
         served, ends = self._in_pieces([self.pieces(texts[r]) for r in rows])
         served = served._replace(offsets=served.offsets[ends], fallbacks=Counter(slow.values()))
-        return _spliced(ids, offsets, rows, served)
+        return _spliced(found, rows, served)
 
     def _in_pieces(self, texts: list[list[bytes]]) -> tuple[Encoded, Int64]:
         """Encode the pieces of texts, each with the fastest exact engine; and where texts end among pieces."""
         pieces = list(chain.from_iterable(texts))
-        ids, offsets = self._run_fast(pieces)
-        slow = sorted(self._guarded(inspect_texts(pieces)))
+        found = self._run_fast(pieces)
+        slow = sorted({*found.left, *self._guarded(inspect_texts(pieces))})
         served = self.reference([pieces[p] for p in slow])
-        return _spliced(ids, offsets, slow, served), np.cumsum([0, *map(len, texts)])
+        return _spliced(found, slow, served), np.cumsum([0, *map(len, texts)])
 
     def pieces(self, text: bytes) -> list[bytes]:
         """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
@@ -353,21 +370,30 @@ class Encoder:
 
     def _guarded(self, findings: Findings) -> dict[int, str]:
         """The texts that the fast engine must not encode, with the reason for each."""
+        if self._fast is not None and self._fast.checks_texts:
+            return {}
         slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
         if self.vocabulary.normalizer is NormalizerKind.NFC:
             slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
         return slow
 
 
-def _spliced(ids: UInt32, offsets: Int64, rows: list[int], served: Encoded) -> Encoded:
+def _spliced(found: EngineOutput, rows: list[int], served: Encoded) -> Encoded:
     """Replace some rows of a result by those of `served`."""
+    lengths = np.diff(found.offsets)
+    lengths[rows] = np.diff(served.offsets)
+    ids = _replaced(found.ids, found.offsets, rows, served.ids, served.offsets)
+    ends = found.ends
+    if ends is not None:
+        unknown = np.full(len(served.ids), UNKNOWN_END, np.uint32)
+        ends = _replaced(ends, found.offsets, rows, unknown, served.offsets)
+    return Encoded(ids, np.concatenate([[0], np.cumsum(lengths)]), served.fallbacks, ends)
+
+
+def _replaced(values: UInt32, offsets: Int64, rows: list[int], new: UInt32, new_offsets: Int64) -> UInt32:
     pieces: list[UInt32] = []
-    lengths = np.diff(offsets)
     at = 0
     for k, row in enumerate(rows):
-        pieces.append(ids[at : offsets[row]])
-        pieces.append(served.ids[served.offsets[k] : served.offsets[k + 1]])
-        lengths[row] = served.offsets[k + 1] - served.offsets[k]
+        pieces += (values[at : offsets[row]], new[new_offsets[k] : new_offsets[k + 1]])
         at = offsets[row + 1]
-    pieces.append(ids[at:])
-    return Encoded(np.concatenate(pieces), np.concatenate([[0], np.cumsum(lengths)]), served.fallbacks)
+    return np.concatenate([*pieces, values[at:]])

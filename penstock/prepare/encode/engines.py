@@ -1,4 +1,4 @@
-"""The fast engines: gigatoken, and optionally splintr for tokenizers that gigatoken does not support.
+"""The fast engines of others: gigatoken, and optionally splintr for tokenizers that gigatoken does not support.
 
 Both are young libraries. `why_untrusted` rules out some tokenizers by their configuration; for all others, `Encoder`
 compares an engine with the reference before it uses it. Both cache every word they see until `clear_cache`.
@@ -6,9 +6,9 @@ compares an engine with the reference before it uses it. Both cache every word t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,13 +17,26 @@ from penstock.prepare.encode.process_memory import release_free_memory
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 
 
+class EngineOutput(NamedTuple):
+    """What an engine makes of texts: the ids of all, and the offsets of the texts in them, including the end."""
+
+    ids: UInt32
+    offsets: Int64
+    ends: UInt32 | None = None  # where each token ends in its text, in bytes; None if the engine doesn't know
+    left: Mapping[int, str] = {}  # texts without ids, which the reference must encode, and the reason for each
+
+
 class FastEngine(Protocol):
     """Encodes texts like `tokenizers` with `add_special_tokens=False`."""
 
     name: str
 
-    def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
-        """The ids of all texts, and the offsets of the texts in them, including the end."""
+    @property
+    def checks_texts(self) -> bool:
+        """Whether it finds the texts itself that it must not encode."""
+
+    def encode(self, texts: list[bytes]) -> EngineOutput:
+        """Encode UTF-8 texts."""
 
     def clear_cache(self) -> None:
         """Free the memory of cached words."""
@@ -32,13 +45,15 @@ class FastEngine(Protocol):
 class Gigatoken:
     """Supports byte-level BPE, and SentencePiece-style BPE with byte fallback."""
 
+    checks_texts: Final = False
+
     def __init__(self, tokenizer_json: bytes) -> None:
         self.name = f"gigatoken {version('gigatoken')}"
         self._json = tokenizer_json
         self._backend: Any = None
         self.clear_cache()
 
-    def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: list[bytes]) -> EngineOutput:
         """Encode one by one: the batch method imports awkward, and on SentencePiece-style BPE it caches no words."""
         return _joined([self._backend.encode(text) for text in texts])
 
@@ -53,7 +68,9 @@ class Gigatoken:
 
 
 class Splintr:
-    """Supports all kinds of BPE, and Unigram."""
+    """Supports all kinds of BPE, and Unigram for configurations that our own engine refuses."""
+
+    checks_texts: Final = False
 
     def __init__(self, tokenizer_json: bytes) -> None:
         from splintr import from_json_bytes
@@ -61,7 +78,7 @@ class Splintr:
         self.name = f"splintr {version('splintr-rs')}"
         self._backend: Any = from_json_bytes(tokenizer_json)
 
-    def encode(self, texts: list[bytes]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: list[bytes]) -> EngineOutput:
         """Encode one by one: its batch method uses threads."""
         return _joined([np.array(self._backend.encode_raw(text.decode()), np.uint32) for text in texts])
 
@@ -70,11 +87,10 @@ class Splintr:
         self._backend.clear_cache()
 
 
-def _joined(rows: list[UInt32]) -> tuple[UInt32, Int64]:
-    """The ids of all rows, and the offsets of the rows in them."""
+def _joined(rows: list[UInt32]) -> EngineOutput:
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return np.concatenate([np.zeros(0, np.uint32), *rows]), offsets
+    return EngineOutput(np.concatenate([np.zeros(0, np.uint32), *rows]), offsets)
 
 
 EngineFactory = Callable[[bytes], FastEngine]

@@ -266,7 +266,7 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
         encoded.ids,
         encoded.offsets,
         segments,
-        encoder.tables,
+        encoder.tables if encoded.ends is None else (encoded.ends, encoder.tables[1]._replace(rule=0)),
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
         by_offsets=by_offsets,
     )

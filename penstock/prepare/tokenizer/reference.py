@@ -6,7 +6,7 @@ Whatever the encoder raises when it panics becomes EncoderPanic.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from penstock.arrays import Int64, UInt32
 from penstock.errors import EncoderPanic, TokenizerError
@@ -56,11 +57,24 @@ class ReferenceEncoder:
 
     def token_ends(self, text: bytes) -> Int64:
         """Where each token of a text ends, in bytes."""
+        return self.encode_with_ends(text)[1]
+
+    def encode_with_ends(self, text: bytes) -> tuple[list[int], Int64]:
+        """The ids of a text, and where each token ends, in bytes."""
         with convert_panics("tokenizers"):
             encoding = self._backend.encode(text.decode(), add_special_tokens=False)
         ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding))
         characters = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)  # where each starts
-        return np.append(characters, len(text))[np.maximum.accumulate(ends)]
+        return encoding.ids, np.append(characters, len(text))[np.maximum.accumulate(ends)]
+
+    def model(self) -> Any:
+        """The model, as the encoder understood it: it parses some numbers to the neighbours of what the file says."""
+        return orjson.loads(self._backend.model.__getstate__())
+
+    def added_tokens(self) -> dict[int, Any]:
+        """The added tokens by id; each has `content` and the flags of tokenizer.json."""
+        found: dict[int, Any] = self._backend.get_added_tokens_decoder()
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text that ids stand for, special tokens included."""
@@ -73,6 +87,18 @@ def backend(tokenizer_json: bytes) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(tokenizer_json.decode())
+
+
+def normalizer(steps: Sequence[Mapping[str, Any]]) -> Callable[[str], str]:
+    """What the normalizers of a tokenizer.json make of a text."""
+    config = {
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": list(steps)},
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+    }
+    found = backend(orjson.dumps(config)).normalizer
+    return lambda text: str(found.normalize_str(text))
 
 
 def nfc(text: str) -> str:

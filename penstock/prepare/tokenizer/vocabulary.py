@@ -82,8 +82,8 @@ class Vocabulary:
             for t in added
         )
         self.byte_fallback = bool(model.get("byte_fallback"))
-        unigram = model.get("type") == "Unigram" and not self.byte_fallback
-        self.unk_id: int | None = model.get("unk_id") if unigram else None
+        self.unigram = model.get("type") == "Unigram"
+        self.unk_id: int | None = model.get("unk_id") if self.unigram and not self.byte_fallback else None
         self.ignores_merges = bool(model.get("ignore_merges"))
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
