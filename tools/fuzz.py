@@ -3,7 +3,7 @@
     python -m tools.fuzz --seconds 60 [--seed N] [--part NAME] [--data FOLDER] [--tokenizers FOLDER …]
     python -m tools.fuzz --replay FIND.json
 
-Five parts share the time:
+Six parts share the time:
 
 rows        valid rows of every format, mutated at random, rendered with the templates of PyPI's trl. The machine must
             agree with `RowReader`, `Adapter` and the reference, or leave the row to them. Every other batch is rendered
@@ -12,9 +12,10 @@ templates   random templates on unusual values. The machine must render or refus
             the same spans and turns as the reference, or give up.
 tokens      conversations of unusual text, with templates of trl and the given tokenizers (default: the bundled one),
             prepared and encoded by transformers: ids and masks must be equal.
+unigram     random Unigram tokenizers and texts: our engine's ids and offsets must be the reference's.
 viewer      requests, valid and hostile, on a dataset of hostile rows.
-sanitizer   rows and templates again in a separate process, with the C core compiled for AddressSanitizer and UBSan,
-            without references; and damaged bytecode, which must be refused or run safely.
+sanitizer   rows, templates and Unigram again in a separate process, with the C core compiled for AddressSanitizer and
+            UBSan, the former two without references; and damaged bytecode, which must be refused or run safely.
 
 Findings are written as JSON with their seed to --finds, ready for --replay, and the exit code is 1. To keep one as a
 regression test, move its file to tests/prepare/template/fuzz_corpus.
@@ -49,7 +50,14 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_t
 NEEDLES = ("<|im_end|>", "<|endoftext|>", "</s>", "<|im_start|>")
 BATCH = 100
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-PARTS = {"rows": 0.3, "templates": 0.2, "tokens": 0.2, "viewer": 0.1, "sanitizer": 0.2}  # shares of the time
+PARTS = {
+    "rows": 0.3,
+    "templates": 0.2,
+    "tokens": 0.15,
+    "unigram": 0.05,
+    "viewer": 0.1,
+    "sanitizer": 0.2,
+}  # shares of the time
 
 
 def use_native(path: str) -> None:
@@ -328,6 +336,10 @@ def replay(case: dict[str, Any]) -> list[Difference]:
         from tools import fuzz_tokens
 
         return [Difference(0, what, "", "") for what in fuzz_tokens.differences(case, counts)]
+    if case["part"] == "unigram":
+        from tools import fuzz_unigram
+
+        return [Difference(0, what, "", "") for what in fuzz_unigram.differences(case, counts)]
     if case["part"] == "viewer":
         from tools import fuzz_viewer
 
@@ -455,6 +467,18 @@ class FuzzRun:
             for what in fuzz_tokens.differences(case, self.counts)[:3]:
                 self.report(case, Difference(0, what, "", ""))
 
+    def unigram(self, seconds: float) -> None:
+        from tools import fuzz_unigram
+
+        end = time.process_time() + seconds
+        for case in fuzz_unigram.rounds(random.Random(f"{self.seed} unigram {self.compares}")):  # noqa: S311
+            if time.process_time() >= end:
+                return
+            if not self.compares:
+                self.begin(case)
+            for what in fuzz_unigram.differences(case, self.counts)[:3]:
+                self.report(case, Difference(0, what, "", ""))
+
     def viewer(self, seconds: float) -> None:
         from tools import fuzz_viewer
 
@@ -551,7 +575,7 @@ def main() -> int:
     warnings.simplefilter("ignore", SyntaxWarning)  # raised for the code that jinja2 generates from unusual templates
     run = FuzzRun(options)
     print(f"seed {run.seed}", flush=True)
-    shares = {"rows": 0.4, "templates": 0.4, "bytecode": 0.2} if options.native else PARTS
+    shares = {"rows": 0.4, "templates": 0.3, "bytecode": 0.2, "unigram": 0.1} if options.native else PARTS
     for part, share in shares.items():
         if options.part in (None, part):
             seconds = options.seconds if options.part else options.seconds * share
