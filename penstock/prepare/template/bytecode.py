@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import re
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from jinja2 import nodes
 
 from penstock.native import native
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 UNDEFINED = ...  # the constant that stands for an undefined value
 
 
@@ -96,10 +98,10 @@ class Bytecode:
 
     def constant(self, value: Any) -> int:
         """The index of a constant in the constant table."""
-        if not _is_value(value):
-            raise NotCompiled("a constant beyond what the machine holds")
         key = type(value).__name__, repr(value)
         if key not in self._numbers:
+            if not _is_value(value):
+                raise NotCompiled("a constant beyond what the machine holds")
             self._numbers[key] = len(self.constants)
             self.constants.append(value)
         return self._numbers[key]
@@ -209,7 +211,7 @@ def _is_value(value: Any) -> bool:
         case int():
             return -(1 << 63) <= value < 1 << 63
         case str():
-            return all(not "\ud800" <= character <= "\udfff" for character in value)
+            return value.isascii() or _SURROGATE.search(value) is None
         case list() | tuple():
             return all(map(_is_value, value))
         case dict():

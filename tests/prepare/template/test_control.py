@@ -98,6 +98,7 @@ def test_a_template_that_serves_no_probe_is_not_tried_on_rows() -> None:
         ("{% set ns = namespace() %}{% macro f() %}{% macro g() %}{% endmacro %}{% set ns.g = g %}{% endmacro %}{{ f() }}{{ ns.g() }}", "a macro of a call that has ended"),
         ("{% set ns = namespace() %}{% for m in messages %}{% macro g() %}{{ m }}{% endmacro %}{% set ns.g = g %}{% endfor %}{{ ns.g() }}", "a macro that reads a variable of a block that has ended"),
         ("{% set ns = namespace() %}{% for m in messages recursive %}{% set ns.l = loop %}{% endfor %}{{ ns.l([1]) }}", "a loop that has ended"),
+        ("{% set ns = namespace(g=none) %}{% macro f(x) %}{{ ns.g() if ns.g }}{% macro g() %}{{ x }}{% endmacro %}{% set ns.g = g %}{% endmacro %}{{ f(1) }}{{ f(2) }}", "a macro of a call that has ended"),
         ("{% for m in messages %}{{ loop([1]) }}{% endfor %}", "a call of a loop that is not recursive"),
         ("{% for m in messages recursive %}{{ loop([m]) }}{% endfor %}", "calls nested too deeply"),
         ("{% macro f() %}{{ caller() }}{% endmacro %}{{ f() }}", "a call of something else than a macro"),
