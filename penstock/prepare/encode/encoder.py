@@ -36,7 +36,7 @@ from penstock.prepare.encode.unicode_checks import (
 )
 from penstock.prepare.encode.unigram import NAME as UNIGRAM
 from penstock.prepare.encode.unigram import UnigramEngine
-from penstock.prepare.tokenizer.reference import ReferenceEncoder, convert_panics
+from penstock.prepare.tokenizer.reference import convert_panics, reference_encoder
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, Vocabulary
 
 # ---- splitter --------------------------------------------------------------------------------------------------------
@@ -167,7 +167,10 @@ class Encoder:
         self.vocabulary = vocabulary
         self.normalize = NfcNormalizer(vocabulary)
         self.tables: AlignmentTables = vocabulary.byte_lengths, vocabulary.pieces
-        self._reference = ReferenceEncoder(tokenizer_json)
+        self._reference = reference_encoder(tokenizer_json)
+        if self._reference.is_engine and (reason := why_untrusted(self._reference.name, vocabulary)):
+            raise TokenizerError(f"{reason}: pip install 'tokenizers<1'")
+        self.has_offsets = self._reference.has_offsets
         self.prefix, self.suffix = self._special_tokens_added()
         self._cuts = SafeCuts(vocabulary, lambda texts: self._by_reference(texts)[0])
         self.engine = self._reference.name  # in use, with its version
@@ -201,7 +204,7 @@ class Encoder:
 
     def start_fast(self) -> None:
         """Start a fast engine now, rather than after `SMALL_INPUT` bytes."""
-        if self._fast is None and not self.why_reference:
+        if self._fast is None and not self.why_reference and not self._reference.is_engine:
             self.why_reference = self._start_fast()
 
     def _start_fast(self) -> str:
@@ -269,6 +272,8 @@ class Encoder:
 
     def encode(self, texts: list[bytes], findings: Findings | None = None) -> Encoded:
         """Encode UTF-8 texts without adding special tokens. `findings` are those of the texts, if known."""
+        if self._reference.is_engine:
+            return self.reference(texts)
         if self._fast is None and not self.why_reference:
             self._seen += sum(map(len, texts))
             if self._seen < SMALL_INPUT:

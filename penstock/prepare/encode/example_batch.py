@@ -257,7 +257,7 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
     if inspected.decomposed:
         texts, segments, findings = encoder.normalize(texts, segments, inspected)
     # Some rows are aligned by offsets, because token lengths may add up by chance (ḿ is as long as its parts).
-    by_offsets: Sequence[int] = range(len(texts)) if reference else ()
+    by_offsets: Sequence[int] = range(len(texts)) if reference and encoder.has_offsets else ()
     if vocabulary.byte_level:
         by_offsets = findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
     encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
