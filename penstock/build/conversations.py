@@ -18,8 +18,9 @@ from penstock.prepare.chat.adapt import Adapter
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import ColumnMapping
 from penstock.prepare.chat.rows import RowReader
+from penstock.prepare.sources.joined import JoinedPath
 from penstock.prepare.sources.reading import fetch_data, read_rows
-from penstock.prepare.sources.remote import SourcePath, recorded_path
+from penstock.prepare.sources.remote import SourcePath, recorded_source
 from penstock.prepare.sources.slices import Slice, SliceRows, SourceFile
 from penstock.prepare.template.reference import Reference
 from penstock.store.dataset import Dataset
@@ -37,7 +38,7 @@ class ConversationReader:
         self._recipe = dataset.recipe
         self._adapter = cache(self._make_adapter)
         self._rows: tuple[int, SliceRows] | None = None
-        self._path = cache(recorded_path)
+        self._path = cache(lambda file: recorded_source(dataset.origins["files"][file]))
 
     def conversation(self, index: int) -> dict[str, Any]:
         """The conversation of an example; for a pair, both sides."""
@@ -71,10 +72,12 @@ class ConversationReader:
         columns = self._dataset.shards.columns(shard)
         row = self._slice_rows(shard).rows[int(columns.rows[number])]
         if xxhash.xxh3_64_intdigest(row) != int(columns.row_hashes[number]):
-            row_number = self._dataset.manifest.shards.first_rows[shard] + int(columns.rows[number])
-            raise SourceError(
-                f"{self._noted(shard)[1]}: row {row_number} has changed since the dataset was prepared. Prepare again."
-            )
+            table = self._dataset.manifest.shards
+            row_number = table.first_rows[shard] + int(columns.rows[number])
+            name: object = self._noted(shard)[1]
+            if isinstance(name, JoinedPath):
+                name, row_number = self._dataset.file_row(table.sources[shard], row_number)
+            raise SourceError(f"{name}: row {row_number} has changed since the dataset was prepared. Prepare again.")
         return row
 
     @cached_property
@@ -100,7 +103,7 @@ class ConversationReader:
         """The slice of a shard and the file it lies in, from the dataset's notes."""
         try:
             place = Slice.from_json(self._dataset.origins["slices"][shard])
-            return place, self._path(self._dataset.origins["files"][place.file]["path"])
+            return place, self._path(place.file)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SourceError(
                 f"{self._dataset.path}: the paths of the dataset's sources are not recorded. "

@@ -32,6 +32,7 @@ from penstock.prepare.chat.json_rows import parse_row
 from penstock.prepare.modes import TokenizerAs
 from penstock.prepare.recipe import Recipe, make_recipe
 from penstock.prepare.sources.discover import discover
+from penstock.prepare.sources.remote import is_local
 from penstock.prepare.sources.slices import Slice
 from penstock.prepare.sources.source_set import SourceSet
 from penstock.prepare.tokenizer.files import load_tokenizer, tokenizer_of_object
@@ -103,8 +104,9 @@ class Search:
             limit=options.limit,
             config=options.config,
             revision=options.revision,
-            recall=self._plans.kind,
+            recall=self._plans.kinds,
         )
+        self._plans.put_kinds(self.sources.files)
         by_auto = options.tokenizer_as is TokenizerAs.AUTO
         if tokenizer is not None:
             self.model = tokenizer_of_object(tokenizer)
@@ -177,7 +179,7 @@ class Search:
         return rows
 
     def _bytes_total(self) -> int:
-        plain = all(not f.kind.is_streamed for f in self.sources.files)
+        plain = all(f.kind.is_as_large for f in self.sources.files)
         return self.sources.size if plain else 0  # unknown until the slices are
 
     def find_slices(self) -> list[Slice]:
@@ -215,7 +217,7 @@ class Search:
         never cut into slices are a miss.
         """
         may_build = self.options.on_miss is OnMiss.BUILD and self.obstacle is None
-        is_plain = all(isinstance(f.path, Path) and not f.kind.is_streamed for f in self.sources.files)
+        is_plain = all(f.kind.is_as_large and is_local(f.path) for f in self.sources.files)
         is_costly = not is_plain or self.finder.unknown_bytes > READ_BYTES
         if may_build and is_costly and self.finder.known() is None and not self.options.rehash:
             return None

@@ -16,6 +16,7 @@ from penstock.errors import RowError, SourceError, StoreError
 from penstock.prepare.chat.formats import Format
 from penstock.prepare.chat.notes import LOSSES, Note, reason_and_remedy
 from penstock.prepare.modes import TurnsMode
+from penstock.prepare.sources.joined import JoinedPath
 from penstock.prepare.sources.reading import fetch_data, read_rows
 from penstock.prepare.sources.remote import SourcePath, text_of_path
 from penstock.prepare.sources.slices import Slice, SourceFile
@@ -89,7 +90,7 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
     """Records beside the dataset which files it was last prepared from, so that examples can be traced to rows."""
     notes = canonical(
         {
-            "files": [{"path": _recorded(f.path), "name": f.name, "kind": f.kind.value} for f in sources.files],
+            "files": [_noted(file) for file in sources.files],
             "slices": [s.to_json() for s in slices],
             "tokenizer": tokenizer,
         }
@@ -100,6 +101,15 @@ def note_sources(cache: Cache, key: str, sources: SourceSet, slices: Sequence[Sl
             return
     with contextlib.suppress(StoreError):  # optional: other users' caches may be read-only
         cache.write_file(path, notes, "notes", durable=False)
+
+
+def _noted(file: SourceFile) -> dict[str, Any]:
+    """What is recorded of a file. Of a run of files, also where each row is."""
+    noted: dict[str, Any] = {"path": _recorded(file.path), "name": file.name, "kind": file.kind.value}
+    if isinstance(file.path, JoinedPath):
+        paths = [*map(_recorded, file.path.members)]
+        noted["members"] = {"paths": paths, "names": file.path.names, "rows": file.path.rows}
+    return noted
 
 
 def _recorded(path: SourcePath) -> str:
@@ -176,6 +186,8 @@ def row_locations(file: SourceFile, part: Slice, rows: list[int]) -> list[str]:
     """Returns `file:line` for rows of a slice. Counts lines in the file, since a shard only knows row numbers."""
     if not rows:
         return []
+    if isinstance(file.path, JoinedPath):
+        return file.path.locations([part.first_row + row for row in rows])
     if part.first_line is None:  # rows are counted instead of lines
         return [f"{file.name}:{part.first_row + row + 1}" for row in rows]
     data = fetch_data(part, file) if part.data is None else part.data

@@ -26,7 +26,7 @@ from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.reading import fetch_each, read_rows
-from penstock.prepare.sources.remote import SourcePath, recorded_path
+from penstock.prepare.sources.remote import SourcePath, recorded_source
 from penstock.prepare.sources.slices import Slice, SliceRows, SourceFile
 from penstock.store.cache import Cache
 from penstock.store.dataset import Dataset
@@ -138,7 +138,7 @@ def _recorded_source(dataset: Dataset, source: int, numbers: list[int]) -> tuple
     table, notes = dataset.manifest.shards, dataset.origins
     try:
         entry: Any = notes["files"][source]
-        file = SourceFile(source, recorded_path(entry["path"]), FileKind(entry["kind"]), entry["name"])
+        file = SourceFile(source, recorded_source(entry), FileKind(entry["kind"]), entry["name"])
         parts = [Slice.from_json(notes["slices"][number]) for number in numbers]
     except (KeyError, IndexError, TypeError, ValueError):
         raise SourceError("its location is unknown. Run the same prepare again, which records it.") from None

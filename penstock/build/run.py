@@ -108,8 +108,8 @@ class Builder:
             search.notice(NOT_COMPILED)
         if len(files) > MANY_FILES:
             search.notice(
-                f"{len(files):,} files: each becomes a slice and three files in the cache, however small it is. Fewer "
-                "and larger files are prepared faster: join JSON lines with `cat`."
+                f"{len(files):,} files: each becomes a slice and two files in the cache, however small it is. Fewer "
+                "and larger files are prepared faster; runs of small uncompressed .jsonl files are joined."
             )
         for attempt in range(ATTEMPTS):
             if attempt:

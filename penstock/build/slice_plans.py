@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from xxhash import xxh3_64_intdigest
 from penstock.digests import bytes_digest, canonical, digest, seal, unseal
 from penstock.errors import StoreError
 from penstock.prepare.sources.chunks import SteadyFile
+from penstock.prepare.sources.joined import RUN_FILES, JoinedIdentity, JoinedPath
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.reading import KeepData, plan_slices
-from penstock.prepare.sources.remote import ObjectPath, SourcePath
-from penstock.prepare.sources.slices import FileIdentity, Identity, Slice, SlicePlan, SourceFile, identity
+from penstock.prepare.sources.remote import ObjectIdentity, ObjectPath, SourcePath, is_local
+from penstock.prepare.sources.slices import SLICE_SIZES, FileIdentity, Identity, Slice, SlicePlan, SourceFile, identity
 from penstock.prepare.sources.source_set import SourceSet
 from penstock.store.cache import Cache
 from penstock.store.files import read_regular
@@ -59,33 +61,70 @@ class SlicePlans:
         if self._rehash:
             return None
         found = identity(file.path)
-        plan, blocks = self._plan(found, file.kind)
+        plan, values = self._plan(found, file.kind)
         if plan is None or not plan.holds_for(found) or plan.kind is not file.kind:
             return None
+        blocks = values.get("blocks")
         if isinstance(file.path, Path) and not _same_blocks(file.path, blocks, max(1, BLOCKS_COMPARED // of)):
             return None
+        if isinstance(file.path, JoinedPath):
+            if is_local(file.path) and _first_blocks(file.path) != blocks:
+                return None
+            file.path.recall(values["rows"])
         return tuple(replace(part, file=file.ordinal) for part in plan.slices)
 
-    def kind(self, path: SourcePath) -> FileKind | None:
-        """The kind of an object whose plan is stored, so that it need not be read to detect it."""
-        plan, _ = self._plan(identity(path), None) if isinstance(path, ObjectPath) else (None, ())
-        return plan.kind if plan is not None and plan.holds_for(identity(path)) else None
+    def kinds(self, paths: Sequence[SourcePath]) -> dict[SourcePath, FileKind]:
+        """The kinds of objects that were seen before, so that they need not be read to detect them."""
+        known: dict[SourcePath, FileKind] = {}
+        joined: set[SourcePath] = set()
+        for run in _small_objects(paths):
+            joined.update(run)
+            if (values := self._read(self._kinds_path(run), shared=True)) is not None:
+                known |= zip(run, map(FileKind, values["kinds"]), strict=True)
+        for path in paths:
+            if not isinstance(path, ObjectPath) or path in joined:
+                continue
+            plan, _ = self._plan(path.identity(), None)
+            if plan is not None and plan.holds_for(path.identity()):
+                known[path] = plan.kind
+        return known
+
+    def put_kinds(self, files: Sequence[SourceFile]) -> None:
+        """Store the kinds of runs of small objects, whose own plans are not stored."""
+        kinds: dict[SourcePath, FileKind] = {}
+        paths: list[SourcePath] = []
+        for file in files:
+            members = file.path.members if isinstance(file.path, JoinedPath) else [file.path]
+            paths += members
+            if not is_local(file.path):
+                kinds |= dict.fromkeys(members, FileKind.JSONL if file.kind is FileKind.JOINED else file.kind)
+        for run in _small_objects(paths):
+            if self._read(path := self._kinds_path(run), shared=True) is None:
+                self._write(path, {"kinds": [kinds[member].value for member in run]}, shared=True)
 
     def put(self, file: SourceFile, found: Identity, began: float, slices: Sequence[Slice]) -> None:
         """Store the slices of a file, whose identity was `found` before cutting started at time `began`."""
-        blocks: dict[str, Any] = {}
+        more: dict[str, Any] = {"rows": file.path.rows} if isinstance(file.path, JoinedPath) else {}
+        changed, devices = 0, ""  # the devices of files, or nothing for objects
         if isinstance(found, FileIdentity):
-            settled = began - max(found.mtime_ns, found.ctime_ns) / 1e9
-            if settled < SETTLED or _file_system(found.device) in WITHOUT_TIMES:
+            changed, devices = max(found.mtime_ns, found.ctime_ns), str(found.device)
+        elif isinstance(found, JoinedIdentity):
+            changed, devices = found.changed_ns, found.devices
+        if devices:
+            assert not isinstance(file.path, ObjectPath)
+            settled = began - changed / 1e9
+            if settled < SETTLED or not WITHOUT_TIMES.isdisjoint(map(_file_system, devices.split())):
                 return
-            assert isinstance(file.path, Path)
-            blocks = {"blocks": _hashed_blocks(file.path, found.size)}
+            if isinstance(file.path, JoinedPath):
+                more["blocks"] = _first_blocks(file.path)
+            else:
+                more["blocks"] = _hashed_blocks(file.path, found.size)
             if identity(file.path) != found:
                 return
         elif not _is_vouched(file.path):
             return
-        values = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices)).to_json() | blocks
-        self._write(self._path(found, file.kind), values, shared=not isinstance(found, FileIdentity))
+        values = SlicePlan(found, file.kind, tuple(s.without_data() for s in slices)).to_json() | more
+        self._write(self._path(found, file.kind), values, shared=not devices)
 
     def sample(self, files: Sequence[SourceFile], how: object) -> list[bytes] | None:
         """The first rows of objects, as an earlier run read them; `how` says what else the rows depend on."""
@@ -100,14 +139,15 @@ class SlicePlans:
         if path is not None and sum(map(len, rows)) <= SAMPLE_BYTES:
             self._write(path, {"rows": [row.decode("latin-1") for row in rows]}, shared=True)
 
-    def _plan(self, found: Identity, kind: FileKind | None) -> tuple[SlicePlan | None, list[Block]]:
+    def _plan(self, found: Identity, kind: FileKind | None) -> tuple[SlicePlan | None, dict[str, Any]]:
+        """A stored plan, and what is stored with it."""
         path = self._path(found, kind)
+        is_shared = isinstance(found, ObjectIdentity) or (isinstance(found, JoinedIdentity) and not found.devices)
         try:
-            values = self._read(path, shared=not isinstance(found, FileIdentity)) or {}
-            blocks = [(int(start), int(value)) for start, value in values.get("blocks", ())]
-            return SlicePlan.from_json(values), blocks
+            values = self._read(path, shared=is_shared) or {}
+            return SlicePlan.from_json(values), values
         except (KeyError, TypeError, ValueError):
-            return None, []  # missing or damaged: the file is cut again
+            return None, {}  # missing or damaged: the file is cut again
 
     def _read(self, path: Path, *, shared: bool) -> dict[str, Any] | None:
         """A memo; one of an object also from other machines."""
@@ -149,9 +189,19 @@ class SlicePlans:
             return None
         return self._named(["sample", how, [[*identity(file.path)] for file in files]])
 
+    def _kinds_path(self, run: Sequence[ObjectPath]) -> Path:
+        return self._named(["kinds", [[*path.identity()] for path in run]])
+
     def _named(self, values: list[Any]) -> Path:
         name = digest(canonical(values))
         return self._cache.root / "memo" / name[3:5] / f"{name}.json"
+
+
+def _small_objects(paths: Sequence[SourcePath]) -> Iterator[list[ObjectPath]]:
+    """Runs of objects that may be joined, whatever their kinds."""
+    for small, run in groupby(paths, lambda path: _is_vouched(path) and identity(path).size < SLICE_SIZES.smallest):
+        if small and len(found := [path for path in run if isinstance(path, ObjectPath)]) >= RUN_FILES:
+            yield found
 
 
 def _hashed_blocks(path: Path, size: int) -> list[Block]:
@@ -162,7 +212,12 @@ def _hashed_blocks(path: Path, size: int) -> list[Block]:
         return [(start, _block_hash(file, start)) for start in sorted(starts)]
 
 
-def _same_blocks(path: Path, blocks: Sequence[Block], most: int) -> bool:
+def _first_blocks(run: JoinedPath) -> list[int]:
+    """Hashes of the first block of each member of a run."""
+    return [xxh3_64_intdigest(text) for text in run.texts(BLOCK_BYTES)]
+
+
+def _same_blocks(path: Path, blocks: Any, most: int) -> bool:
     """Whether a file still has the blocks that were hashed, of which so many are compared."""
     if not blocks:
         return False
@@ -180,9 +235,9 @@ def _block_hash(file: SteadyFile, start: int) -> int:
 
 
 @cache
-def _file_system(device: int) -> str:
+def _file_system(device: str) -> str:
     """The kind of file system that a device number belongs to; '' if unknown."""
-    number = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(int(device))}:{os.minor(int(device))}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
             mount, _, rest = line.partition(" - ")
@@ -196,7 +251,7 @@ def _content(path: Path, data: bytes) -> list[object]:
 
 
 def _is_vouched(path: SourcePath) -> bool:
-    return isinstance(path, ObjectPath) and path.is_vouched
+    return not isinstance(path, Path) and path.is_vouched
 
 
 def now() -> float:

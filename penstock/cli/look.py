@@ -195,7 +195,7 @@ def _noted(dataset: Dataset, view: View, note: str, console: Terminal) -> list[i
     for k, item in enumerate(items):
         place = view[item].row
         console.print(
-            f"{k:>6}  {dataset.source_name(place.source)} row {place.row}",
+            "{:>6}  {} row {}".format(k, *dataset.file_row(*place)),
             highlight=False,
             markup=False,
             soft_wrap=True,

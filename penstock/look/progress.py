@@ -153,7 +153,7 @@ def _first_noted(dataset: Dataset, note: str) -> str:
     place = dataset.ledger.first_noted.get(note)
     if place is None or place[0] >= len(dataset.source_names):
         return ""
-    return f" (first: {dataset.source_name(place[0])} row {place[1]})"
+    return " (first: {} row {})".format(*dataset.file_row(*place))
 
 
 def one_line(outcome: Outcome) -> str:

@@ -26,6 +26,7 @@ import orjson
 from penstock import surface
 from penstock.addresses import scheme_of
 from penstock.errors import CorruptError, StoreError, UsageError
+from penstock.prepare.sources.joined import member_row
 from penstock.store.cache import SCHEMES, Cache, open_cache
 from penstock.store.files import read_regular
 from penstock.store.manifest import BuildLedger, Manifest, read_manifest
@@ -49,7 +50,7 @@ USED_INTERVAL = 3600.0  # seconds between updates of a dataset's `used` mark
 
 
 class RowLocation(NamedTuple):
-    """Where an example comes from: ordinal of the source file and row number in it, both from 0."""
+    """Where an example comes from: ordinal of the source file (or run of small files) and row in it, both from 0."""
 
     source: int
     row: int
@@ -360,6 +361,15 @@ class Dataset:
     def source_name(self, source: int) -> str:
         """The name of a source file, or its number."""
         return self.source_names[source] if source < len(self.source_names) else f"source {source}"
+
+    def file_row(self, source: int, row: int) -> tuple[str, int]:
+        """The name of the file that a row is in, and the row's number in it: a source may be many small files."""
+        files = self.origins.get("files")
+        members = files[source].get("members") if isinstance(files, list) and source < len(files) else None
+        if not isinstance(members, dict):
+            return self.source_name(source), row
+        member, row = member_row(members["rows"], row)
+        return str(members["names"][member]), row
 
     # -- tokenizer ------------------------------------------------------------------------------------------------
 

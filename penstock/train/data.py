@@ -165,6 +165,5 @@ def source_rows(served: Served, items: Sequence[int]) -> list[str]:
     found = []
     for item in items:
         member, _ = served.place(int(item))
-        place = served[int(item)].row
-        found.append(f"{served.members[member].view.dataset.source_name(place.source)} row {place.row}")
+        found.append("{} row {}".format(*served.members[member].view.dataset.file_row(*served[int(item)].row)))
     return found

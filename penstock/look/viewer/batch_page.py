@@ -133,8 +133,7 @@ def _rows(session: Session, items: Any, counts: Any, capacity: int | None) -> li
         own, before = [], 0
         for item, tokens in zip(items[at : at + count].tolist(), totals[at : at + count].tolist(), strict=True):
             row = int(view.index.rows[item])
-            place = place_of(session.dataset, row)
-            name = f"{session.sources.get(place.source, place.source)}, row {place.row:,}"
+            name = "{}, row {:,}".format(*session.dataset.file_row(*place_of(session.dataset, row)))
             own.append(PlacedSequence(item, row, name, tokens, before / width, tokens / width))
             before += tokens
         rows.append(BatchRow(own, before, before / width))

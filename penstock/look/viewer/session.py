@@ -387,8 +387,8 @@ class Session:
         place = place_of(self.dataset, row)
         parts = self.sequences(row, self.settings.policy)
         tokens, trained = sum(len(e) for _, e, _ in parts), sum(int(e.loss_mask.sum()) for _, e, _ in parts)
-        name = self.sources.get(place.source, f"source {place.source}")
-        return Listing(row, f"{name}, row {place.row:,}", tokens, trained, self._turns(parts[0][1]))
+        name = "{}, row {:,}".format(*self.dataset.file_row(*place))
+        return Listing(row, name, tokens, trained, self._turns(parts[0][1]))
 
     def _turns(self, example: Example) -> list[tuple[str, str]]:
         """The start of the first user message and of the last assistant message, or of the whole row."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # from malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -76,13 +76,6 @@ def map_large_blocks() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 16 << 20)
         mallopt(_TRIM_THRESHOLD, 32 << 20)
-
-
-def limit_arenas(number: int) -> None:
-    """Limit the number of memory pools for threads, as MALLOC_ARENA_MAX does when a process starts."""
-    mallopt = getattr(_libc(), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_ARENA_MAX, number)
 
 
 def _mallinfo() -> Any:

@@ -5,5 +5,5 @@ with a digest of its rows, and, for a worker that holds a slice, its rows as JSO
 
 Slice boundaries depend on content alone, so appending or editing rows changes only the slices next to them. `discover`
 resolves names to a `SourceSet`, whose `slices()` yields the slices; `reading.read_rows` reads one of them. `text_*` and
-`json_array` read text; `columnar`, `arrow` and `parquet` import pyarrow only when they are needed.
+`joined` read text; `columnar`, `arrow` and `parquet` import pyarrow only when they are needed.
 """

@@ -199,7 +199,7 @@ def _opened(path: SourcePath, name: str, part: Slice | None = None) -> Iterator[
 
 def _native(path: SourcePath, part: Slice | None) -> pa.NativeFile:
     if not isinstance(path, ObjectPath):
-        return pa.memory_map(os.fsencode(path))  # a name need not be UTF-8
+        return pa.memory_map(os.fsencode(str(path)))  # a name need not be UTF-8
     return pa.PythonFile(path.open() if part is None else path.open_range(part.start, part.end), "r")
 
 

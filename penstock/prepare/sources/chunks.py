@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import zstandard
 
 from penstock.errors import SourceError
-from penstock.prepare.sources.remote import ObjectPath, SourcePath
+from penstock.prepare.sources.remote import SourcePath
 from penstock.transient import retry_transient
 
 CHUNK_BYTES = 1 << 18
@@ -64,9 +64,7 @@ class SteadyFile:
 def chunks(path: SourcePath, name: str, packing: Compression, size: int = CHUNK_BYTES) -> Chunks:
     """Stream the decompressed text of a file."""
     try:
-        with contextlib.closing(
-            path.open("rb", buffering=0) if isinstance(path, ObjectPath) else SteadyFile(path)
-        ) as file:
+        with contextlib.closing(SteadyFile(path) if isinstance(path, Path) else path.open("rb", buffering=0)) as file:
             yield from decompressed(file, name, packing, size)
     except OSError as error:
         raise SourceError(f"{name}: can't be read: {error.strerror}.") from error

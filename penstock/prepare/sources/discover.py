@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
@@ -18,9 +19,10 @@ from penstock.errors import ObjectMissing, SourceError
 from penstock.objects import ObjectInfo, open_object_store, parse_url
 from penstock.prepare.sources.folders import DEFAULT_SPLIT, Folder, FoundFile, LocalFolder, read_folder
 from penstock.prepare.sources.hub import open_hub_store
+from penstock.prepare.sources.joined import RUN_FILES, JoinedPath
 from penstock.prepare.sources.kinds import FileKind, detect_kind, has_data_suffix
 from penstock.prepare.sources.remote import ByteStore, ObjectPath, SourcePath, printable_name
-from penstock.prepare.sources.slices import SourceFile
+from penstock.prepare.sources.slices import SLICE_SIZES, SourceFile, identity
 from penstock.prepare.sources.source_set import SourceSet, Split, parse_split
 from penstock.transient import retry_transient
 
@@ -211,7 +213,7 @@ def _datasets(name: str) -> Any:
 
 HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WILD = re.compile(r"[*?\[]")
-Recall = Callable[[SourcePath], FileKind | None]
+Recall = Callable[[Sequence[SourcePath]], Mapping[SourcePath, FileKind]]
 
 
 class NamedFile(NamedTuple):
@@ -238,7 +240,7 @@ def discover(
     limit: int | None = None,
     config: str | None = None,
     revision: str | None = None,
-    recall: Recall = lambda _: None,
+    recall: Recall = lambda _: {},
 ) -> SourceSet:
     """Find the files of these sources, and the split to take from them. `recall` gives the kinds of known objects."""
     given = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -255,11 +257,31 @@ def discover(
         ignored += source.ignored + [f"{source.name} (split {name})" for name in unread]
     _check_repeats(files, found)
     named = [file._replace(name=printable_name(file.name)) for file in files]
+    known = recall([file.path for file in named])
     listed = [
-        SourceFile(ordinal, file.path, recall(file.path) or detect_kind(file.path, file.name), file.name, file.split)
+        SourceFile(ordinal, file.path, known.get(file.path) or detect_kind(file.path, file.name), file.name, file.split)
         for ordinal, file in enumerate(named)
     ]
-    return SourceSet(tuple(listed), parsed, tuple(map(printable_name, ignored)), limit)
+    return SourceSet(tuple(_with_joined(listed)), parsed, tuple(map(printable_name, ignored)), limit)
+
+
+def _with_joined(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
+    """The files, with a long run of small ones as one."""
+    ordinal = 0
+    for joins, group in groupby(files, _joins):
+        run = list(group)
+        if joins is not None and len(run) >= RUN_FILES:
+            path = JoinedPath([file.path for file in run], [file.name for file in run])
+            run = [SourceFile(0, path, FileKind.JOINED, path.name, run[0].split)]
+        for file in run:
+            yield file._replace(ordinal=ordinal)
+            ordinal += 1
+
+
+def _joins(file: SourceFile) -> tuple[type, str] | None:
+    """What neighbours must have in common to be joined; None for a file that stays alone."""
+    is_small = file.kind is FileKind.JSONL and identity(file.path).size < SLICE_SIZES.smallest
+    return (type(file.path), file.split) if is_small else None
 
 
 def _wanted(source: _Source, split: Split | None) -> set[str]:

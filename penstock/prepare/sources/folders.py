@@ -7,7 +7,13 @@ An ambiguous folder is an error, because a wrong guess would train on test data 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import compress
+from operator import not_
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
@@ -61,13 +67,26 @@ class LocalFolder:
 
     def names(self) -> list[PurePosixPath]:
         """The relative paths of all files in it, sorted."""
-        paths = sorted(self._folder.rglob("*"))
-        return [PurePosixPath(path.relative_to(self._folder)) for path in paths if path.is_file()]
+        return sorted(map(PurePosixPath, self._names), key=lambda path: path.parts)
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return set(_files_below(str(self._folder), ""))
 
     def path(self, name: str) -> Path | None:
         """A file by its relative path; None if there is none."""
         path = self._folder / name
-        return path if path.is_file() else None
+        return path if name in self.__dict__.get("_names", ()) or path.is_file() else None
+
+
+def _files_below(folder: str, inside: str) -> Iterator[str]:
+    """The relative paths of all files; links to folders are not followed."""
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, f"{inside}{entry.name}/")
+            elif entry.is_file():
+                yield inside + entry.name
 
 
 def read_folder(folder: Folder, name: str) -> FolderContents:
@@ -134,8 +153,9 @@ def _json(path: SourcePath, name: str) -> dict[str, Any]:
 def _data_files(folder: Folder, name: str) -> FolderContents:
     visible = [path for path in folder.names() if not any(part.startswith(".") for part in path.parts)]
     others = [path for path in visible if path.name not in DESCRIPTIONS]
-    data = [path for path in others if has_data_suffix(path)]
-    ignored = [f"{name}/{path}" for path in others if not has_data_suffix(path)]
+    has_data = list(map(has_data_suffix, others))
+    data = list(compress(others, has_data))
+    ignored = [f"{name}/{path}" for path in compress(others, map(not_, has_data))]
     if not data:
         there = ", ".join(str(path) for path in visible[:5]) or "nothing"
         raise SourceError(
@@ -164,7 +184,7 @@ def _first(splits: list[str | None]) -> int:
 
 def _check_ambiguity(data: list[PurePosixPath], name: str) -> None:
     """Reject files that probably hold the same rows."""
-    stems: dict[PurePath, PurePath] = {}
+    stems: dict[str, PurePath] = {}
     for path in data:
         other = stems.setdefault(data_stem(path), path)
         if other is not path:
@@ -183,5 +203,5 @@ def _split_of(path: PurePath) -> str | None:
     shard = SHARD.match(path.name)
     if shard is not None:
         return shard["split"]
-    words = WORD.findall(data_stem(path).as_posix().lower())
+    words = WORD.findall(data_stem(path).lower())
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)

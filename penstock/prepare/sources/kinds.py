@@ -6,6 +6,7 @@ sometimes an array. A contradiction that can't be intended, such as a `.parquet`
 
 from __future__ import annotations
 
+import contextlib
 import re
 from enum import StrEnum
 from pathlib import PurePath
@@ -48,6 +49,7 @@ class FileKind(StrEnum):
     TSV_ZST = "tsv_zst"
     PARQUET = "parquet"
     ARROW = "arrow"
+    JOINED = "joined"  # a run of small files of JSON lines
 
     @property
     def compression(self) -> Compression:
@@ -81,44 +83,51 @@ class FileKind(StrEnum):
         """Whether rows can only be found by reading from the start, so that slices carry their data."""
         return self.is_text and self is not FileKind.JSONL
 
+    @property
+    def is_as_large(self) -> bool:
+        """Whether the rows take about as many bytes as the file."""
+        return self is FileKind.JOINED or not self.is_streamed
+
 
 def has_data_suffix(path: PurePath) -> bool:
     """Whether the suffix is that of a supported kind."""
-    inner = _without_compression(path)
-    if inner.suffix.lower() in TEXT_SUFFIXES:
-        return True
-    return inner == path and path.suffix.lower() in BINARY_SUFFIXES
+    inner = _without_compression(path.name)
+    suffix = _suffix(inner)
+    return suffix in TEXT_SUFFIXES or (inner == path.name and suffix in BINARY_SUFFIXES)
 
 
-def data_stem(path: PurePath) -> PurePath:
+def data_stem(path: PurePath) -> str:
     """The path without the suffixes of its kind."""
-    return _without_compression(path).with_suffix("")
+    inner = _without_compression(str(path))
+    return inner.removesuffix(PurePath(inner).suffix)
 
 
 @retry_transient
-def _head(path: SourcePath) -> bytes:
-    with path.open("rb") as file:
-        return bytes(file.read(8))
+def _start(path: SourcePath) -> bytes:
+    """The first bytes of a file."""
+    with path.open("rb", buffering=0) as file:
+        return bytes(file.read(HEAD_BYTES))
 
 
 def detect_kind(path: SourcePath, name: str) -> FileKind:
     """Detect the kind of a file; SourceError if it can't be read."""
     try:
-        head = _head(path)
+        start = _start(path)
     except OSError as error:
         raise SourceError(f"{name}: can't be read: {error.strerror}. Check its permissions.") from error
+    head = start[:8]
     if not head:
         raise SourceError(f"{name}: the file is empty. Leave it out, or write rows to it first.")
     kind = _binary_kind(head)
-    _check_suffix(PurePath(path.name), name, kind, head)
+    _check_suffix(_suffix(path.name), name, kind, head)
     if kind is not None:
         return kind
     packing = _compression(head)
-    stem = _without_compression(PurePath(path.name)).suffix.lower()
+    stem = _suffix(_without_compression(path.name))
     if stem in DELIMITERS:
         packed = {Compression.NONE: "", Compression.GZIP: "_gz", Compression.ZSTD: "_zst"}[packing]
         return FileKind(stem[1:] + packed)
-    is_array = _is_array(path, name, packing)
+    is_array = _is_array(path, name, start if packing is Compression.NONE else _unpacked(path, name, packing))
     match packing:
         case Compression.NONE:
             return FileKind.JSON_ARRAY if is_array else FileKind.JSONL
@@ -128,8 +137,14 @@ def detect_kind(path: SourcePath, name: str) -> FileKind:
             return FileKind.JSON_ARRAY_ZST if is_array else FileKind.JSONL_ZST
 
 
-def _without_compression(path: PurePath) -> PurePath:
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+def _without_compression(name: str) -> str:
+    return name[: name.rindex(".")] if _suffix(name) in COMPRESSED_SUFFIXES else name
+
+
+def _suffix(name: str) -> str:
+    """The suffix of a file name, in lower case."""
+    at = name.rfind(".")
+    return name[at:].lower() if 0 < at < len(name) - 1 else ""  # as `PurePath.suffix`, which takes longer
 
 
 def _binary_kind(head: bytes) -> FileKind | None:
@@ -144,9 +159,8 @@ def _compression(head: bytes) -> Compression:
     return Compression.ZSTD if ZSTD.match(head) else Compression.NONE
 
 
-def _check_suffix(path: PurePath, name: str, kind: FileKind | None, head: bytes) -> None:
+def _check_suffix(suffix: str, name: str, kind: FileKind | None, head: bytes) -> None:
     """Reject a file whose bytes contradict its binary suffix."""
-    suffix = path.suffix.lower()
     checks = {
         "a Parquet": (suffix in PARQUET_SUFFIXES, kind is FileKind.PARQUET),
         "an Arrow": (suffix in ARROW_SUFFIXES, kind is FileKind.ARROW),
@@ -161,17 +175,20 @@ def _check_suffix(path: PurePath, name: str, kind: FileKind | None, head: bytes)
             )
 
 
-def _is_array(path: SourcePath, name: str, packing: Compression) -> bool:
+def _unpacked(path: SourcePath, name: str, packing: Compression) -> bytes:
+    """The first text of a compressed file."""
+    with contextlib.closing(chunks(path, name, packing, HEAD_BYTES)) as stream:
+        return next(stream, b"")
+
+
+def _is_array(path: SourcePath, name: str, head: bytes) -> bool:
     """Whether JSON text is one array; SourceError if it is neither an array nor JSON lines."""
-    stream = chunks(path, name, packing, HEAD_BYTES)
-    head = next(stream, b"")
-    stream.close()
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise SourceError(f"{name}: UTF-16 text. Convert it: iconv -f UTF-16 -t UTF-8 {path.name} > utf8.jsonl")
     text = head.removeprefix(UTF8_BOM).lstrip(WHITESPACE)
     if text.startswith(b"["):
         return True
-    named_json = _without_compression(PurePath(path.name)).suffix.lower() in JSON_SUFFIXES
+    named_json = _suffix(_without_compression(path.name)) in JSON_SUFFIXES
     if text and not text.startswith(b"{") and not named_json:
         raise SourceError(
             f"{name}: not JSON lines, a JSON array, Parquet or Arrow: it starts with {text[:12]!r}. "

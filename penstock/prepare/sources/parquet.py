@@ -130,7 +130,7 @@ def _opened(path: SourcePath, name: str, *, whole: bool = False, **more: Any) ->
     with _readable(name):
         # Buffered without pre-buffering, so that memory is bounded by the batch, not the row group.
         if not isinstance(path, ObjectPath):
-            file = path if is_utf8(str(path)) else pa.OSFile(os.fsencode(path))
+            file = path if is_utf8(str(path)) else pa.OSFile(os.fsencode(str(path)))
             return pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, **more)
         source = pa.PythonFile(path.open() if whole else path.open_range(), "r")
         return pq.ParquetFile(source, **{"metadata": _metadata(path, whole), **more}, pre_buffer=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
 from penstock.errors import SourceError
+from penstock.prepare.sources.joined import JoinedPath
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
 from penstock.prepare.sources.slices import (
@@ -25,7 +26,7 @@ from penstock.prepare.sources.slices import (
     TextRows,
     identity,
 )
-from penstock.prepare.sources.text_rows import HugeRow
+from penstock.prepare.sources.text_rows import HugeRow, RowRun, digest_of, line_runs
 from penstock.prepare.sources.text_slices import cut_text, read_text, text_runs, trim_text
 
 HEAD_BYTES = 8 << 20  # at most, when sampling rows to detect their format
@@ -67,6 +68,9 @@ def scan(
 
 def _state(path: SourcePath) -> tuple[int, object]:
     """What must be the same before and after a file is read. Requests name the ETag, if an object has one."""
+    if isinstance(path, JoinedPath):
+        states = [*map(_state, path.members)]
+        return sum(size for size, _ in states), states
     found = path.current() if isinstance(path, ObjectPath) and not path.is_vouched else identity(path)
     return found.size, found.mtime_ns if isinstance(found, FileIdentity) else found
 
@@ -129,6 +133,9 @@ def fetch_each(
     if not file.kind.is_streamed:
         yield from [None] * len(parts)
         return
+    if isinstance(file.path, JoinedPath):
+        yield from (_joined_rows(part, file, file.path) for part in parts)
+        return
     waiting = deque(parts)
     for whole in scan(file, max_row_bytes=max_row_bytes) if parts else ():
         while waiting and waiting[0].first_row < whole.first_row + whole.rows:
@@ -142,6 +149,19 @@ def fetch_each(
             return
     if waiting:
         raise _changed(waiting[0], file)
+
+
+def _joined_rows(part: Slice, file: SourceFile, path: JoinedPath) -> TextRows:
+    """The rows of a slice, read from the files that hold them."""
+    try:
+        texts, skip = path.texts_of(part.first_row, part.rows)
+        runs = line_runs(texts, MAX_ROW_BYTES, MAX_ROW_BYTES)
+        rows = [row for run in runs if isinstance(run, RowRun) for row in run.rows][skip : skip + part.rows]
+    except IndexError:
+        raise _changed(part, file) from None
+    if digest_of(b"\n".join(rows)) != part.digest:
+        raise _changed(part, file)
+    return TextRows(rows)
 
 
 def _changed(part: Slice, file: SourceFile) -> SourceError:

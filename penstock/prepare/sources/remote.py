@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,7 @@ from blake3 import blake3
 from penstock.addresses import scheme_of
 from penstock.errors import ObjectError, RangesUnsupported
 from penstock.objects import PIECE_BYTES, PIECES_AHEAD, ObjectInfo, open_object_store
+from penstock.prepare.sources.joined import JoinedPath
 
 # ---- spool -----------------------------------------------------------------------------------------------------------
 # A bounded folder of pieces of objects, which the coordinating process reads once and its workers read again.
@@ -279,7 +280,7 @@ class ObjectPath:
         return kept
 
 
-SourcePath = Path | ObjectPath
+SourcePath = Path | ObjectPath | JoinedPath
 _SPOOLING = threading.Lock()
 
 
@@ -292,8 +293,15 @@ def store_of(url: str) -> tuple[ByteStore, str]:
     return open_object_store(url)
 
 
+def is_local(path: SourcePath) -> bool:
+    """Whether a file, or a run of files, is on this machine."""
+    return isinstance(path.members[0] if isinstance(path, JoinedPath) else path, Path)
+
+
 def path_to_json(path: SourcePath) -> Any:
-    """A path as JSON values."""
+    """A path as JSON values; of a run of files its name, since its slices carry their data."""
+    if isinstance(path, JoinedPath):
+        return path.name
     return path.to_json() if isinstance(path, ObjectPath) else text_of_path(path)
 
 
@@ -313,7 +321,28 @@ def _local_path(text: str) -> Path:
     return Path(os.fsdecode(unquote_to_bytes(text.removeprefix(FILE_URL)))) if is_url else Path(text)
 
 
-def recorded_path(text: str) -> SourcePath:
+def recorded_source(entry: Mapping[str, Any]) -> SourcePath:
+    """The path of a source noted beside a dataset."""
+    if (members := entry.get("members")) is None:
+        return recorded_path(entry["path"])
+    return JoinedPath(_Recorded(members["paths"]), members["names"], members["rows"])
+
+
+class _Recorded(Sequence[Any]):
+    """Paths noted beside a dataset, of which only those are looked up that are read."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, place: int | slice) -> Any:
+        found = self._texts[place]
+        return recorded_path(found) if isinstance(found, str) else _Recorded(found)
+
+
+def recorded_path(text: str) -> Path | ObjectPath:
     """The path noted beside a dataset; an object is looked up as it is now."""
     if not scheme_of(text) or text.startswith(FILE_URL):
         return _local_path(text)

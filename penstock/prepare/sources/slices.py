@@ -10,12 +10,14 @@ Slices and plans convert to JSON and back, without their data.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from penstock.digests import canonical, digest
 from penstock.errors import SourceError
+from penstock.prepare.sources.joined import JoinedIdentity, JoinedPath
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.remote import ObjectIdentity, ObjectPath, SourcePath
 from penstock.transient import retry_transient
@@ -85,7 +87,7 @@ class FileIdentity(NamedTuple):
     ctime_ns: int
 
 
-Identity = FileIdentity | ObjectIdentity
+Identity = FileIdentity | ObjectIdentity | JoinedIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ def identity(path: SourcePath) -> Identity:
     """The identity of a file, or of the version of an object that was found; SourceError if a file can't be read."""
     if isinstance(path, ObjectPath):
         return path.identity()
+    if isinstance(path, JoinedPath):
+        return joined_identity(map(identity, path.members))
     try:
         found = _stat(path)
     except OSError as error:
@@ -194,5 +198,19 @@ def identity(path: SourcePath) -> Identity:
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
+def joined_identity(found: Iterable[Identity]) -> JoinedIdentity:
+    """The identity of a run of files, from those of its members."""
+    members = list(found)
+    files = [member for member in members if isinstance(member, FileIdentity)]
+    return JoinedIdentity(
+        digest(canonical([[*member] for member in members])),
+        sum(member.size for member in members),
+        max((max(file.mtime_ns, file.ctime_ns) for file in files), default=0),
+        " ".join(sorted({str(file.device) for file in files})),
+    )
+
+
 def _identity(values: list[Any]) -> Identity:
-    return ObjectIdentity(*values) if isinstance(values[0], str) else FileIdentity(*values)
+    if not isinstance(values[0], str):
+        return FileIdentity(*values)
+    return JoinedIdentity(*values) if isinstance(values[2], int) else ObjectIdentity(*values)

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import SourceError
 from penstock.prepare.sources.chunks import CHUNK_BYTES, SteadyFile, chunks
+from penstock.prepare.sources.joined import JoinedPath
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
 from penstock.prepare.sources.slices import (
     MAX_ROW_BYTES,
@@ -27,19 +28,15 @@ from penstock.prepare.sources.slices import (
     SourceFile,
     TextRows,
 )
-from penstock.prepare.sources.text_rows import HugeRow, RowRun, digest_of, line_runs
+from penstock.prepare.sources.text_rows import HugeRow, RowRun, cell_runs, digest_of, element_runs, line_runs
 
 
 def text_runs(file: SourceFile, limit: int, largest: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[RowRun | HugeRow]:
     """Stream the rows of a text file."""
     stream = chunks(file.path, file.name, file.kind.compression, chunk_bytes)
     if file.kind.delimiter:
-        from penstock.prepare.sources.text_rows import cell_runs
-
         return cell_runs(stream, file.name, file.kind.delimiter, limit or MAX_ROW_BYTES)
     if file.kind.is_array:
-        from penstock.prepare.sources.json_array import element_runs  # needs numpy
-
         return element_runs(stream, file.name, largest, limit)
     return line_runs(stream, largest, limit)
 
@@ -197,7 +194,7 @@ def _found(runs: Iterable[RowRun], row: int) -> tuple[RowRun, int]:
 
 def _runs(part: Slice, path: SourcePath) -> Iterator[RowRun]:
     """Read the rows of a slice from the file."""
-    if part.kind.is_streamed:
+    if part.kind.is_streamed or isinstance(path, JoinedPath):
         raise SourceError(f"{path}: a slice of a {part.kind} file can't be read without its data.")
     size = part.end - part.start
     try:

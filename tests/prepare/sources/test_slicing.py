@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import SourceError
 from penstock.prepare.sources.discover import discover
-from penstock.prepare.sources.json_array import element_runs
 from penstock.prepare.sources.kinds import FileKind
 from penstock.prepare.sources.reading import plan_slices, read_rows
 from penstock.prepare.sources.slices import SLICING_VERSION, Slice, SlicePlan, SliceSizes, SourceFile, identity
-from penstock.prepare.sources.text_rows import RowRun, line_runs
+from penstock.prepare.sources.text_rows import RowRun, element_runs, line_runs
 from penstock.prepare.sources.text_slices import cut_text
 
 pytestmark = pytest.mark.usefixtures("inner_loops")
