@@ -1,12 +1,12 @@
 """The long crash test: kills at random times and at every commit step, with varying numbers of workers.
 
-    python -m benchmarks.crash --kills 500 [--rows 8000] [--turns faithful] [--cache DIR] [--seed 0]
+    python -m benchmarks.crash --kills 500 [--rows 8000] [--turns faithful] [--small-files] [--cache DIR] [--seed 0]
 
 Uses real worker processes, real (but smaller) slices, and the fast engines; builds are forked from a process that has
 imported everything, so that no kill is spent on imports. Each round starts with an empty cache and is killed and rerun
 until it is complete; then shards and manifest must be byte-identical to an undisturbed build, and no temporary file,
 claim or marker may remain. With `--turns faithful` a template is used that rewrites history, so that every turn is a
-chain of its own.
+chain of its own; with `--small-files` the rows are in many files.
 """
 
 from __future__ import annotations
@@ -40,18 +40,26 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--turns", choices=("conversation", "faithful"), default="conversation")
+    parser.add_argument("--small-files", action="store_true")
     parser.add_argument("--cache", type=Path, default=None, help="where to work; default: a temporary folder")
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="penstock-crash-", dir=args.cache))
     try:
-        print(json.dumps(crash(work, args.kills, args.rows, random.Random(args.seed), args.turns), indent=2))
+        choose = random.Random(args.seed)
+        print(
+            json.dumps(crash(work, args.kills, args.rows, choose, args.turns, small_files=args.small_files), indent=2)
+        )
     finally:
         shutil.rmtree(work)
 
 
-def crash(work: Path, kills: int, rows: int, choose: random.Random, turns: str = "conversation") -> dict[str, object]:
+def crash(
+    work: Path, kills: int, rows: int, choose: random.Random, turns: str = "conversation", *, small_files: bool = False
+) -> dict[str, object]:
     """Runs rounds of kills; fails if a round's result differs from the undisturbed one."""
     data = _data(work / "rows.jsonl", rows, choose)
+    if small_files:
+        data = _split(data, work / "rows")
     if turns == "faithful":
         (work / "template.jinja").write_text(REWRITES)
     (work / "logs").mkdir()
@@ -105,6 +113,14 @@ def _data(path: Path, rows: int, choose: random.Random) -> Path:
             file.write(lines[number % len(lines)].replace("content", "content", 1)[:-1])
             file.write(f', "number": {choose.randrange(10**9)}}}\n')
     return path
+
+
+def _split(data: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for number, line in enumerate(data.read_bytes().splitlines(keepends=True)):
+        with (folder / f"{number // 10:06}.jsonl").open("ab") as file:
+            file.write(line)
+    return folder
 
 
 def _build(forks: Forks, data: Path, cache: Path, workers: int) -> tuple[int, str]:

@@ -34,9 +34,12 @@ def place_of(dataset: Dataset, row: int) -> RowLocation:
     return dataset.locate(2 * row if dataset.is_preference else row)
 
 
-def named(place: RowLocation) -> str:
-    """A row location as text for error messages."""
-    return f"row {place.row} of source {place.source}"
+def named(dataset: Dataset, row: int) -> str:
+    """Where a row of the dataset comes from, for error messages: of a run of small files, the file."""
+    place = place_of(dataset, row)
+    name, number = dataset.file_row(*place)
+    is_run = name != dataset.source_name(place.source)
+    return f"row {number} of {name}" if is_run else f"row {place.row} of source {place.source}"
 
 
 IGNORED: Final = -100  # the label that trainers exclude from the loss

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
-from penstock.load.example import named, place_of
+from penstock.load.example import named
 from penstock.load.options import HoldoutSide, LossPolicy, Overlong, UnknownRegions, ViewOptions
 from penstock.load.policy import Float32, Runs, UInt64, run_weights
 from penstock.load.windows import Ledger, Rows, Windows, each_row_once, row_hashes, serve
@@ -190,7 +190,7 @@ def _check_lengths(dataset: Dataset, settings: ViewOptions, sizes: Int64, usable
         return
     for row in np.flatnonzero(usable & (sizes > limit)):
         raise ViewError(
-            f"{named(place_of(dataset, before + int(row)))} has {sizes[row]} tokens, more than max_length={limit}. "
+            f"{named(dataset, before + int(row))} has {sizes[row]} tokens, more than max_length={limit}. "
             "Raise max_length, or use overlong='truncate', 'truncate_left', 'drop' or 'split'."
         )
 
@@ -199,7 +199,7 @@ def _check_regions(dataset: Dataset, settings: ViewOptions, unknown_rows: list[I
     unknown = np.concatenate(unknown_rows) if unknown_rows else np.empty(0, np.int64)
     if not len(unknown) or settings.regions_unknown is UnknownRegions.DROP:
         return
-    first = ", ".join(named(place_of(dataset, int(row))) for row in unknown[:_NAMED])
+    first = ", ".join(named(dataset, int(row)) for row in unknown[:_NAMED])
     raise RegionsUnknown(
         f"{len(unknown)} of {len(dataset)} rows have unknown regions, but "
         f"train_on={settings.policy.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
