@@ -19,6 +19,7 @@ from penstock.build.run import SMALL_BYTES, Builder
 from penstock.load.options import UnknownRegions, ViewOptions
 from penstock.load.view import View
 from penstock.prepare.sources.chunks import Compression, decompressed
+from penstock.prepare.sources.joined import RUN_FILES
 from penstock.prepare.sources.kinds import UTF8_BOM, FileKind
 from penstock.prepare.sources.reading import KeepData, read_rows, scan, trim
 from penstock.prepare.sources.remote import ObjectPath, SourcePath
@@ -254,7 +255,7 @@ def _runs(files: Sequence[SourceFile], slices: Iterable[Slice], choose: random.R
 
 USUAL_SPEED = 25e6  # bytes per second, where one slice is all there is
 MANY_SLICES = 200  # above this many more slices than in the sample, the cost of a slice is measured
-FEW_FILES, MORE_FILES = 4, 68  # of one row each, to measure it
+FEW_FILES, MORE_FILES = 4, RUN_FILES - 1  # of one row each, to measure it; more would be joined
 MEMO_BYTES = 900  # of a file's plan, which is not stored for files as young as those of the measurement
 PARENT_BYTES = 150 << 20  # memory of the process that drives the workers
 

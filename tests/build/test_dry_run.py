@@ -160,11 +160,14 @@ def test_sources_by_url_are_sampled_too(form: Callable[..., Path], tmp_path: Pat
 
 
 def test_many_small_files_cost_what_they_cost(tmp_path: Path) -> None:
-    """Each file is a slice: the disk is mostly that of shards and plans, whatever the rows are."""
-    folder = tmp_path / "many"
+    """Each compressed file is a slice: the disk is mostly that of shards and plans, whatever the rows are."""
+    folder, plain = tmp_path / "many", tmp_path / "plain"
     folder.mkdir()
+    plain.mkdir()
     for number, row in enumerate(rows(400)):
-        (folder / f"{number:04}.jsonl").write_text(json.dumps(row) + "\n")
+        text = json.dumps(row).encode() + b"\n"
+        (folder / f"{number:04}.jsonl.gz").write_bytes(gzip.compress(text))
+        (plain / f"{number:04}.jsonl").write_bytes(text)
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "cache": tmp_path / "cache", "fast": False}
     found = ps.estimate(folder, **options)
     ps.prepare(folder, **options)
@@ -172,3 +175,4 @@ def test_many_small_files_cost_what_they_cost(tmp_path: Path) -> None:
     assert 0.8 < found.disk_bytes / (built + 400 * MEMO_BYTES) < 1.25  # the files are too young for plans
     one = ps.estimate(as_lines(rows(400), tmp_path), **options)
     assert found.disk_bytes > 3 * one.disk_bytes
+    assert ps.estimate(plain, **options).disk_bytes < 1.1 * one.disk_bytes  # joined
