@@ -1,4 +1,4 @@
-"""The compiled core: the template machine and four loops over text, written in C.
+"""The compiled core: the template machine and loops over text, written in C.
 
 In: a compiled template and the JSON bytes of rows. Out: rendered texts, and which message printed which bytes. The
 loops count the tokens of segments (`align.c`), classify characters, split lines and find markers (`scan.c`).
@@ -166,6 +166,12 @@ class Native(Protocol):
 
     def kinds(self, texts: list[bytes], table: npt.NDArray[Any], /) -> bytes:
         """For each text, the or-ed kinds of its non-ASCII characters; `table` has the kind of each code point."""
+
+    def last_markers(
+        self, data: bytes, starts: npt.NDArray[Any], ends: npt.NDArray[Any], window: int, markers: tuple[bytes, ...], /
+    ) -> bytes:
+        """For each run of the data (int64 offsets), where its last marker starts (int64), or the run if it has none.
+        Markers are found from left to right in the last `window` bytes, or if there are none, in the whole run."""
 
     def split_lines(self, text: bytes, /) -> list[bytes]:
         """`text.split(b"\\n")`, several times faster."""

@@ -5,6 +5,7 @@ static PyMethodDef methods[] = {
     {"count_tokens", count_tokens, METH_VARARGS, NULL},
     {"find_markers", find_markers, METH_VARARGS, NULL},
     {"kinds", kinds, METH_VARARGS, NULL},
+    {"last_markers", last_markers, METH_VARARGS, NULL},
     {"split_lines", split_lines, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -9,6 +9,7 @@ extern PyType_Spec program_spec, unigram_spec;
 PyObject *count_tokens(PyObject *module, PyObject *arguments);
 PyObject *find_markers(PyObject *module, PyObject *arguments);
 PyObject *kinds(PyObject *module, PyObject *arguments);
+PyObject *last_markers(PyObject *module, PyObject *arguments);
 PyObject *split_lines(PyObject *module, PyObject *text);
 
 #endif

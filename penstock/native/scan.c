@@ -166,3 +166,50 @@ done:
     PyBuffer_Release(&ends);
     return answer;
 }
+
+/* The start of the last marker in [p, end), or NULL. Markers are found from left to right, the longest one first. */
+static const char *last_marker(const char *p, const char *end, const Needle *markers, size_t count, const bool *first) {
+    const char *last = NULL;
+    while (p < end) {
+        size_t longest = 0;
+        for (size_t i = 0; first[(uint8_t)*p] && i < count; i++)
+            if (markers[i].n > longest && is_at(p, end, markers[i])) longest = markers[i].n;
+        if (longest) last = p;
+        p += longest ? longest : 1;
+    }
+    return last;
+}
+
+PyObject *last_markers(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *data, *markers, *answer = NULL;
+    Py_buffer starts, ends;
+    Py_ssize_t window;
+    if (!PyArg_ParseTuple(arguments, "O!y*y*nO!", &PyBytes_Type, &data, &starts, &ends, &window, &PyTuple_Type, &markers))
+        return NULL;
+    size_t count = 0;
+    Needle *found = needles_of(markers, &count);
+    const char *text = PyBytes_AsString(data);
+    const int64_t size = PyBytes_Size(data), *from = starts.buf, *to = ends.buf;
+    const Py_ssize_t n = starts.len / (Py_ssize_t)sizeof *from;
+    bool fits = window >= 0 && starts.len == ends.len && starts.len % (Py_ssize_t)sizeof *from == 0;
+    for (Py_ssize_t i = 0; found && fits && i < n; i++) fits = from[i] >= 0 && from[i] <= to[i] && to[i] <= size;
+    if (!fits) {
+        if (found) PyErr_SetString(PyExc_ValueError, "runs as starts and ends within the data");
+        goto done;
+    }
+    bool first[256] = {false};
+    for (size_t i = 0; i < count; i++) first[(uint8_t)found[i].text[0]] = true;
+    answer = found ? PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof *from) : NULL;
+    for (Py_ssize_t i = 0; answer && i < n; i++) {
+        const char *p = text + from[i], *end = text + to[i], *at = NULL;
+        if (to[i] - from[i] > window) at = last_marker(end - window, end, found, count, first);
+        if (!at) at = last_marker(p, end, found, count, first);
+        const int64_t place = at ? at - text : from[i];
+        memcpy(PyBytes_AsString(answer) + i * (Py_ssize_t)sizeof place, &place, sizeof place);
+    }
+done:
+    PyMem_Free(found);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&ends);
+    return answer;
+}

@@ -20,7 +20,16 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.errors import RowError
 from penstock.prepare.chat.notes import Note
-from penstock.prepare.faithful.chains import Chain, Chains, OwnTurn, Places, chain_segments, joined_chains
+from penstock.prepare.faithful.chains import (
+    Chain,
+    Chains,
+    ChainTable,
+    OwnTurn,
+    Places,
+    chain_segments,
+    joined_chains,
+)
+from penstock.prepare.faithful.sides import side_chains, with_roots
 from penstock.prepare.regions.headers import Boundaries
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
@@ -37,7 +46,7 @@ _ROW, _STATE = TurnColumn.ROW.value, TurnColumn.STATE.value
 _PROMPT_SIZE, _SIZE = TurnColumn.PROMPT_SIZE.value, TurnColumn.SIZE.value
 _MESSAGE, _START, _END = SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value
 _TAG_START, _TAG_END = TagColumn.START.value, TagColumn.END.value
-_USUAL = _CONTINUES | _IN_ROOT
+_OF_ROOT = _IN_ROOT | _IS_ROOT
 _LINE_ENDS, _BLANKS = b"\n\v\f\r", b"\t\n\v\f\r "
 _LOOK_BACK = 4096  # bytes at the end of a prompt that decide its last tokens
 _MARKERS = re.compile(rb"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
@@ -94,32 +103,58 @@ class Arranger:
         self._apart = apart
         turns = rendered.turns
         assert turns is not None
-        unusual = turns.table[(turns.table[:, _STATE] & _USUAL) != _USUAL, _ROW]
-        odd = np.union1d(unusual, self._straddling_rows(rendered, turns)).astype(np.int64)
-        notes: Found = {}
+        every, states = turns.table[:, _ROW], turns.table[:, _STATE]
+        roots = with_roots(rendered)
+        odd = np.union1d(every[(states & _CONTINUES) == 0], self._straddling_rows(roots, turns))
+        rewritten = np.setdiff1d(every[(states & _OF_ROOT) == 0], odd)
+        sides = side_chains(roots, rewritten, self._safe, apart)
+        torn = self._straddling_sides(sides)
+        if len(torn):
+            odd = np.union1d(odd, torn)
+            sides = side_chains(roots, np.setdiff1d(rewritten, torn), self._safe, apart)
+        trailing = every[(states & (_IS_ROOT | _IN_ROOT)) == _IS_ROOT]
+        notes: Found = {Note.TRAILING_MESSAGES: np.setdiff1d(trailing, odd).tolist()} if len(trailing) else {}
         made: list[Chain] = []
         if len(odd):
             by_row = _turns_of(turns, set(odd.tolist()))
-            for whole in _wholes(rendered, odd):
+            for whole in _wholes(rendered, odd.astype(np.int64)):
                 made += self._row(whole, by_row[whole.row], notes)
         simple = np.setdiff1d(np.arange(len(rendered.text_ends)), odd)
-        return joined_chains(rendered, made, simple, {note: np.unique(rows) for note, rows in notes.items()})
+        table = sides.followed_by(ChainTable.of(made)) if made else sides
+        return joined_chains(roots, table, simple, {note: np.unique(rows) for note, rows in notes.items() if rows})
 
-    def _straddling_rows(self, rendered: Rendered, turns: Turns) -> Int64:
-        """Rows with an unchanged turn whose first token would absorb the end of its prompt."""
-        table = turns.table[(turns.table[:, _STATE] & _USUAL) == _USUAL].astype(np.int64)
-        rows, text = table[:, _ROW], np.frombuffer(rendered.data, np.uint8)
-        starts = np.concatenate(([0], rendered.text_ends))[:-1][rows]
-        prompts, sizes = table[:, _PROMPT_SIZE], table[:, _SIZE]
-        seams, ends = starts + prompts, starts + sizes
-        inside = np.flatnonzero((prompts > 0) & (prompts < sizes) & (ends <= rendered.text_ends[rows]))
+    def _straddling_rows(self, roots: Rendered, turns: Turns) -> Int64:
+        """Rows with a turn in their root whose first token would absorb the end of its prompt."""
+        states = turns.table[:, _STATE]
+        table = turns.table[((states & _OF_ROOT) > 0) & ((states & _CONTINUES) > 0)].astype(np.int64)
+        rows = table[:, _ROW]
+        starts = np.concatenate(([0], roots.text_ends))[:-1][rows]
+        torn = self._are_torn(roots.data, starts, starts + table[:, _PROMPT_SIZE], starts + table[:, _SIZE])
+        found: Int64 = rows[torn]
+        return found
+
+    def _straddling_sides(self, sides: ChainTable) -> Int64:
+        """Rows with such a turn in one of these chains."""
+        examples, _, prompt_ends, answer_ends, _ = sides.turns.T
+        starts = np.cumsum([0, *map(len, sides.texts)])[examples]
+        origins = starts - sides.skipped[examples]
+        torn = self._are_torn(b"".join(sides.texts), starts, origins + prompt_ends, origins + answer_ends)
+        return np.unique(sides.rows[examples[torn]])
+
+    def _are_torn(self, data: bytes, starts: Int64, seams: Int64, ends: Int64) -> Int64:
+        """The numbers of the answers data[seam:end] whose first token would absorb the end of its prompt, which is
+        data[start:seam]."""
+        text = np.frombuffer(data, np.uint8)
+        inside = np.flatnonzero((seams > starts) & (seams < ends))
         doubtful = inside[_may_merge(text[seams[inside] - 1], text[seams[inside]])]
-        found: list[int] = []
-        for k in doubtful.tolist():
-            start, seam, end = int(starts[k]), int(seams[k]), int(ends[k])
-            if self._tears(_prompt_end(rendered.data, start, seam), rendered.data[seam:end]):
-                found.append(int(rows[k]))
-        return np.array(found, np.int64)
+        places = zip(starts[doubtful].tolist(), seams[doubtful].tolist(), ends[doubtful].tolist(), strict=True)
+        is_torn = [
+            not (data.startswith(self._safe, seam, end) or data.endswith(self._safe, start, seam))
+            and self._straddles(_prompt_end(data, start, seam), data[seam:end])
+            for start, seam, end in places
+        ]
+        torn: Int64 = doubtful[np.array(is_torn, np.bool_)]
+        return torn
 
     # ---- one row
 
@@ -379,12 +414,11 @@ def split_chains(arranger: Arranger, splitter: Splitter, rendered: Rendered) -> 
 
 def _heads(chains: Chains, segments: Segments) -> tuple[Int64, set[int]]:
     """The number of leading segments each example shares with its root, and the rows where no segment ends there."""
-    heads, misaligned = np.zeros(len(chains.rows), np.int64), set[int]()
+    counts, width = np.diff(segments.offsets), np.int64(1) << 32
+    keys = np.repeat(np.arange(len(counts)), counts) * width + segments.ends
     roots = np.searchsorted(chains.rows, chains.rows, side="right") - 1
-    for example in np.flatnonzero(chains.skipped).tolist():
-        first, last = segments.offsets[roots[example] : roots[example] + 2].tolist()
-        count = int(np.searchsorted(segments.ends[first:last], chains.skipped[example], side="right"))
-        if not count or segments.ends[first + count - 1] != chains.skipped[example]:
-            misaligned.add(int(chains.rows[example]))
-        heads[example] = count
-    return heads, misaligned
+    wanted = roots * width + chains.skipped
+    found = np.searchsorted(keys, wanted, side="right")
+    heads = np.where(chains.skipped > 0, found - segments.offsets[roots], 0)
+    aligned = (heads > 0) & (np.concatenate(([-1], keys))[found] == wanted)
+    return heads, set(chains.rows[(chains.skipped > 0) & ~aligned].tolist())

@@ -23,11 +23,12 @@ from penstock.prepare.regions.segments import Segments, Spans, gathered
 from penstock.prepare.regions.splitter import Splitter, spans_of
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
-from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn
+from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn, TurnState
 
 Places = npt.NDArray[np.int32]
 # Plain integers, because numpy takes longer to index by an enum.
 _MESSAGE, _START, _END = SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value
+_OF_ROOT = TurnState.IN_ROOT.value | TurnState.IS_ROOT.value
 _TAG_START, _TAG_END = TagColumn.START.value, TagColumn.END.value
 
 
@@ -71,6 +72,79 @@ class Chain:
         return spans, tags
 
 
+class Runs(NamedTuple):
+    """Spans or tags of examples, with places in their texts; the messages of tags mean nothing."""
+
+    examples: Int64
+    messages: Int64
+    starts: Int64
+    ends: Int64
+
+    def followed_by(self, more: Runs, examples: int) -> Runs:
+        """Appends the runs of other examples, which follow the first `examples` ones."""
+        more = more._replace(examples=more.examples + examples)
+        return Runs(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+
+@dataclass(slots=True)
+class ChainTable:
+    """Chains as columns. Examples are numbered in the table; places in `turns` are those in the whole text."""
+
+    rows: Int64
+    texts: list[bytes]
+    known: Bool
+    is_root: Bool
+    skipped: Int64
+    seams: Int64
+    spans: Runs  # of known chains
+    tags: Runs
+    turns: Int64  # a line per turn: example, message, end of its prompt, end of its answer, flags
+    others: Int64  # a line per example: example, first message between its turns, end of these messages
+
+    @classmethod
+    def of(cls, made: Sequence[Chain]) -> ChainTable:
+        """The columns of chains."""
+        spans = [chain.spans if chain.known else chain.spans[:0] for chain in made]
+        tags = [chain.tags if chain.known else chain.tags[:0] for chain in made]
+        turns = [(number, *turn) for number, chain in enumerate(made) for turn in chain.turns]
+        others = [(number, chain.others.start, chain.others.stop) for number, chain in enumerate(made) if chain.others]
+        return cls(
+            rows=np.array([chain.row for chain in made], np.int64),
+            texts=[chain.text for chain in made],
+            known=np.array([chain.known for chain in made], np.bool_),
+            is_root=np.array([chain.is_root for chain in made], np.bool_),
+            skipped=np.array([chain.skipped for chain in made], np.int64),
+            seams=np.array([chain.seam for chain in made], np.int64),
+            spans=_runs(spans, (_MESSAGE, _START, _END)),
+            tags=_runs(tags, (_TAG_START, _TAG_START, _TAG_END)),
+            turns=np.array(turns, np.int64).reshape(-1, 5),
+            others=np.array(others, np.int64).reshape(-1, 3),
+        )
+
+    def followed_by(self, more: ChainTable) -> ChainTable:
+        """Appends other chains."""
+        count = len(self.rows)
+        return ChainTable(
+            rows=np.concatenate((self.rows, more.rows)),
+            texts=self.texts + more.texts,
+            known=np.concatenate((self.known, more.known)),
+            is_root=np.concatenate((self.is_root, more.is_root)),
+            skipped=np.concatenate((self.skipped, more.skipped)),
+            seams=np.concatenate((self.seams, more.seams)),
+            spans=self.spans.followed_by(more.spans, count),
+            tags=self.tags.followed_by(more.tags, count),
+            turns=np.concatenate((self.turns, more.turns + np.array([count, 0, 0, 0, 0]))),
+            others=np.concatenate((self.others, more.others + np.array([count, 0, 0]))),
+        )
+
+
+def _runs(tables: Sequence[Places], columns: tuple[int, int, int]) -> Runs:
+    if not tables:
+        return Runs(*np.zeros((4, 0), np.int64))
+    table = np.concatenate(tables).astype(np.int64)
+    return Runs(np.repeat(np.arange(len(tables)), list(map(len, tables))), *table[:, columns].T)
+
+
 @dataclass(slots=True)
 class Chains:
     """All examples of a batch: texts to split, and the messages that belong to each."""
@@ -85,38 +159,66 @@ class Chains:
     notes: NotedRows = field(default_factory=dict)
 
 
-def joined_chains(rendered: Rendered, made: Sequence[Chain], simple: Int64, notes: NotedRows) -> Chains:
-    """All examples of a batch in row order: `simple` rows, which are their own roots, and the chains of the others."""
-    rows = np.concatenate((simple, np.array([chain.row for chain in made], np.int64)))
-    order = np.argsort(rows, kind="stable")
+def joined_chains(rendered: Rendered, table: ChainTable, simple: Int64, notes: NotedRows) -> Chains:
+    """All examples of a batch in row order: the chains of a table, and `simple` rows, whose root is their text."""
+    rows = np.concatenate((table.rows, simple))
+    order = np.argsort(rows, kind="stable")  # side chains before their root
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    simple_places, places = place[: len(simple)], place[len(simple) :]
-    batch = _batch(rendered, made, rows[order], order, simple, simple_places, places)
+    places, simple_places = place[: len(table.rows)], place[len(table.rows) :]
+    batch = _batch(rendered, table, rows[order], order, simple, simple_places, places)
     offsets = batch.message_offsets
     own, ends = np.ones(int(offsets[-1]), np.bool_), np.full((2, int(offsets[-1])), -1, np.int64)
-    to = np.full(len(rendered.text_ends), -1, np.int64)
-    to[simple] = simple_places
-    assert rendered.turns is not None
-    table = rendered.turns.table[to[rendered.turns.table[:, TurnColumn.ROW]] >= 0].astype(np.int64)
-    numbers = offsets[to[table[:, TurnColumn.ROW]]] + table[:, TurnColumn.MESSAGE]
-    ends[:, numbers] = table[:, TurnColumn.PROMPT_SIZE], table[:, TurnColumn.SIZE]
     flags = batch.message_flags.copy()
-    for chain, example in zip(made, places.tolist(), strict=True):
-        _mark(chain, slice(int(offsets[example]), int(offsets[example + 1])), own, ends, flags)
-    _mark_roots(made, places.tolist(), offsets, own, batch.message_roles)
+    is_side = np.zeros(len(rows), np.bool_)
+    is_side[places] = ~table.is_root
+    of_side = np.repeat(is_side, np.diff(offsets))
+    own[of_side], flags[of_side] = False, MessageFlag.CONTENT_PRINTED
+    _mark_simple(rendered, table, _placed(simple, simple_places, len(rendered.text_ends)), offsets, ends, flags)
+    examples, messages, prompt_ends, answer_ends, turn_flags = table.turns.T
+    numbers, skipped = offsets[places[examples]] + messages, table.skipped[examples]
+    own[numbers], ends[:, numbers] = True, (prompt_ends - skipped, answer_ends - skipped)
+    flags[numbers[turn_flags >= 0]] = turn_flags[turn_flags >= 0]
+    examples, firsts, stops = table.others.T
+    counts = stops - firsts
+    examples = np.repeat(places[examples], counts)
+    messages = np.arange(len(examples)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+    own[offsets[examples] + messages] = True
+    taken = offsets[np.searchsorted(rows[order], rows[order][examples], side="right") - 1] + messages  # from the root
+    own[taken[batch.message_roles[taken] != Role.ASSISTANT]] = False
     own &= (batch.message_roles != Role.ASSISTANT) | (ends[0] >= 0)
     flags[~own & (batch.message_roles != Role.SYSTEM)] = MessageFlag.CONTENT_PRINTED
     skipped, seams = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    skipped[places] = [chain.skipped for chain in made]
-    seams[places] = [chain.seam if chain.known else 0 for chain in made]
+    skipped[places], seams[places] = table.skipped, np.where(table.known, table.seams, 0)
     batch = replace(batch, message_flags=flags)
     return Chains(batch, rows[order], skipped, seams, own, ends[0], ends[1], notes)
 
 
+def _mark_simple(rendered: Rendered, table: ChainTable, to: Int64, offsets: Int64, ends: Int64, flags: UInt8) -> None:
+    """Marks the turns of simple rows that are in their root. If that is not all there is of a row, turns have
+    flags of their own."""
+    assert rendered.turns is not None
+    turns = rendered.turns.table
+    turns = turns[(to[turns[:, TurnColumn.ROW]] >= 0) & ((turns[:, TurnColumn.STATE] & _OF_ROOT) > 0)]
+    turns = turns.astype(np.int64)
+    numbers = offsets[to[turns[:, TurnColumn.ROW]]] + turns[:, TurnColumn.MESSAGE]
+    ends[:, numbers] = turns[:, TurnColumn.PROMPT_SIZE], turns[:, TurnColumn.SIZE]
+    states, is_whole = turns[:, TurnColumn.STATE] & _OF_ROOT, np.ones(len(to), np.bool_)
+    is_whole[table.rows] = is_whole[turns[states == TurnState.IS_ROOT, TurnColumn.ROW]] = False
+    alone = ~is_whole[turns[:, TurnColumn.ROW]] & (states != _OF_ROOT)
+    flags[numbers[alone]] = turns[alone, TurnColumn.FLAGS]
+
+
+def _placed(rows: Int64, places: Int64, count: int) -> Int64:
+    """The place of each row of a batch, -1 for those without one."""
+    found = np.full(count, -1, np.int64)
+    found[rows] = places
+    return found
+
+
 def _batch(
     rendered: Rendered,
-    made: Sequence[Chain],
+    table: ChainTable,
     rows: Int64,
     order: Int64,
     simple: Int64,
@@ -125,29 +227,21 @@ def _batch(
 ) -> Rendered:
     """The texts of all examples, with spans, tags and messages."""
     data, text_ends = rendered.data, rendered.text_ends
-    if made:
+    if len(table.rows):
         whole = rendered.texts
-        texts = [whole[row] for row in simple.tolist()] + [chain.text for chain in made]
+        texts = table.texts + [whole[row] for row in simple.tolist()]
         texts = [texts[k] for k in order.tolist()]
-        data, text_ends = b"".join(texts), np.cumsum([len(text) for text in texts])
+        data, text_ends = b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     starts = np.concatenate(([0], text_ends))[:-1]
-    shift = np.full(len(rendered.text_ends), -1, np.int64)
-    shift[simple] = simple_places
-    move = _Move(shift, np.concatenate(([0], rendered.text_ends))[:-1], starts)
+    shift = _placed(simple, simple_places, len(rendered.text_ends))
+    move = Move(shift, np.concatenate(([0], rendered.text_ends))[:-1], starts)
     spans = move(rendered.span_rows, rendered.span_messages, rendered.span_starts, rendered.span_ends)
     tags = move(rendered.tag_rows, rendered.tag_rows, rendered.tag_starts, rendered.tag_ends)
-    if made:
-        found = [chain.spans if chain.known else chain.spans[:0] for chain in made]
-        table, examples = np.concatenate(found).astype(np.int64), np.repeat(places, list(map(len, found)))
-        more = _Runs(examples, table[:, _MESSAGE], table[:, _START], table[:, _END])
-        spans = _joined(spans, more, starts)
-        found = [chain.tags if chain.known else chain.tags[:0] for chain in made]
-        table, examples = np.concatenate(found).astype(np.int64), np.repeat(places, list(map(len, found)))
-        more = _Runs(examples, examples, table[:, _TAG_START], table[:, _TAG_END])
-        tags = _joined(tags, more, starts)
+    if len(table.rows):
+        spans, tags = merged_runs(spans, table.spans, places, starts), merged_runs(tags, table.tags, places, starts)
     known = np.empty(len(rows), np.bool_)
     known[simple_places] = rendered.known[simple]
-    known[places] = [chain.known for chain in made]
+    known[places] = table.known
     messages, offsets = gathered(rendered.message_offsets, rows)
     weights = rendered.message_weights
     return replace(
@@ -174,62 +268,28 @@ def _batch(
     )
 
 
-def _mark(chain: Chain, place: slice, own: Bool, ends: Int64, flags: UInt8) -> None:
-    """Marks what belongs to one chain: its turns, and the messages between them."""
-    first = int(place.start)
-    if not chain.is_root:
-        own[place] = False
-        flags[place] = MessageFlag.CONTENT_PRINTED
-    own[first + chain.others.start : first + chain.others.stop] = True
-    for turn in chain.turns:
-        own[first + turn.message] = True
-        ends[0, first + turn.message] = turn.prompt_end - chain.skipped
-        ends[1, first + turn.message] = turn.answer_end - chain.skipped
-        if turn.flags >= 0:
-            flags[first + turn.message] = turn.flags
-
-
-def _mark_roots(made: Sequence[Chain], places: list[int], offsets: Int64, own: Bool, roles: UInt8) -> None:
-    """Takes from roots, which are the last chains of their rows, what belongs to another chain of the row."""
-    taken: list[int] = []
-    for chain, example in zip(made, places, strict=True):
-        taken += chain.others
-        if chain.is_root:
-            first = int(offsets[example])
-            own[[first + message for message in taken if roles[first + message] != Role.ASSISTANT]] = False
-            taken = []
-
-
-class _Runs(NamedTuple):
-    """Spans or tags of examples; the messages of tags mean nothing."""
-
-    examples: Int64
-    messages: Int64
-    starts: Int64
-    ends: Int64
-
-
-class _Move(NamedTuple):
+class Move(NamedTuple):
     """Moves spans and tags to the new places of their texts; those of texts without one (-1) are dropped."""
 
     to: Int64
     old: Int64
     new: Int64
 
-    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> _Runs:
+    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> Runs:
         keep = self.to[rows] >= 0
         rows, places = rows[keep], self.to[rows[keep]]
         shift = self.new[places] - self.old[rows]
-        return _Runs(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
+        return Runs(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
 
 
-def _joined(one: _Runs, other: _Runs, text_starts: Int64) -> _Runs:
-    """All spans or tags in order. Those of `other` have places relative to their texts."""
-    shift = text_starts[other.examples]
-    other = other._replace(starts=other.starts + shift, ends=other.ends + shift)
-    joined = _Runs(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
+def merged_runs(one: Runs, other: Runs, places: Int64, text_starts: Int64) -> Runs:
+    """All spans or tags in order; `other` are those of a table whose examples have these places."""
+    examples = places[other.examples]
+    shift = text_starts[examples]
+    other = Runs(examples, other.messages, other.starts + shift, other.ends + shift)
+    joined = Runs(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
     order = np.lexsort((joined.ends, joined.starts, joined.examples))
-    return _Runs(*(column[order] for column in joined))
+    return Runs(*(column[order] for column in joined))
 
 
 # ---- segments

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.literals import Literals
+from penstock.native import native
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import ExampleBatch
@@ -32,15 +33,24 @@ class Seams:
 
     def __init__(self, encoder: Encoder, cuts: Sequence[str]) -> None:
         self._encoder = encoder
-        self._markers = Literals(token.encode() for token in cuts)
+        self._cuts = tuple(token.encode() for token in cuts if token)
+        self._markers = Literals(self._cuts)
         self._known: dict[bytes, npt.NDArray[Any]] = {}
+        self._straddles: dict[tuple[bytes, bytes], bool] = {}
 
     def straddles(self, prompt: bytes, answer: bytes) -> bool:
         """Whether the first token of an answer would absorb the end of its prompt."""
-        tail = self._tail(prompt)
-        alone = self._ids(tail)
-        joined = self._encoder.reference([(tail + answer[:_HEAD]).decode(errors="ignore").encode()]).ids
-        return not np.array_equal(joined[: len(alone)], alone)
+        tail, head = self._tail(prompt), answer[:_HEAD]
+        marker = self._markers.find(head, 1)  # which starts a token
+        key = tail, head[: marker[0]] if marker else head.decode(errors="ignore").encode()
+        known = self._straddles.get(key)
+        if known is None:
+            alone, joined = self._ids(tail), self._encoder.reference([b"".join(key)]).ids
+            known = not np.array_equal(joined[: len(alone)], alone)
+            if len(self._straddles) >= _MAX_CACHED:
+                self._straddles.clear()
+            self._straddles[key] = known
+        return known
 
     def mismatches(
         self, texts: Sequence[bytes], segments: Segments, batch: ExampleBatch, seams: Sequence[int]
@@ -49,31 +59,43 @@ class Seams:
 
         After a seam, text before the answer (white space before a tag) was also encoded separately.
         """
-        found: list[tuple[int, int]] = []
-        examples, starts = _answer_starts(segments)
-        for example, segment in zip(examples.tolist(), starts.tolist(), strict=True):
-            first = segment == int(segments.offsets[example])
-            end = 0 if first else int(segments.ends[segment - 1])
-            tokens = 0 if first else int(batch.ends[segment - 1])
-            is_apart = 0 < seams[example] < end
-            tail = texts[example][seams[example] : end] if is_apart else self._tail(texts[example][:end])
+        examples, answers = _answer_starts(segments)
+        if not len(examples):
+            return []
+        is_first = answers == segments.offsets[examples]
+        sizes, tokens = (np.where(is_first, 0, ends[answers - 1]) for ends in (segments.ends, batch.ends))
+        data, starts = b"".join(texts), np.cumsum([0, *map(len, texts)])[examples]
+        ends, cuts = starts + sizes, np.array(seams, np.int64)[examples]
+        starts = np.where((cuts > 0) & (cuts < sizes), starts + cuts, self._last_markers(data, starts, ends))
+        numbers: dict[bytes, int] = {}
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        of_tail = np.array([numbers.setdefault(data[start:end], len(numbers)) for start, end in places])
+        order, counts = np.argsort(of_tail, kind="stable"), np.bincount(of_tail, minlength=len(numbers))
+        last, wrong = batch.offsets[examples] + tokens, np.zeros(len(examples), np.bool_)
+        for tail, same in zip(numbers, np.split(order, np.cumsum(counts)[:-1]), strict=True):
             expected = self._ids(tail)
-            start = int(batch.offsets[example])
-            if tokens < len(expected) or not np.array_equal(
-                batch.ids[start + tokens - len(expected) : start + tokens], expected
-            ):
-                found.append((example, int(segments.messages[segment])))
-        return found
+            wrong[same] = tokens[same] < len(expected)
+            same = same[tokens[same] >= len(expected)]
+            wrong[same] = (batch.ids[last[same, None] + np.arange(-len(expected), 0)] != expected).any(axis=1)
+        return list(zip(examples[wrong].tolist(), segments.messages[answers[wrong]].tolist(), strict=True))
 
     def _tail(self, prompt: bytes) -> bytes:
         """The prompt from its last marker to its end, or all of it if it has none."""
-        if not self._markers:
-            return prompt
-        for text in (prompt[-_MARKER_WINDOW:], prompt):
-            starts = [start for start, _ in self._markers.spans(text)]
-            if starts:
-                return text[starts[-1] :]
-        return prompt
+        return prompt[int(self._last_markers(prompt, np.zeros(1, np.int64), np.array([len(prompt)]))[0]) :]
+
+    def _last_markers(self, data: bytes, starts: Int64, ends: Int64) -> Int64:
+        """Where the last marker of each prompt data[start:end] starts, or the prompt if it has none."""
+        if not self._cuts:
+            return starts
+        if native is not None:
+            return np.frombuffer(native.last_markers(data, starts, ends, _MARKER_WINDOW, self._cuts), np.int64)
+        found = starts.copy()
+        for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            for first in (max(start, end - _MARKER_WINDOW), start):
+                if places := [place for place, _ in self._markers.spans(data[first:end])]:
+                    found[number] = first + places[-1]
+                    break
+        return found
 
     def _ids(self, tail: bytes) -> npt.NDArray[Any]:
         known = self._known.get(tail)
