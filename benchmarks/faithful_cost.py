@@ -1,6 +1,7 @@
 """Measures what `--turns faithful` costs on agent traces, beside `--turns conversation` and one row per turn.
 
     python -m benchmarks.faithful_cost --data FOLDER --model FOLDER [--megabytes 400] [--rounds 3]
+    python -m benchmarks.faithful_cost --data FOLDER --ratios MODEL … [--megabytes 20]
     python -m benchmarks.faithful_cost --table FILE.json
 
 Takes the rows of tau-bench and SWE-agent with reasoning added to half of their answers, and grows each file with
@@ -9,8 +10,10 @@ cache, in turns; seconds are CPU time, user and system. `new` are the tokens of 
 root, and `least` is the size of a prefix tree of all chains of a row: no store of shared prefixes holds fewer tokens.
 `naive` has one row per assistant turn: its prompt and its answer. `tree` are the tokens that a run goes through with
 `collate="tree"`, and pairs are those of a token and one it attends to. Prints JSON, or the table of docs/faithful.md
-from such JSON (`--table FILE`). Exit code 1 if faithful stores more than 1.15 times the tokens of roots and the new
-ones, or takes more than 2.5 times the CPU time.
+from such JSON (`--table FILE`). `--ratios` prints only the CPU time that faithful takes per byte, start-up apart, as a
+multiple of conversation's, for several models and more files; both modes run at once and take turns slice by slice.
+Exit code 1 if faithful stores more than 1.15 times the tokens of roots and the new ones, takes more than 2 times the
+CPU time, or if a spot check found a difference.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ import orjson
 import penstock as ps
 from benchmarks.faithful import REASONING
 from benchmarks.grow import grown, material
+from benchmarks.meters import Meter
 from penstock.arrays import Int64
 from penstock.load.assemble import RowTrees
 from penstock.prepare.chat.conversation import Part, Role
@@ -43,7 +47,8 @@ from penstock.prepare.faithful.prefixes import row_of, sizes, tokens
 FILES = {"tau-bench airline": "tau_airline_a", "SWE-agent": "swe_trajs_a"}
 MODES = ("conversation", "faithful")
 SHARE = 0.5  # of answers that get reasoning
-STORAGE, TIME = 1.15, 2.5  # targets
+RATIO_FILES = ("tau_airline_a", "swe_trajs_a", "sgd_dev_a", "lf_reason_tool_use")
+STORAGE, TIME = 1.15, 2.0  # targets
 
 
 def traces(data: Path, name: str, size: int, target: Path) -> Path:
@@ -99,6 +104,36 @@ def measure(file: Path, model: Path, rounds: int, folder: Path) -> dict[str, Any
             unit: found["faithful"]["tree"][unit] / found["faithful"]["separate"][unit] for unit in ("tokens", "pairs")
         },
     }
+
+
+def ratio(file: Path, model: Path, folder: Path) -> dict[str, Any]:
+    """The CPU time of faithful turns per byte after the first slice, relative to conversation."""
+    meters = {mode: Meter("penstock", str(model), str(file), str(folder / mode), mode) for mode in MODES}
+    reports: dict[str, list[Any]] = {mode: [] for mode in MODES}
+    while waiting := [mode for mode in MODES if not reports[mode] or "dataset" not in reports[mode][-1]]:
+        for mode in waiting:
+            reports[mode].append(meters[mode].measure())
+    for meter in meters.values():
+        meter.close()
+    costs = {}
+    for mode, (first, *_, last, result) in reports.items():  # after the last slice, conversation previews faithful
+        costs[mode] = (last["cpu"] - first["cpu"]) / (last["seen"] - first["seen"])
+        if result["mismatches"]:
+            raise SystemExit(f"{file.name}, {model.name}, {mode}: the spot check found differences")
+    return {"model": model.name, "file": file.stem, "time_of_conversation": costs["faithful"] / costs["conversation"]}
+
+
+def ratios(data: Path, models: Sequence[Path], size: int, folder: Path) -> list[dict[str, Any]]:
+    """`ratio` of each model and file."""
+    found = []
+    for name in RATIO_FILES:
+        file = traces(data, name, size, folder / f"{name}.jsonl")
+        for model in models:
+            with tempfile.TemporaryDirectory(dir=folder) as caches:
+                found.append(ratio(file, model, Path(caches)))
+            print(found[-1], file=sys.stderr, flush=True)
+        file.unlink()
+    return found
 
 
 def totals(ds: ps.Dataset) -> dict[str, Any]:
@@ -220,11 +255,17 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="folder with a tokenizer and its chat template")
     parser.add_argument("--megabytes", type=float, default=400, help="size of the grown files")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ratios", type=Path, nargs="+", help="models whose CPU time is compared, start-up apart")
     parser.add_argument("--table", type=Path, help="print the table of docs/faithful.md, from the JSON of a run")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(json.loads(arguments.table.read_bytes())))
         return 0
+    if arguments.data and arguments.ratios:
+        with tempfile.TemporaryDirectory() as folder:
+            found = ratios(arguments.data, arguments.ratios, int(arguments.megabytes * 1e6), Path(folder))
+        print(json.dumps({"target": TIME, "ratios": found}, indent=2))
+        return int(max(one["time_of_conversation"] for one in found) > TIME)
     if arguments.data is None or arguments.model is None:
         parser.error("--data and --model are required")
     results = {}

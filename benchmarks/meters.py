@@ -1,6 +1,6 @@
 """The systems compared by `benchmarks.prepare`, each in its own process that works on request and reports its time.
 
-    python -m benchmarks.meters penstock MODEL FILE CACHE | transformers MODEL TEMPLATES | gigatoken MODEL
+    python -m benchmarks.meters penstock MODEL FILE CACHE [TURNS] | transformers MODEL TEMPLATES | gigatoken MODEL
 
 All speak JSON, one object per line, and report seconds (wall) and cpu (user and system).
 
@@ -116,7 +116,7 @@ def conversations(model: str, lines: list[bytes]) -> tuple[list[bytes], list[dic
         return [lines[dataset.locate(k).row] for k in numbers], [dataset.conversation(k) for k in numbers]
 
 
-def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -> None:
+def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str, turns: str = "conversation") -> None:
     """Prepares a file with one worker, pausing after each slice."""
     import penstock as ps
 
@@ -138,7 +138,7 @@ def penstock(out: Callable[[Answer], None], model: str, file: str, cache: str) -
     report(seen=0)
     dataset = ps.prepare(
         file, tokenizer=model, cache=cache, workers=1, dropped_tool_calls="keep", on_bad_row="quarantine",
-        date=DATE, on_progress=on_progress,
+        date=DATE, on_progress=on_progress, turns=turns,
     )  # fmt: skip
     progress = last[0]
     report(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.clock import DATE
 from benchmarks.models import trl_templates
+from penstock.literals import Literals
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.faithful.arrange import _Turn
@@ -90,6 +91,29 @@ def test_wrong_arguments_of_find_markers() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError):
             native.find_markers(b"abcd", starts, ends, markers, ())  # type: ignore[arg-type]
+
+
+@given(st.text("<|a> ", max_size=40), st.sets(st.text("<|a>", min_size=1, max_size=4)), st.integers(0, 20))
+def test_last_markers(text: str, markers: set[str], window: int) -> None:
+    assert native is not None
+    data, ends = text.encode(), np.arange(len(text) + 1)
+    starts, wanted = ends // 2, Literals(marker.encode() for marker in markers)
+    found = native.last_markers(data, starts, ends, window, tuple(marker.encode() for marker in markers))
+    for start, end, place in zip(starts.tolist(), ends.tolist(), np.frombuffer(found, np.int64).tolist(), strict=True):
+        firsts = (max(start, end - window), start)
+        places = (first + at for first in firsts for at, _ in [*wanted.spans(data[first:end])][-1:])
+        assert place == next(places, start)
+
+
+def test_wrong_arguments_of_last_markers() -> None:
+    assert native is not None
+    places = np.array([0, 2, 4])
+    for starts, ends, window, markers in (
+        (places[:2], places, 1, (b"a",)), (places, places[::-1].copy(), 1, (b"a",)), (places + 9, places + 9, 1, ()),
+        (places - 1, places, 1, ()), (places, places, -1, ()), (places, places, 1, (b"",)), (places, places, 1, ("a",)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            native.last_markers(b"abcd", starts, ends, window, markers)  # type: ignore[arg-type]
 
 
 def test_the_constants_of_c_are_those_of_python() -> None:
