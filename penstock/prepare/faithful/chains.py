@@ -72,7 +72,7 @@ class Chain:
         return spans, tags
 
 
-class Runs(NamedTuple):
+class ChainRuns(NamedTuple):
     """Spans or tags of examples, with places in their texts; the messages of tags mean nothing."""
 
     examples: Int64
@@ -80,10 +80,10 @@ class Runs(NamedTuple):
     starts: Int64
     ends: Int64
 
-    def followed_by(self, more: Runs, examples: int) -> Runs:
+    def followed_by(self, more: ChainRuns, examples: int) -> ChainRuns:
         """Appends the runs of other examples, which follow the first `examples` ones."""
         more = more._replace(examples=more.examples + examples)
-        return Runs(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+        return ChainRuns(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class ChainTable:
     is_root: Bool
     skipped: Int64
     seams: Int64
-    spans: Runs  # of known chains
-    tags: Runs
+    spans: ChainRuns  # of known chains
+    tags: ChainRuns
     turns: Int64  # a line per turn: example, message, end of its prompt, end of its answer, flags
     others: Int64  # a line per example: example, first message between its turns, end of these messages
 
@@ -138,11 +138,11 @@ class ChainTable:
         )
 
 
-def _runs(tables: Sequence[Places], columns: tuple[int, int, int]) -> Runs:
+def _runs(tables: Sequence[Places], columns: tuple[int, int, int]) -> ChainRuns:
     if not tables:
-        return Runs(*np.zeros((4, 0), np.int64))
+        return ChainRuns(*np.zeros((4, 0), np.int64))
     table = np.concatenate(tables).astype(np.int64)
-    return Runs(np.repeat(np.arange(len(tables)), list(map(len, tables))), *table[:, columns].T)
+    return ChainRuns(np.repeat(np.arange(len(tables)), list(map(len, tables))), *table[:, columns].T)
 
 
 @dataclass(slots=True)
@@ -275,21 +275,21 @@ class Move(NamedTuple):
     old: Int64
     new: Int64
 
-    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> Runs:
+    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> ChainRuns:
         keep = self.to[rows] >= 0
         rows, places = rows[keep], self.to[rows[keep]]
         shift = self.new[places] - self.old[rows]
-        return Runs(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
+        return ChainRuns(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
 
 
-def merged_runs(one: Runs, other: Runs, places: Int64, text_starts: Int64) -> Runs:
+def merged_runs(one: ChainRuns, other: ChainRuns, places: Int64, text_starts: Int64) -> ChainRuns:
     """All spans or tags in order; `other` are those of a table whose examples have these places."""
     examples = places[other.examples]
     shift = text_starts[examples]
-    other = Runs(examples, other.messages, other.starts + shift, other.ends + shift)
-    joined = Runs(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
+    other = ChainRuns(examples, other.messages, other.starts + shift, other.ends + shift)
+    joined = ChainRuns(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
     order = np.lexsort((joined.ends, joined.starts, joined.examples))
-    return Runs(*(column[order] for column in joined))
+    return ChainRuns(*(column[order] for column in joined))
 
 
 # ---- segments

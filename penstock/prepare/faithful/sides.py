@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64
-from penstock.prepare.faithful.chains import ChainTable, Move, Runs, merged_runs
+from penstock.prepare.faithful.chains import ChainRuns, ChainTable, Move, merged_runs
 from penstock.prepare.regions.segments import gathered
 from penstock.prepare.template.rendered import Rendered
 from penstock.prepare.template.turns import SpanColumn, Table, TagColumn, TurnColumn, Turns, TurnState
@@ -135,39 +135,39 @@ def _lacking_turns(turns: Turns, rows: npt.NDArray[Any]) -> tuple[Int64, Int64, 
     return numbers[lacking], table[lacking], follows[lacking]
 
 
-def _runs_of(runs: Table, columns: tuple[int, int, int], numbers: Int64, known: Bool) -> Runs:
+def _runs_of(runs: Table, columns: tuple[int, int, int], numbers: Int64, known: Bool) -> ChainRuns:
     """The spans or tags of the kept texts of turns, numbered by their place in `numbers`."""
     chosen = np.flatnonzero(known)
     of_number = np.searchsorted(runs[:, 0], np.arange(int(numbers.max(initial=-1)) + 2))
     places, offsets = gathered(of_number, numbers[chosen])
-    return Runs(np.repeat(chosen, np.diff(offsets)), *runs[places][:, columns].astype(np.int64).T)
+    return ChainRuns(np.repeat(chosen, np.diff(offsets)), *runs[places][:, columns].astype(np.int64).T)
 
 
 def _side_runs(
     roots: Rendered, numbers: Int64, rows: Int64, known: Bool, skipped: Int64, cuts: Int64
-) -> tuple[Runs, Runs]:
+) -> tuple[ChainRuns, ChainRuns]:
     """The spans and tags of chains: those of the root from `skipped` to `cuts`, then those of the turns `numbers`."""
     assert roots.turns is not None
     partly = np.flatnonzero(known & (skipped < cuts))
     origins = np.concatenate(([0], roots.text_ends))[:-1][rows]
 
-    def moved(runs: Runs) -> Runs:
+    def moved(runs: ChainRuns) -> ChainRuns:
         shift = skipped[runs.examples]
         return runs._replace(starts=runs.starts - shift, ends=runs.ends - shift)
 
-    def of_root(of_rows: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> Runs:
+    def of_root(of_rows: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> ChainRuns:
         places, offsets = gathered(np.searchsorted(of_rows, np.arange(len(roots.text_ends) + 1)), rows[partly])
         examples = np.repeat(partly, np.diff(offsets))
         messages, starts, ends = (column[places].astype(np.int64) for column in columns)
-        return Runs(examples, messages, starts - origins[examples], ends - origins[examples])
+        return ChainRuns(examples, messages, starts - origins[examples], ends - origins[examples])
 
     spans = moved(_runs_of(roots.turns.spans, _SPANS, numbers, known))
     tags = moved(_runs_of(roots.turns.tags, _TAGS, numbers, known))
     if len(partly):
         before = of_root(roots.span_rows, roots.span_messages, roots.span_starts, roots.span_ends)
         inside = (before.starts >= skipped[before.examples]) & (before.starts < cuts[before.examples])
-        spans = moved(Runs(*(column[inside] for column in before))).followed_by(spans, 0)
+        spans = moved(ChainRuns(*(column[inside] for column in before))).followed_by(spans, 0)
         before = of_root(roots.tag_rows, roots.tag_rows, roots.tag_starts, roots.tag_ends)
         inside = (before.ends > skipped[before.examples]) & (before.ends <= cuts[before.examples])
-        tags = moved(Runs(*(column[inside] for column in before))).followed_by(tags, 0)
+        tags = moved(ChainRuns(*(column[inside] for column in before))).followed_by(tags, 0)
     return spans, tags

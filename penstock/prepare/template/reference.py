@@ -52,7 +52,13 @@ class BatchCollector:
 
     def add(self, conversation: Conversation, text: str, data: bytes, trace: Trace | None) -> None:
         """Add a row; `trace` is None if its regions are unknown."""
-        spans, tags = located(text, data, trace) if trace is not None else ([], [])
+        spans: list[Span] = []
+        tags: list[tuple[int, int]] = []
+        if trace is not None:
+            ends = chain(*((span.start, span.end) for span in trace.spans), *trace.generations)
+            at = byte_offsets(text, data, ends)
+            spans = [Span(span.message, at[span.start], at[span.end]) for span in trace.spans]
+            tags = [(at[start], at[end]) for start, end in trace.generations]
         printed = [b""] * len(conversation.messages)
         for number, start, end in spans:
             printed[number] += data[start:end]
@@ -121,13 +127,6 @@ class BatchCollector:
             errors=self._errors,
             reference=self.reference,
         )
-
-
-def located(text: str, data: bytes, trace: Trace) -> tuple[list[Span], list[tuple[int, int]]]:
-    """The spans and `{% generation %}` blocks of a text, in bytes."""
-    at = byte_offsets(text, data, chain(*((span.start, span.end) for span in trace.spans), *trace.generations))
-    spans = [Span(span.message, at[span.start], at[span.end]) for span in trace.spans]
-    return spans, [(at[start], at[end]) for start, end in trace.generations]
 
 
 def byte_offsets(text: str, data: bytes, places: Iterable[int]) -> dict[int, int]:
@@ -215,14 +214,14 @@ class Reference:
                 return None
 
         def traced(conversation: Conversation, count: int) -> TracedText | None:
-            try:
-                context = self._context(conversation.messages[:count], conversation.tools, conversation.variables)
-                text = self._sandbox.render(self._template, context)
-                data = text.encode()
-            except Exception:
+            part = conversation._replace(messages=conversation.messages[:count], weights=None)
+            found = self.render([part])
+            if found.errors:
                 return None
-            trace = self._trace(context, text)
-            return TracedText(data, None, []) if trace is None else TracedText(data, *located(text, data, trace))
+            columns = found.span_messages, found.span_starts, found.span_ends
+            spans = map(Span, *(column.tolist() for column in columns))
+            tags = zip(found.tag_starts.tolist(), found.tag_ends.tolist(), strict=True)
+            return TracedText(found.data, list(spans) if found.known[0] else None, list(tags))
 
         return reference_turns(conversations, prompt, traced, self._used_keys)
 

@@ -221,7 +221,6 @@ ITEM_STEPS: Final = 8  # an item of a filter such as `map`
 
 Filter = Callable[..., Any]
 _BUILT_IN = (str, dict, list, tuple, bytes, int)
-_DICT_ATTRIBUTES = frozenset(dir(dict))
 _CHEAP_TO_PRINT = (str, int, float, Undefined)
 
 
@@ -332,13 +331,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return moment.strftime(format)
 
     # ---- operations
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """The attribute of a value, or its item. Keys of messages, which is what templates look up most, are found at
-        once: a `dict` has no attributes but those of its type."""
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
